@@ -1,0 +1,50 @@
+# Works from a fresh clone with python3 (3.11 or newer) and make; everything else goes into .venv.
+
+PYTHON ?= python3
+# Arguments for the command behind a target, e.g. make run ARGS="--port 6000".
+ARGS ?=
+DEMO_MODULE ?= examples.demo
+BENCH_MODULE ?= benchmarks.bench
+# Through the interpreter, not the scripts beside it: their first line breaks on a path with spaces.
+RUN := .venv/bin/python -m
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format proto demo bench install-server install-dev clean
+
+help: ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+run: install-server ## Start the server on 127.0.0.1:50051, data in ./data, metrics on 127.0.0.1:9464.
+	@exec $(RUN) experience_buffer_server serve $(ARGS)
+
+test: lint ## Check style, types and contract, then run all tests.
+	$(RUN) pytest $(ARGS)
+
+lint: install-dev ## Check style, types and contract.
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+	@if [ -x .venv/bin/buf ]; then echo ".venv/bin/buf lint"; .venv/bin/buf lint; \
+	else echo "buf lint: not available on this platform, left out"; fi
+
+format: install-dev ## Reformat the code and fix what can be fixed safely.
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+
+proto: install-dev ## Generate the Python code after a change in proto/ (run and test do so too).
+
+demo: install-dev ## Train a small model through the server; DEMO_KILL=1 kills the server midway.
+	@exec $(RUN) $(DEMO_MODULE) $(if $(DEMO_KILL),--kill) $(ARGS)
+
+bench: install-dev ## Measure throughput and the cost of each step.
+	@exec $(RUN) $(BENCH_MODULE) $(ARGS)
+
+install-server:
+	@$(PYTHON) scripts/install.py server
+
+install-dev:
+	@$(PYTHON) scripts/install.py dev
+
+clean: ## Remove .venv, generated code and caches; ./data stays.
+	rm -rf .venv client/experience_buffer/v1 dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find client server tests examples benchmarks scripts -name __pycache__ -type d -exec rm -rf {} +

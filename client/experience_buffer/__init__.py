@@ -1,0 +1,152 @@
+"""Client of the experience buffer server.
+
+Every public name can be imported from here and is loaded when first used, so that importing the
+package alone costs nothing and loads neither gRPC nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from experience_buffer._async_stream import AsyncBatch as AsyncBatch
+    from experience_buffer._async_stream import AsyncSampleStream as AsyncSampleStream
+    from experience_buffer._async_writer import AsyncWriter as AsyncWriter
+    from experience_buffer._stream import Batch as Batch
+    from experience_buffer._stream import SampleStream as SampleStream
+    from experience_buffer._writer import Writer as Writer
+    from experience_buffer.aio import AsyncClient as AsyncClient
+    from experience_buffer.client import Client as Client
+    from experience_buffer.eid import EID as EID
+    from experience_buffer.errors import AlreadyExistsError as AlreadyExistsError
+    from experience_buffer.errors import BufferFullError as BufferFullError
+    from experience_buffer.errors import BufferNotFoundError as BufferNotFoundError
+    from experience_buffer.errors import CallCancelledError as CallCancelledError
+    from experience_buffer.errors import ConsumerNotFoundError as ConsumerNotFoundError
+    from experience_buffer.errors import DataLossError as DataLossError
+    from experience_buffer.errors import DeadlineExceededError as DeadlineExceededError
+    from experience_buffer.errors import ExperienceBufferError as ExperienceBufferError
+    from experience_buffer.errors import ExperienceNotFoundError as ExperienceNotFoundError
+    from experience_buffer.errors import ForbiddenError as ForbiddenError
+    from experience_buffer.errors import GroupNotFoundError as GroupNotFoundError
+    from experience_buffer.errors import InternalServerError as InternalServerError
+    from experience_buffer.errors import InvalidRequestError as InvalidRequestError
+    from experience_buffer.errors import LeaseNotFoundError as LeaseNotFoundError
+    from experience_buffer.errors import MessageTooLargeError as MessageTooLargeError
+    from experience_buffer.errors import NotFoundError as NotFoundError
+    from experience_buffer.errors import PushRefusedError as PushRefusedError
+    from experience_buffer.errors import ResourceExhaustedError as ResourceExhaustedError
+    from experience_buffer.errors import TrxpError as TrxpError
+    from experience_buffer.errors import UnauthenticatedError as UnauthenticatedError
+    from experience_buffer.errors import UnavailableError as UnavailableError
+    from experience_buffer.errors import UnsupportedError as UnsupportedError
+    from experience_buffer.errors import WrongStateError as WrongStateError
+    from experience_buffer.experience import CustomField as CustomField
+    from experience_buffer.experience import Experience as Experience
+    from experience_buffer.options import AdvantageConfig as AdvantageConfig
+    from experience_buffer.options import BufferConfig as BufferConfig
+    from experience_buffer.options import ClientOptions as ClientOptions
+    from experience_buffer.options import ConsumerConfig as ConsumerConfig
+    from experience_buffer.options import RetryOptions as RetryOptions
+    from experience_buffer.options import TlsOptions as TlsOptions
+    from experience_buffer.options import WriterOptions as WriterOptions
+    from experience_buffer.values import BufferInfo as BufferInfo
+    from experience_buffer.values import BufferStats as BufferStats
+    from experience_buffer.values import ConsumerStats as ConsumerStats
+    from experience_buffer.values import DeleteResult as DeleteResult
+    from experience_buffer.values import ExperienceSummary as ExperienceSummary
+    from experience_buffer.values import PushOutcome as PushOutcome
+    from experience_buffer.values import PushResult as PushResult
+    from experience_buffer.values import SealedGroup as SealedGroup
+    from experience_buffer.values import Stats as Stats
+    from experience_buffer.values import StoredExperience as StoredExperience
+    from experience_buffer.values import Tombstone as Tombstone
+    from experience_buffer.values import WriterCounts as WriterCounts
+
+    __version__: str
+
+_NAMES: Final = {
+    "_async_stream": (
+        "AsyncBatch",
+        "AsyncSampleStream",
+    ),
+    "_async_writer": ("AsyncWriter",),
+    "_stream": (
+        "Batch",
+        "SampleStream",
+    ),
+    "_writer": ("Writer",),
+    "aio": ("AsyncClient",),
+    "client": ("Client",),
+    "eid": ("EID",),
+    "errors": (
+        "AlreadyExistsError",
+        "BufferFullError",
+        "BufferNotFoundError",
+        "CallCancelledError",
+        "ConsumerNotFoundError",
+        "DataLossError",
+        "DeadlineExceededError",
+        "ExperienceBufferError",
+        "ExperienceNotFoundError",
+        "ForbiddenError",
+        "GroupNotFoundError",
+        "InternalServerError",
+        "InvalidRequestError",
+        "LeaseNotFoundError",
+        "MessageTooLargeError",
+        "NotFoundError",
+        "PushRefusedError",
+        "ResourceExhaustedError",
+        "TrxpError",
+        "UnauthenticatedError",
+        "UnavailableError",
+        "UnsupportedError",
+        "WrongStateError",
+    ),
+    "experience": (
+        "CustomField",
+        "Experience",
+    ),
+    "options": (
+        "AdvantageConfig",
+        "BufferConfig",
+        "ClientOptions",
+        "ConsumerConfig",
+        "RetryOptions",
+        "TlsOptions",
+        "WriterOptions",
+    ),
+    "values": (
+        "BufferInfo",
+        "BufferStats",
+        "ConsumerStats",
+        "DeleteResult",
+        "ExperienceSummary",
+        "PushOutcome",
+        "PushResult",
+        "SealedGroup",
+        "Stats",
+        "StoredExperience",
+        "Tombstone",
+        "WriterCounts",
+    ),
+}
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("experience-buffer")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES, "__version__"])

@@ -1,0 +1,234 @@
+"""Batches of the async client, and the stream that delivers them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+
+from experience_buffer import _sampling
+from experience_buffer._retry import Attempts
+from experience_buffer._settings import closed_error
+from experience_buffer._signal import Signal
+from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.v1 import service_pb2
+from experience_buffer.values import BatchData
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer.aio import AsyncClient
+
+logger = logging.getLogger("experience_buffer")
+Outbox: TypeAlias = "asyncio.Queue[service_pb2.SampleStreamRequest | None]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class AsyncBatch(BatchData):
+    """A delivered batch that can be acknowledged."""
+
+    client: AsyncClient
+    settle: Callable[[int], Awaitable[bool]] | None = field(default=None)
+    """Acknowledges on the stream that delivered this; False when that stream is gone."""
+
+    async def ack(self) -> None:
+        """Say that the batch is consumed; returns after the server's commit. Idempotent.
+
+        Raises:
+            LeaseNotFoundError: The lease has expired, or its stream broke: the experiences are
+                delivered again.
+            ExperienceBufferError: No answer, or another failure.
+        """
+        if self.lease_id and not (self.settle and await self.settle(self.lease_id)):
+            await self.client.ack(self.lease_id, buffer=self.buffer)
+
+    async def nack(self, reason: str = "") -> None:
+        """Give the batch back: its experiences are offered again at once.
+
+        Args:
+            reason: Why; the server logs it.
+
+        Raises:
+            LeaseNotFoundError: The lease has ended before.
+        """
+        if self.lease_id:
+            await self.client.nack(self.lease_id, buffer=self.buffer, reason=reason)
+
+
+class AsyncSampleStream:
+    """An endless async iterator of batches; a context manager whose end gives back what isn't acked.
+
+    It belongs to one event loop; several tasks may share it, each batch goes to one of them. A
+    task reads ahead. When the stream breaks it reconnects; batches that were read ahead are then
+    dropped here, since the server delivers them again.
+    """
+
+    def __init__(self, client: AsyncClient, plan: _sampling.StreamPlan) -> None:
+        self._client = client
+        self._plan = plan
+        self._signal = Signal()
+        self._ready: deque[AsyncBatch] = deque()
+        self._acks: dict[int, asyncio.Future[service_pb2.LeaseResult | None]] = {}
+        self._outbox: Outbox | None = None
+        self._connection = 0
+        self._assembler = _sampling.FrameAssembler(plan)
+        self._waiting = ""
+        self._failure: ExperienceBufferError | None = None
+        self._closed = False
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> str:
+        """What the server last said it waits for; empty since a batch came."""
+        return self._waiting
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[AsyncBatch]:
+        return self
+
+    async def __anext__(self) -> AsyncBatch:
+        """Wait for the next batch.
+
+        Raises:
+            StopAsyncIteration: The stream was closed.
+            ExperienceBufferError: The server ended the stream for good, or could not be reached
+                for `RetryOptions.reconnect_seconds`.
+        """
+        self._start()
+        while True:
+            await self._signal.wait_for(self._has_news, None)
+            if self._closed:
+                raise StopAsyncIteration
+            if not self._ready:
+                assert self._failure is not None
+                raise self._failure
+            batch = self._ready.popleft()
+            assert self._outbox is not None
+            self._outbox.put_nowait(_sampling.credit(1))
+            if time.monotonic() < batch.expire_time:
+                return batch
+            logger.warning("%r expired before it was asked for: lower prefetch", batch)
+
+    async def close(self) -> None:
+        """Cancel the call, which gives back every lease that isn't acked. Idempotent."""
+        self._closed = True
+        self._drop_connection()
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.cancel()
+            await asyncio.wait([reader])
+
+    def _has_news(self) -> bool:
+        return bool(self._ready) or self._failure is not None or self._closed
+
+    def _start(self) -> None:
+        if self._reader is None and not self._closed:
+            self._reader = asyncio.create_task(self._read(), name="experience-buffer-stream")
+
+    async def _read(self) -> None:
+        """Keep a stream open and take in what comes, until closed or failed for good."""
+        attempts: Attempts | None = None
+        retry = self._client.options.retry
+        try:
+            while not self._closed:
+                error: ExperienceBufferError
+                call = self._connect()
+                try:
+                    async for message in call:
+                        attempts = None
+                        self._receive(message)
+                    error = UnavailableError("the server ended the sample stream")
+                except grpc.RpcError as rpc_error:
+                    error = self._client._translate(rpc_error, "SampleStream")
+                finally:
+                    call.cancel()
+                self._drop_connection()
+                attempts = attempts or Attempts(retry, retry.reconnect_seconds)
+                delay = attempts.delay_after(error, idempotent=True)
+                logger.info("sample stream: %s; reconnecting in %.1f s", error, delay)
+                await self._signal.wait_for(lambda: self._closed, delay)
+        except ExperienceBufferError as error:
+            self._failure = error
+        finally:
+            # Also when this task dies of a bug: nobody may wait for it forever.
+            self._failure = self._failure or closed_error("sample stream")
+            self._drop_connection()
+
+    def _connect(self) -> Any:
+        outbox: Outbox = asyncio.Queue()
+        for request in self._plan.opening():
+            outbox.put_nowait(request)
+        call = self._client._open("SampleStream", _requests(outbox))
+        self._outbox = outbox
+        self._connection += 1
+        self._assembler = _sampling.FrameAssembler(self._plan)
+        return call
+
+    def _receive(self, message: service_pb2.SampleStreamResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "waiting":
+            self._waiting = message.waiting
+            logger.info("sample stream waits: %s", message.waiting)
+        elif kind == "lease_result":
+            future = self._acks.pop(message.lease_result.lease_id, None)
+            if future is not None and not future.done():
+                future.set_result(message.lease_result)
+        elif kind == "frame":
+            fields = self._assembler.add(message.frame, received_time=time.monotonic())
+            if fields is not None:
+                self._waiting = ""
+                settle = functools.partial(self._ack, connection=self._connection)
+                self._ready.append(AsyncBatch(client=self._client, settle=settle, **fields))
+                self._signal.notify()
+
+    def _drop_connection(self) -> None:
+        """Forget everything that belongs to the present connection."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(None)
+            self._outbox = None
+        self._ready.clear()
+        for future in self._acks.values():
+            if not future.done():
+                future.set_result(None)
+        self._acks.clear()
+        self._signal.notify()
+
+    async def _ack(self, lease_id: int, *, connection: int) -> bool:
+        """Acknowledge on the connection that delivered the batch; False when it is gone."""
+        if self._outbox is None or connection != self._connection:
+            return False
+        future = self._acks.get(lease_id)
+        if future is None:
+            future = self._acks[lease_id] = asyncio.get_running_loop().create_future()
+            self._outbox.put_nowait(_sampling.ack(lease_id))
+        timeout = self._client.timeout
+        try:
+            # Shielded: several tasks may wait for the same answer.
+            result = await asyncio.wait_for(asyncio.shield(future), timeout)
+        except TimeoutError:
+            raise _sampling.unanswered_ack(lease_id, timeout) from None
+        return result is not None and _sampling.check_result(result)
+
+
+async def _requests(outbox: Outbox) -> AsyncIterator[service_pb2.SampleStreamRequest]:
+    while (request := await outbox.get()) is not None:
+        yield request

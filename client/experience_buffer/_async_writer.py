@@ -1,0 +1,203 @@
+"""The async client's background writer: a task that moves a `PushQueue` over a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from experience_buffer import _push, _queue
+from experience_buffer._retry import Attempts
+from experience_buffer._settings import closed_error
+from experience_buffer._signal import Signal
+from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.options import WriterOptions
+from experience_buffer.v1 import service_pb2
+from experience_buffer.values import WriterCounts
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer.aio import AsyncClient
+    from experience_buffer.experience import Experience
+
+logger = logging.getLogger("experience_buffer")
+
+
+class AsyncWriter:
+    """Pushes in the background, in batches, keeping several under way.
+
+    It belongs to one event loop; several tasks may share it. What the server refused, and other errors, are raised by
+    the next `append`, `flush` or `close`. When the stream breaks, it reconnects and sends again
+    what has no outcome yet, which is safe because pushes are idempotent.
+    """
+
+    def __init__(
+        self, client: AsyncClient, *, buffer: str, group_size: int, options: WriterOptions
+    ) -> None:
+        self._client = client
+        self._limits = _push.writer_limits(client.options, options)
+        self._queue = _queue.PushQueue(
+            buffer=buffer,
+            group_size=group_size,
+            options=options,
+            merge=_push.merge,
+            clock=time.monotonic,
+        )
+        self._signal = Signal()
+        self._connection = 0
+        self._failure: ExperienceBufferError | None = None
+        self._closing = False
+        self._done = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def counts(self) -> WriterCounts:
+        """What became of the experiences appended so far."""
+        return self._queue.counts()
+
+    async def append(
+        self, experiences: Experience | Sequence[Experience], *, timeout: float | None = None
+    ) -> None:
+        """Queue experiences; waits while the queue is full.
+
+        They are encoded, in a thread, before this returns: later changes to them are not sent.
+
+        Args:
+            experiences: One or several.
+            timeout: Seconds to wait for room; None: the client's timeout.
+
+        Raises:
+            DeadlineExceededError: No room in time; the text says how many were queued.
+            PushRefusedError: Experiences appended earlier were refused; nothing was queued now.
+            MessageTooLargeError: One experience is over the message limit; those before it
+                are queued.
+            ExperienceBufferError: The writer failed or is closed; nothing was queued.
+        """
+        many = _push.as_sequence(experiences)
+        deadline = time.monotonic() + (self._client.timeout if timeout is None else timeout)
+        self._raise_errors()
+        if self._closing:
+            raise closed_error("writer")
+        pieces = _push.encode_pieces(many, self._limits)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            start, end, payload = piece
+            if not await self._wait(
+                functools.partial(self._queue.has_room, len(payload)), deadline
+            ):
+                raise _queue.full_error(self._queue, start, len(many))
+            if self._failure is not None:
+                raise self._failure
+            self._queue.add(payload, end - start)
+            self._start()
+            self._signal.notify()
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything appended before has its outcome.
+
+        Args:
+            timeout: Seconds to wait; None: the client's timeout.
+
+        Raises:
+            DeadlineExceededError: Not all answered in time; they stay queued.
+            PushRefusedError: Experiences were refused.
+            ExperienceBufferError: The writer failed.
+        """
+        seconds = self._client.timeout if timeout is None else timeout
+        mark = self._queue.hurry()
+        self._signal.notify()
+        done = await self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
+        self._raise_errors()
+        if not done:
+            raise _queue.flush_error(self._queue, seconds)
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            await self.flush(timeout=timeout)
+        finally:
+            self._done = True
+            if self._task is not None and not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait for a condition or a failure."""
+        return await self._signal.wait_for(
+            lambda: self._failure is not None or condition(), max(deadline - time.monotonic(), 0.0)
+        )
+
+    def _raise_errors(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        error = self._queue.take_error()
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="experience-buffer-writer")
+
+    async def _run(self) -> None:
+        """Keep a stream open while there is something to send, until closed or failed for good."""
+        retry = self._client.options.retry
+        attempts: Attempts | None = None
+        try:
+            while True:
+                await self._signal.wait_for(lambda: self._queue.pending_bytes > 0, None)
+                error: ExperienceBufferError
+                self._connection += 1
+                call: Any = self._client._open("PushStream", self._requests(self._connection))
+                try:
+                    async for message in call:
+                        attempts = None
+                        self._queue.answered(message, delay=retry.initial_backoff_seconds)
+                        self._signal.notify()
+                    error = UnavailableError("the server ended the push stream")
+                except grpc.RpcError as rpc_error:
+                    error = self._client._translate(rpc_error, "PushStream")
+                finally:
+                    call.cancel()
+                self._connection += 1
+                self._queue.rewind()
+                self._signal.notify()
+                attempts = attempts or Attempts(retry, retry.reconnect_seconds)
+                delay = attempts.delay_after(error, idempotent=True)
+                logger.info("writer: %s; reconnecting in %.1f s", error, delay)
+                await asyncio.sleep(delay)
+        except ExperienceBufferError as error:
+            error.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
+            self._failure = error
+        finally:
+            # Also when this task dies of a bug: nobody may wait for it forever.
+            self._failure = self._failure or closed_error("writer")
+            self._signal.notify()
+
+    async def _requests(self, connection: int) -> AsyncIterator[service_pb2.PushStreamRequest]:
+        """Requests as they come due, until this connection is over; runs in gRPC's task."""
+        while connection == self._connection:
+            request = self._queue.next_request()
+            if request is not None:
+                yield request
+            else:
+                await self._signal.wait(self._queue.seconds_until_next())

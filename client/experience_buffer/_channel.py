@@ -1,0 +1,95 @@
+"""What a channel is made of: target, arguments, credentials, metadata. Opens no connection."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from experience_buffer.options import ClientOptions, TlsOptions
+
+DEFAULT_PORT: Final = 50051
+_SCHEMES: Final = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "passthrough:")
+
+
+def parse_address(address: str) -> str:
+    """The gRPC target of an address.
+
+    Args:
+        address: "host", "host:port", "[v6 address]:port", or a gRPC target such as
+            "unix:/run/buffer.sock" or "dns:///host:port". The port defaults to 50051.
+
+    Raises:
+        ValueError: None of these forms.
+    """
+    if address.startswith(_SCHEMES):
+        return address
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?", address)
+    if match is None or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
+        raise ValueError(
+            f"address {address!r} is none of 'host', 'host:port', '[v6 address]:port', 'unix:path'"
+        )
+    return f"{match[1]}:{match[2] or DEFAULT_PORT}"
+
+
+def is_local(target: str) -> bool:
+    """Whether what is sent to this target stays on the machine."""
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = re.sub(r"^(dns|ipv4|ipv6|passthrough):/*", "", target).rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def arguments(options: ClientOptions, tls: TlsOptions | None) -> list[tuple[str, Any]]:
+    """The channel arguments."""
+    args: list[tuple[str, Any]] = [
+        ("grpc.max_send_message_length", options.max_message_bytes),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        # The client has its own retries: gRPC's stop silently above 256 KiB.
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        # A restarted server is found again in seconds, not in gRPC's two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 5000),
+        # Each client has its own connection and doesn't wait out another one's backoff.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if options.keepalive_seconds > 0:
+        args += [
+            ("grpc.keepalive_time_ms", int(options.keepalive_seconds * 1000)),
+            ("grpc.keepalive_timeout_ms", int(options.keepalive_timeout_seconds * 1000)),
+            # An idle stream still pings: a sample stream may wait for hours.
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+    if tls is not None and tls.server_name:
+        args.append(("grpc.ssl_target_name_override", tls.server_name))
+    return args
+
+
+def credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
+    """Read the files and make the channel's credentials.
+
+    Raises:
+        OSError: A file can't be read.
+    """
+
+    def read(path: str | None) -> bytes | None:
+        return None if path is None else Path(path).read_bytes()
+
+    return grpc.ssl_channel_credentials(
+        root_certificates=read(tls.ca_file),
+        private_key=read(tls.key_file),
+        certificate_chain=read(tls.certificate_file),
+    )
+
+
+def metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata that every call carries."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)

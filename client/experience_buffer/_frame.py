@@ -1,0 +1,82 @@
+"""The outermost layer of TRXP: magic, version, and the lengths of metadata and tensors."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+from experience_buffer import _safetensors
+from experience_buffer._limits import Limits
+from experience_buffer._safetensors import TensorView
+from experience_buffer._trxp_error import trxp_error
+
+MAGIC: Final = b"TRXP"
+VERSION: Final = 1
+KEYS: Final = ("version", "num_items", "items")
+"""Keys of the metadata's outermost dict, in wire order."""
+_FRAME: Final = struct.Struct("<4sBQQ")
+
+
+def split_frame(
+    payload: bytes | bytearray | memoryview, *, limits: Limits
+) -> tuple[memoryview, memoryview]:
+    """Return the metadata and the tensor section, both views on the payload.
+
+    Raises:
+        TrxpError: The payload isn't TRXP version 1, is cut short, or bytes follow it.
+    """
+    view = memoryview(payload)
+    if bytes(view[:4]) != MAGIC:
+        raise trxp_error(
+            "the payload doesn't begin with `TRXP`; legacy pickles are never loaded, so write it "
+            "again with Experience.serialize()",
+            where="frame",
+        )
+    if len(view) < _FRAME.size:
+        raise trxp_error(
+            f"{len(view)} bytes are too few for a frame of {_FRAME.size}", where="frame"
+        )
+    _, version, metadata_bytes, tensor_bytes = _FRAME.unpack_from(view)
+    if version != VERSION:
+        raise trxp_error(f"TRXP version {version}; this reader knows {VERSION}", where="frame")
+    if metadata_bytes > limits.max_metadata_bytes:
+        raise trxp_error(
+            f"metadata of {metadata_bytes} bytes exceeds the limit of {limits.max_metadata_bytes}",
+            where="frame",
+        )
+    num_bytes = _FRAME.size + metadata_bytes + tensor_bytes
+    if num_bytes != len(view):
+        raise trxp_error(
+            f"the lengths add up to {num_bytes} bytes, but the payload has {len(view)}; send one "
+            "payload at a time, whole",
+            where="frame",
+        )
+    boundary = _FRAME.size + metadata_bytes
+    return view[_FRAME.size : boundary], view[boundary:]
+
+
+def join_frame(
+    metadata: list[Any] | memoryview,
+    tensors: Iterable[tuple[str, TensorView]],
+    *,
+    keys: tuple[str, ...] = KEYS,
+) -> bytes:
+    """Write a payload.
+
+    Args:
+        metadata: The items' metadata, checked to be plain data; or pickled already.
+        tensors: Names (`index:field`) and tensors.
+        keys: The metadata's own keys, as the very objects the items may share.
+    """
+    if isinstance(metadata, list):
+        version, num_items, items = keys
+        pickled: bytes | memoryview = pickle.dumps(
+            {version: VERSION, num_items: len(metadata), items: metadata}, protocol=5
+        )
+    else:
+        pickled = metadata
+    pieces = _safetensors.write(tensors)
+    tensor_bytes = sum(map(len, pieces))
+    return b"".join([_FRAME.pack(MAGIC, VERSION, len(pickled), tensor_bytes), pickled, *pieces])

@@ -1,0 +1,130 @@
+"""What a pickle's opcodes work on: a stack, marks, a memo; each step checked before it is made.
+
+The opcodes themselves are in `_plain` and `_opcodes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from experience_buffer._foreign import Foreign
+from experience_buffer._limits import Limits
+from experience_buffer._normal import is_key
+from experience_buffer._trxp_error import trxp_error
+from experience_buffer.errors import TrxpError
+
+MAX_FREE_KEYS: Final = 256
+"""Members of a dict or set whose kind of key isn't restricted; see `Machine.check_keys`."""
+
+_INT32: Final = 2**31
+
+
+class Machine:
+    """The stack, memo and place of one `load`."""
+
+    __slots__ = (
+        "data",
+        "fence",
+        "has_composites",
+        "is_suspect",
+        "limits",
+        "marks",
+        "memo",
+        "num_sets",
+        "pos",
+        "stack",
+    )
+
+    def __init__(self, data: bytes, limits: Limits) -> None:
+        self.data = data
+        self.limits = limits
+        self.pos = 0
+        self.stack: list[Any] = []
+        self.memo: list[Any] = []
+        self.marks: list[tuple[int, int]] = []
+        self.fence = 0  # stack height at the innermost mark: nothing below may be taken
+        self.is_suspect = False
+        self.has_composites = False  # whether a tuple or frozenset, so a costly key, may exist
+        self.num_sets = 0
+
+    def error(self, message: str) -> TrxpError:
+        return trxp_error(message, where=f"metadata offset {self.pos}")
+
+    def finish(self) -> object:
+        if self.marks or len(self.stack) != 1:
+            raise self.error("the pickle doesn't end with exactly one value")
+        if self.pos != len(self.data):
+            raise self.error(f"{len(self.data) - self.pos} bytes follow the end of the pickle")
+        return self.stack[0]
+
+    def take(self, count: int) -> list[Any]:
+        """Take the topmost values, none from below the innermost mark."""
+        height = len(self.stack) - count
+        if height < self.fence:
+            raise IndexError
+        values = self.stack[height:]
+        del self.stack[height:]
+        return values
+
+    def take_marked(self) -> list[Any]:
+        """Take the values since the innermost mark, and the mark."""
+        values = self.take(len(self.stack) - self.fence)
+        self.fence, _ = self.marks.pop()
+        return values
+
+    def top(self) -> Any:
+        if len(self.stack) <= self.fence:
+            raise IndexError
+        return self.stack[-1]
+
+    def skip(self, num_bytes: int) -> bytes:
+        """Return the next bytes, which must all be there."""
+        start = self.pos
+        self.pos = start + num_bytes
+        if self.pos > len(self.data):
+            raise IndexError
+        return self.data[start : self.pos]
+
+    def number(self, num_bytes: int) -> int:
+        return int.from_bytes(self.skip(num_bytes), "little")
+
+    def odd_text(self, start: int, end: int) -> str:
+        """Decode text that holds lone surrogates, as JSON from a model may."""
+        try:
+            return self.data[start:end].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            self.pos = start
+            raise self.error("a text isn't UTF-8") from None
+
+    def set_items(self, target: object, members: list[Any]) -> None:
+        if len(members) % 2:
+            raise self.error("a dict key without a value")
+        if type(target) is dict:
+            if self.has_composites or len(members) + 2 * len(target) > 2 * MAX_FREE_KEYS:
+                self.check_keys(members[::2], len(members) // 2 + len(target))
+            pairs = iter(members)
+            target.update(zip(pairs, pairs, strict=True))
+        elif not isinstance(target, Foreign):
+            raise self.error(f"items set on a {type(target).__name__}")
+
+    def extend(self, target: object, members: list[Any]) -> None:
+        if type(target) is list:
+            target.extend(members)
+        elif not isinstance(target, Foreign):
+            raise self.error(f"members appended to a {type(target).__name__}")
+
+    def check_keys(self, keys: list[Any], num_keys: int) -> None:
+        """Refuse keys whose hashing or comparing a sender could make expensive."""
+        for key in keys:
+            if not is_key(key) and not isinstance(key, Foreign):
+                raise self.error(
+                    f"a {type(key).__name__} is used as a key; use None, bool, int, float, str, "
+                    "bytes or a flat tuple of these"
+                )
+            if num_keys > MAX_FREE_KEYS and not (
+                type(key) in (str, bytes) or (type(key) is int and -_INT32 <= key < _INT32)
+            ):
+                raise self.error(
+                    f"a dict or set of more than {MAX_FREE_KEYS} members has a key that isn't "
+                    "text, bytes or a 32-bit integer; use text keys"
+                )

@@ -1,0 +1,178 @@
+"""Which values metadata may hold, and the walk that finds the others and says where they are.
+
+Both directions pass here: what a sender's pickle held, and what an experience is about to write.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from experience_buffer._foreign import Foreign
+from experience_buffer._limits import Limits
+from experience_buffer._trxp_error import trxp_error
+from experience_buffer.errors import TrxpError
+
+MAX_INT_BYTES: Final = 1024
+"""Size of the largest integer; Python prints up to 4,300 digits, which is 1,785 bytes."""
+
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_CURES: Final = (
+    ("numpy.ndarray", "send value.tolist(), or a tensor in `extra`"),
+    ("numpy", "send value.item() or value.tolist()"),
+    ("torch", "send float(value) or value.tolist(), or put the tensor in `extra`"),
+    ("datetime", "send value.isoformat()"),
+    ("collections", "send dict(value) or list(value)"),
+    ("builtins.complex", "send [value.real, value.imag]"),
+    ("builtins.bytearray", "send bytes(value)"),
+    ("PIL", "send its pixels in `multi_modal_inputs`"),
+)
+
+
+class _NotPlainError(Exception):
+    """A value that may not be sent; `trail` is filled in on the way out, innermost first."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.trail: list[object] = []
+
+
+def is_key(key: object) -> bool:
+    """Whether a value may be a dict key or set member: a scalar, or a flat tuple of scalars."""
+    kind = type(key)
+    return kind in _SCALARS or (
+        kind is tuple and all(type(part) in _SCALARS for part in key)  # type: ignore[attr-defined]
+    )
+
+
+class Normaliser:
+    """Walks the metadata of one payload's experiences; counts what it visits across all of them.
+
+    Not to be shared between threads.
+    """
+
+    __slots__ = ("_budget", "_limits")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._budget = limits.max_nodes
+
+    def normal(self, value: Any, *, index: int) -> Any:
+        """Return an item's metadata as plain data, the very same object if it is that already.
+
+        NumPy scalars become Python's.
+
+        Raises:
+            TrxpError: A value isn't plain data or is nested too deeply (of that item), or all
+                items together reach more than `max_nodes` values (of the whole payload).
+        """
+        try:
+            return self._normal(value, 1)
+        except _NotPlainError as refusal:
+            raise _refused(refusal, index) from None
+
+    def _normal(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind is str or value is None or kind is float or kind is bool or kind is bytes:
+            return value
+        if kind is int:
+            if value.bit_length() >= 8 * MAX_INT_BYTES:
+                raise _NotPlainError(f"an integer of more than {MAX_INT_BYTES} bytes; send text")
+            return value
+        if kind is dict:
+            self._enter(value, depth)
+            return self._normal_dict(value, depth)
+        if kind is list or kind is tuple:
+            self._enter(value, depth)
+            return self._normal_sequence(value, depth)
+        if kind is set or kind is frozenset:
+            self._enter(value, depth)
+            for member in value:
+                self._check_key(member)
+            return value
+        return _unwrapped(value)
+
+    def _enter(self, container: Any, depth: int) -> None:
+        if depth > self._limits.max_depth:
+            raise _NotPlainError(
+                f"nested more than {self._limits.max_depth} deep, or holds itself; flatten it"
+            )
+        self._budget -= len(container) + 1
+        if self._budget < 0:
+            raise trxp_error(
+                f"more than {self._limits.max_nodes:,} values, shared ones counted as often as "
+                "they are reached; send smaller batches",
+                where="metadata",
+            )
+
+    def _normal_dict(self, value: dict[Any, Any], depth: int) -> dict[Any, Any]:
+        changed = None
+        key: object = None
+        try:
+            for key, member in value.items():
+                if type(key) is not str:
+                    self._check_key(key)
+                normal = self._normal(member, depth + 1)
+                if normal is not member:
+                    changed = dict(value) if changed is None else changed
+                    changed[key] = normal
+        except _NotPlainError as refusal:
+            refusal.trail.append(key)
+            raise
+        return value if changed is None else changed
+
+    def _normal_sequence(self, value: Any, depth: int) -> Any:
+        changed = None
+        position = 0
+        try:
+            for position, member in enumerate(value):
+                normal = self._normal(member, depth + 1)
+                if normal is not member:
+                    changed = list(value) if changed is None else changed
+                    changed[position] = normal
+        except _NotPlainError as refusal:
+            refusal.trail.append(position)
+            raise
+        return value if changed is None else type(value)(changed)
+
+    def _check_key(self, key: object) -> None:
+        if not is_key(key):
+            raise _NotPlainError(
+                f"a key or set member of type {_name(key)}; use None, bool, int, float, str, "
+                "bytes or a flat tuple of these"
+            )
+        for part in key if type(key) is tuple else (key,):
+            self._normal(part, 1)
+
+
+def _unwrapped(value: Any) -> object:
+    """Return a NumPy scalar as Python's; NumPy itself is never imported for it."""
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        plain = value.item()
+        if type(plain) in _SCALARS and type(value).__name__ != "ndarray":
+            return plain
+    raise _NotPlainError(_not_plain(_name(value)))
+
+
+def _name(value: object) -> str:
+    if isinstance(value, Foreign):
+        return value.name
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _not_plain(name: str) -> str:
+    cure = next((cure for prefix, cure in _CURES if name.startswith(prefix)), None)
+    cure = cure or "send None, bool, int, float, str, bytes, list, tuple, dict or set"
+    return f"{name} isn't plain data; {cure}"
+
+
+def _refused(refusal: _NotPlainError, index: int) -> TrxpError:
+    trail = refusal.trail[::-1]
+    path = "".join(
+        f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{step!r:.80}]"
+        for step in trail
+    )
+    reason = refusal.reason
+    if trail == ["reward"]:
+        reason += "; a reward is sent as float(reward)"
+    return trxp_error(reason, where=f"items[{index}]{path}", item=index)

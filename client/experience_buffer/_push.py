@@ -1,0 +1,163 @@
+"""Splitting a push into requests below the limits, and joining their outcomes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from experience_buffer import _convert
+from experience_buffer.errors import InvalidRequestError, MessageTooLargeError
+from experience_buffer.options import ClientOptions, WriterOptions
+from experience_buffer.v1 import service_pb2
+from experience_buffer.values import PushOutcome, PushResult, Tombstone
+
+if TYPE_CHECKING:
+    from experience_buffer.experience import Experience
+
+ENVELOPE_BYTES: Final = 16 * 1024
+"""Room in a message for everything but the payload: names, numbers, stream envelope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One request's share of a push."""
+
+    payload: bytes
+    """TRXP."""
+    positions: list[int]
+    """Each item's position in what the caller pushed; empty when the payload is the caller's."""
+    tombstones: Sequence[Tombstone] = ()
+
+    def request(self, buffer: str, group_size: int) -> service_pb2.PushRequest:
+        """The message to send."""
+        return service_pb2.PushRequest(
+            buffer=buffer,
+            payload=self.payload,
+            tombstones=[_convert.tombstone_to_message(item) for item in self.tombstones],
+            group_size=group_size,
+        )
+
+    def outcomes(self, response: service_pb2.PushResponse) -> Iterator[PushOutcome]:
+        """What became of the items, at the caller's positions."""
+        yield from _convert.outcomes(response.outcomes, self.positions)
+
+
+def encode(experiences: Sequence[Experience]) -> bytes:
+    """One TRXP payload of experiences; imports the codec, and so torch, when first called."""
+    from experience_buffer import trxp
+
+    return trxp.encode(experiences)
+
+
+def merge(payloads: Sequence[bytes]) -> bytes:
+    """One TRXP payload of several."""
+    from experience_buffer import trxp
+
+    return trxp.merge(payloads)
+
+
+def as_sequence(experiences: Experience | Sequence[Experience]) -> Sequence[Experience]:
+    """What a writer was given, as a sequence.
+
+    Raises:
+        InvalidRequestError: A raw payload, whose experiences can't be counted here.
+    """
+    if isinstance(experiences, (bytes, bytearray, memoryview)):
+        raise InvalidRequestError("a writer takes experiences; give a raw payload to push()")
+    return experiences if isinstance(experiences, Sequence) else (experiences,)
+
+
+def writer_limits(options: ClientOptions, writer: WriterOptions) -> ClientOptions:
+    """The limits by which a writer cuts what is appended at once."""
+    return replace(
+        options, max_push_items=writer.max_batch_items, max_push_bytes=writer.max_batch_bytes
+    )
+
+
+def split(
+    experiences: Sequence[Experience] | bytes,
+    tombstones: Sequence[Tombstone],
+    options: ClientOptions,
+    *,
+    encode: Callable[[Sequence[Experience]], bytes] = encode,
+) -> Iterator[Chunk]:
+    """Divide a push into requests, encoding each only when it is asked for.
+
+    Args:
+        experiences: To encode, or one TRXP payload that is sent as it is.
+        tombstones: Sent after all experiences.
+        options: The limits.
+        encode: Makes one TRXP payload of experiences.
+
+    Raises:
+        MessageTooLargeError: One experience, or the raw payload, is over the message limit.
+    """
+    if isinstance(experiences, (bytes, bytearray, memoryview)):
+        payload = bytes(experiences)
+        _check_size(len(payload), "the payload", options)
+        yield Chunk(payload, [], tombstones)
+        return
+    for start, end, payload in encode_pieces(experiences, options, encode=encode):
+        yield Chunk(payload, list(range(start, end)))
+    for start in range(0, len(tombstones), options.max_push_items):
+        part = tombstones[start : start + options.max_push_items]
+        first = len(experiences) + start
+        yield Chunk(encode([]), list(range(first, first + len(part))), part)
+
+
+def encode_pieces(
+    experiences: Sequence[Experience],
+    options: ClientOptions,
+    *,
+    encode: Callable[[Sequence[Experience]], bytes] = encode,
+) -> Iterator[tuple[int, int, bytes]]:
+    """Encode experiences as payloads below the limits: (start, end, payload) of each.
+
+    Sizes are known only after encoding, so each payload's size guides how many experiences the
+    next one takes, and one that came out too large is halved.
+
+    Raises:
+        MessageTooLargeError: One experience is over the message limit.
+    """
+    start, step = 0, options.max_push_items
+    while start < len(experiences):
+        end = min(start + step, len(experiences))
+        payload = encode(experiences[start:end])
+        num_items = end - start
+        if len(payload) > _max_payload_bytes(options) or (
+            len(payload) > 2 * options.max_push_bytes and num_items > 1
+        ):
+            if num_items == 1:
+                _check_size(len(payload), f"experience {start}", options)
+            step = (num_items + 1) // 2
+            continue
+        yield start, end, payload
+        start = end
+        fitting = options.max_push_bytes * num_items // max(len(payload), 1)
+        step = min(max(fitting, 1), options.max_push_items)
+
+
+def join(outcomes: Sequence[PushOutcome], response: service_pb2.PushResponse | None) -> PushResult:
+    """The result of a whole push.
+
+    Args:
+        outcomes: Of all its requests.
+        response: The last one; None when there was nothing to push.
+    """
+    version = None if response is None else _convert.policy_version(response)
+    return PushResult(outcomes=tuple(outcomes), policy_version=version)
+
+
+def _max_payload_bytes(options: ClientOptions) -> int:
+    return options.max_message_bytes - ENVELOPE_BYTES
+
+
+def _check_size(num_bytes: int, what: str, options: ClientOptions) -> None:
+    limit = _max_payload_bytes(options)
+    if num_bytes > limit:
+        raise MessageTooLargeError(
+            f"{what} takes {num_bytes} bytes; a message holds at most {limit}. Raise "
+            "max_message_bytes in ClientOptions and on the server, or push less at once",
+            subject=what,
+        )

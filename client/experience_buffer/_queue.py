@@ -1,0 +1,294 @@
+"""A writer's bounded queue: what waits, what is under way, what went wrong. Pure.
+
+No thread, no I/O: the writers in `_writer.py` and `_async_writer.py` hold a lock around it and
+move its requests over a stream.
+
+    add -> waiting -> next_request -> under way -> answered: settled
+                         ^                |
+                         +--- rewind / postpone (broken stream, retry later)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from experience_buffer import _convert, status
+from experience_buffer.errors import (
+    BufferNotFoundError,
+    DeadlineExceededError,
+    ExperienceBufferError,
+    InternalServerError,
+)
+from experience_buffer.options import WriterOptions
+from experience_buffer.v1 import service_pb2
+from experience_buffer.values import PushOutcome, PushResult, WriterCounts, refusal
+
+logger = logging.getLogger("experience_buffer")
+
+MAX_KEPT_REFUSALS: Final = 1000
+"""Refused outcomes kept for the next call to raise; more are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An encoded payload, not yet in a request."""
+
+    payload: bytes
+    start: int
+    """Position of its first experience, counted since the writer was opened."""
+    num_items: int
+    time: float
+    """When it came, by the queue's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request under way."""
+
+    request: service_pb2.PushStreamRequest
+    positions: list[int]
+    num_bytes: int
+
+
+class PushQueue:
+    """The state of one writer.
+
+    Args:
+        buffer: Where to push.
+        group_size: Expected members of every group pushed; 0: the buffer's default.
+        options: Limits.
+        merge: Makes one TRXP payload of several.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        buffer: str,
+        group_size: int,
+        options: WriterOptions,
+        merge: Callable[[Sequence[bytes]], bytes],
+        clock: Callable[[], float],
+    ) -> None:
+        self._buffer = buffer
+        self._group_size = group_size
+        self._options = options
+        self._merge = merge
+        self._clock = clock
+        self._waiting: deque[Piece] = deque()
+        self._waiting_items = 0
+        self._waiting_bytes = 0
+        self._resend: deque[int] = deque()
+        self._under_way: dict[int, Sent] = {}
+        self._under_way_bytes = 0
+        self._next_sequence = 1
+        self._not_before = 0.0
+        self._hurry_until = 0
+        self._refused: list[PushOutcome] = []
+        self._errors: list[ExperienceBufferError] = []
+        self.num_appended = 0
+        self.num_stored = 0
+        self.num_duplicates = 0
+        self.num_refused = 0
+        self.num_failed = 0
+        self.last_delay: ExperienceBufferError | None = None
+        """Why the server asked to send something later; None since the last success."""
+
+    def counts(self) -> WriterCounts:
+        """What became of the experiences added so far."""
+        return WriterCounts(
+            num_appended=self.num_appended,
+            num_stored=self.num_stored,
+            num_duplicates=self.num_duplicates,
+            num_refused=self.num_refused,
+            num_failed=self.num_failed,
+        )
+
+    @property
+    def pending_bytes(self) -> int:
+        """Payload bytes that have no outcome yet."""
+        return self._waiting_bytes + self._under_way_bytes
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether this many more bytes fit; an empty queue takes a payload of any size."""
+        pending = self.pending_bytes
+        return pending == 0 or pending + num_bytes <= self._options.max_pending_bytes
+
+    def add(self, payload: bytes, num_items: int) -> None:
+        """Queue one encoded payload."""
+        piece = Piece(payload, self.num_appended, num_items, self._clock())
+        self._waiting.append(piece)
+        self._waiting_items += num_items
+        self._waiting_bytes += len(payload)
+        self.num_appended += num_items
+
+    def hurry(self) -> int:
+        """Send everything added so far without lingering; the mark for `is_settled`."""
+        self._hurry_until = self.num_appended
+        return self.num_appended
+
+    def is_settled(self, mark: int) -> bool:
+        """Whether everything added before the mark has an outcome."""
+        first_waiting = self._waiting[0].start if self._waiting else self.num_appended
+        first_sent = min((sent.positions[0] for sent in self._under_way.values()), default=mark)
+        return min(first_waiting, first_sent) >= mark
+
+    def next_request(self) -> service_pb2.PushStreamRequest | None:
+        """The request to send now, if any; it is under way from here on."""
+        if self._clock() < self._not_before:
+            return None
+        while self._resend:
+            sent = self._under_way.get(self._resend.popleft())
+            if sent is not None:
+                return sent.request
+        return self._form_request() if self._is_due() else None
+
+    def seconds_until_next(self) -> float | None:
+        """How long until `next_request` may have one without anything else happening; None: never."""
+        now = self._clock()
+        if now < self._not_before:
+            return self._not_before - now
+        if self._resend:
+            return 0.0
+        if not self._waiting:
+            return None
+        if self._is_due():
+            return 0.0
+        return max(self._waiting[0].time + self._options.linger_seconds - now, 0.0)
+
+    def answered(self, message: service_pb2.PushStreamResponse, *, delay: float) -> None:
+        """Note the answer to a request.
+
+        Args:
+            message: The answer. One to a request that was answered before is ignored.
+            delay: Seconds after which a request that the server postponed is sent again, unless
+                the server asked for more.
+        """
+        if message.sequence not in self._under_way:
+            return
+        if message.WhichOneof("result") == "error":
+            error = status.from_request_error(message.error, not_found=BufferNotFoundError)
+            if error.retry_delay_seconds is not None:
+                self.last_delay = error
+                self._not_before = self._clock() + max(delay, error.retry_delay_seconds)
+                self._resend.appendleft(message.sequence)
+                return
+            self._fail(message.sequence, error)
+            return
+        self.last_delay = None
+        outcomes = message.response.outcomes
+        num_items = len(self._under_way[message.sequence].positions)
+        if len(outcomes) != num_items:
+            self._fail(
+                message.sequence,
+                InternalServerError(f"{num_items} items pushed, {len(outcomes)} outcomes received"),
+            )
+            return
+        for outcome in _convert.outcomes(outcomes, self._pop(message.sequence).positions):
+            self._count(outcome)
+
+    def rewind(self) -> None:
+        """The stream broke: send everything unanswered again, in the order of the first time."""
+        self._resend = deque(self._under_way)
+
+    def take_error(self) -> ExperienceBufferError | None:
+        """What went wrong since the last call, as one error; None when nothing did."""
+        found: list[ExperienceBufferError] = self._errors
+        if self._refused:
+            found.append(refusal(PushResult(outcomes=tuple(self._refused), policy_version=None)))
+        self._errors, self._refused = [], []
+        if not found:
+            return None
+        for other in found[1:10]:
+            found[0].add_note(f"and: {other}")
+        return found[0]
+
+    def _is_due(self) -> bool:
+        if not self._waiting:
+            return False
+        oldest = self._waiting[0]
+        return (
+            oldest.start < self._hurry_until
+            or self._waiting_items >= self._options.max_batch_items
+            or self._waiting_bytes >= self._options.max_batch_bytes
+            or self._clock() - oldest.time >= self._options.linger_seconds
+        )
+
+    def _form_request(self) -> service_pb2.PushStreamRequest:
+        pieces = [self._waiting.popleft()]
+        num_items, num_bytes = pieces[0].num_items, len(pieces[0].payload)
+        while self._waiting:
+            piece = self._waiting[0]
+            if (
+                num_items + piece.num_items > self._options.max_batch_items
+                or num_bytes + len(piece.payload) > self._options.max_batch_bytes
+            ):
+                break
+            pieces.append(self._waiting.popleft())
+            num_items += piece.num_items
+            num_bytes += len(piece.payload)
+        self._waiting_items -= num_items
+        self._waiting_bytes -= num_bytes
+        payload = (
+            pieces[0].payload if len(pieces) == 1 else self._merge([p.payload for p in pieces])
+        )
+        start = pieces[0].start
+        request = service_pb2.PushStreamRequest(
+            sequence=self._next_sequence,
+            push=service_pb2.PushRequest(
+                buffer=self._buffer, payload=payload, group_size=self._group_size
+            ),
+        )
+        self._under_way[self._next_sequence] = Sent(
+            request, list(range(start, start + num_items)), num_bytes
+        )
+        self._under_way_bytes += num_bytes
+        self._next_sequence += 1
+        return request
+
+    def _fail(self, sequence: int, error: ExperienceBufferError) -> None:
+        self.num_failed += len(self._pop(sequence).positions)
+        self._errors.append(error)
+
+    def _pop(self, sequence: int) -> Sent:
+        sent = self._under_way.pop(sequence)
+        self._under_way_bytes -= sent.num_bytes
+        return sent
+
+    def _count(self, outcome: PushOutcome) -> None:
+        if outcome.status == "stored":
+            self.num_stored += 1
+        elif outcome.status == "duplicate":
+            self.num_duplicates += 1
+        else:
+            self.num_refused += 1
+            logger.warning("%s refused: %s: %s", outcome.uid, outcome.reason, outcome.message)
+            if not self._options.raise_on_refused:
+                return
+            if len(self._refused) < MAX_KEPT_REFUSALS:
+                self._refused.append(outcome)
+
+
+def full_error(queue: PushQueue, num_queued: int, num_given: int) -> DeadlineExceededError:
+    """Make the error of an `append` that found no room in time."""
+    return DeadlineExceededError(
+        f"the writer's queue stayed full: {queue.pending_bytes} bytes wait for their outcome; "
+        f"{num_queued} of {num_given} experiences were queued{_why(queue)}. "
+        "Append slower, or raise timeout or max_pending_bytes"
+    )
+
+
+def flush_error(queue: PushQueue, seconds: float) -> DeadlineExceededError:
+    """Make the error of a `flush` that ended before everything had its outcome."""
+    return DeadlineExceededError(
+        f"{queue.counts().num_pending} experiences have no outcome after {seconds} s"
+        f"{_why(queue)}. Flush again, or give it more time with timeout="
+    )
+
+
+def _why(queue: PushQueue) -> str:
+    return f"; the server says: {queue.last_delay}" if queue.last_delay else ""

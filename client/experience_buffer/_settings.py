@@ -1,0 +1,78 @@
+"""What both clients are made of before they open a channel: address, token, deadline, options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experience_buffer import _channel
+from experience_buffer.errors import CallCancelledError
+from experience_buffer.options import ClientOptions, TlsOptions
+
+
+class ClientSettings:
+    """The constructor that both clients share, and pickling: settings travel, channels don't."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        timeout: float = 30.0,
+        tls: TlsOptions | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        self._address = address
+        self._target = _channel.parse_address(address)
+        self._token = token
+        self._timeout = timeout
+        self._tls = tls
+        self._options = options or ClientOptions()
+        if timeout <= 0:
+            raise ValueError(f"timeout is {timeout} seconds; give more than 0")
+        safe = tls is not None or _channel.is_local(self._target)
+        if token is not None and not safe and not self._options.allow_insecure_token:
+            raise ValueError(
+                f"the token would travel unencrypted to {address!r}: pass tls=TlsOptions(), or "
+                "options=ClientOptions(allow_insecure_token=True) where the network is trusted"
+            )
+        self._metadata = _channel.metadata(token)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what doesn't travel in a pickle."""
+
+    @property
+    def address(self) -> str:
+        """The address as given."""
+        return self._address
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take, unless it says otherwise."""
+        return self._timeout
+
+    @property
+    def options(self) -> ClientOptions:
+        """The options."""
+        return self._options
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._address!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        keywords = {
+            "token": self._token,
+            "timeout": self._timeout,
+            "tls": self._tls,
+            "options": self._options,
+        }
+        return _rebuild, (type(self), self._address, keywords)
+
+
+def closed_error(what: str) -> CallCancelledError:
+    """Make the error of a call on something that was closed."""
+    return CallCancelledError(f"the {what} is closed; make a new one")
+
+
+def _rebuild(cls: type[ClientSettings], address: str, keywords: dict[str, Any]) -> ClientSettings:
+    return cls(address, **keywords)

@@ -1,0 +1,242 @@
+"""Batches of the sync client, and the stream that delivers them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import grpc
+
+from experience_buffer import _sampling
+from experience_buffer._retry import Attempts
+from experience_buffer._settings import closed_error
+from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.v1 import service_pb2
+from experience_buffer.values import BatchData
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer.client import Client
+
+logger = logging.getLogger("experience_buffer")
+Outbox: TypeAlias = "queue.SimpleQueue[service_pb2.SampleStreamRequest | None]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Batch(BatchData):
+    """A delivered batch that can be acknowledged. It can be shared between threads."""
+
+    client: Client
+    settle: Callable[[int], bool] | None = field(default=None)
+    """Acknowledges on the stream that delivered this; False when that stream is gone."""
+
+    def ack(self) -> None:
+        """Say that the batch is consumed; returns after the server's commit. Idempotent.
+
+        Raises:
+            LeaseNotFoundError: The lease has expired, or its stream broke: the experiences are
+                delivered again.
+            ExperienceBufferError: No answer, or another failure.
+        """
+        if self.lease_id and not (self.settle and self.settle(self.lease_id)):
+            self.client.ack(self.lease_id, buffer=self.buffer)
+
+    def nack(self, reason: str = "") -> None:
+        """Give the batch back: its experiences are offered again at once.
+
+        Args:
+            reason: Why; the server logs it.
+
+        Raises:
+            LeaseNotFoundError: The lease has ended before.
+        """
+        if self.lease_id:
+            self.client.nack(self.lease_id, buffer=self.buffer, reason=reason)
+
+
+class SampleStream:
+    """An endless iterator of batches; a context manager whose end gives back what isn't acked.
+
+    It can be shared between threads: each batch goes to one of them. A thread reads ahead. When
+    the stream breaks it reconnects; batches that were read ahead are then dropped here, since
+    the server delivers them again.
+    """
+
+    def __init__(self, client: Client, plan: _sampling.StreamPlan) -> None:
+        self._client = client
+        self._plan = plan
+        self._changed = threading.Condition()
+        self._ready: deque[Batch] = deque()
+        self._acks: dict[int, futures.Future[service_pb2.LeaseResult | None]] = {}
+        self._outbox: Outbox | None = None
+        self._call: Any = None
+        self._connection = 0
+        self._assembler = _sampling.FrameAssembler(plan)
+        self._waiting = ""
+        self._failure: ExperienceBufferError | None = None
+        self._closed = False
+        self._reader: threading.Thread | None = None
+
+    @property
+    def waiting(self) -> str:
+        """What the server last said it waits for; empty since a batch came."""
+        return self._waiting
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Wait for the next batch.
+
+        Raises:
+            StopIteration: The stream was closed.
+            ExperienceBufferError: The server ended the stream for good, or could not be reached
+                for `RetryOptions.reconnect_seconds`.
+        """
+        self._start()
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._ready or self._failure or self._closed)
+                if self._closed:
+                    raise StopIteration
+                if not self._ready:
+                    assert self._failure is not None
+                    raise self._failure
+                batch = self._ready.popleft()
+                assert self._outbox is not None
+                self._outbox.put(_sampling.credit(1))
+                if time.monotonic() < batch.expire_time:
+                    return batch
+                logger.warning("%r expired before it was asked for: lower prefetch", batch)
+
+    def close(self) -> None:
+        """Cancel the call, which gives back every lease that isn't acked. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._drop_connection()
+            call, reader = self._call, self._reader
+        if call is not None:
+            call.cancel()
+        if reader is not None and reader is not threading.current_thread():
+            reader.join()
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._reader is None and not self._closed:
+                self._reader = threading.Thread(
+                    target=self._read, name="experience-buffer-stream", daemon=True
+                )
+                self._reader.start()
+
+    def _read(self) -> None:
+        """Keep a stream open and take in what comes, until closed or failed for good."""
+        attempts: Attempts | None = None
+        try:
+            while not self._closed:
+                error: ExperienceBufferError
+                try:
+                    for message in self._connect():
+                        attempts = None
+                        self._receive(message)
+                    error = UnavailableError("the server ended the sample stream")
+                except grpc.RpcError as rpc_error:
+                    error = self._client._translate(rpc_error, "SampleStream")
+                with self._changed:
+                    self._drop_connection()
+                    if self._closed:
+                        return
+                    retry = self._client.options.retry
+                    attempts = attempts or Attempts(retry, retry.reconnect_seconds)
+                    delay = attempts.delay_after(error, idempotent=True)
+                    logger.info("sample stream: %s; reconnecting in %.1f s", error, delay)
+                    self._changed.wait_for(lambda: self._closed, delay)
+        except ExperienceBufferError as error:
+            self._failure = error
+        finally:
+            # Also when this thread dies of a bug: nobody may wait for it forever.
+            with self._changed:
+                self._failure = self._failure or closed_error("sample stream")
+                self._drop_connection()
+
+    def _connect(self) -> Iterator[service_pb2.SampleStreamResponse]:
+        outbox: Outbox = queue.SimpleQueue()
+        for request in self._plan.opening():
+            outbox.put(request)
+        call = self._client._open("SampleStream", iter(outbox.get, None))
+        with self._changed:
+            self._call, self._outbox = call, outbox
+            self._connection += 1
+            self._assembler = _sampling.FrameAssembler(self._plan)
+            if self._closed:
+                self._drop_connection()
+                call.cancel()
+        return cast("Iterator[service_pb2.SampleStreamResponse]", call)
+
+    def _receive(self, message: service_pb2.SampleStreamResponse) -> None:
+        kind = message.WhichOneof("message")
+        with self._changed:
+            if self._outbox is None:
+                return
+            if kind == "waiting":
+                self._waiting = message.waiting
+                logger.info("sample stream waits: %s", message.waiting)
+            elif kind == "lease_result":
+                future = self._acks.pop(message.lease_result.lease_id, None)
+                if future is not None:
+                    future.set_result(message.lease_result)
+            elif kind == "frame":
+                fields = self._assembler.add(message.frame, received_time=time.monotonic())
+                if fields is not None:
+                    self._waiting = ""
+                    settle = functools.partial(self._ack, connection=self._connection)
+                    self._ready.append(Batch(client=self._client, settle=settle, **fields))
+                    self._changed.notify_all()
+
+    def _drop_connection(self) -> None:
+        """Forget everything that belongs to the present connection. Call with the lock held."""
+        if self._outbox is not None:
+            self._outbox.put(None)
+            self._outbox = None
+        self._ready.clear()
+        for future in self._acks.values():
+            future.set_result(None)
+        self._acks.clear()
+        self._changed.notify_all()
+
+    def _ack(self, lease_id: int, *, connection: int) -> bool:
+        """Acknowledge on the connection that delivered the batch; False when it is gone."""
+        with self._changed:
+            if self._outbox is None or connection != self._connection:
+                return False
+            future = self._acks.get(lease_id)
+            if future is None:
+                future = self._acks[lease_id] = futures.Future()
+                self._outbox.put(_sampling.ack(lease_id))
+        timeout = self._client.timeout
+        try:
+            result = future.result(timeout)
+        except futures.TimeoutError:
+            raise _sampling.unanswered_ack(lease_id, timeout) from None
+        return result is not None and _sampling.check_result(result)

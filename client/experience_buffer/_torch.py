@@ -1,0 +1,180 @@
+"""Between experiences and payloads: the only part of the codec that needs torch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from experience_buffer import trxp
+from experience_buffer._frame import join_frame, split_frame
+from experience_buffer._item import DTYPE_NAMES, META_FIELDS, MULTI_MODAL_PREFIX, TENSOR_FIELDS
+from experience_buffer._limits import DEFAULT_LIMITS, Limits
+from experience_buffer._normal import Normaliser
+from experience_buffer._safetensors import ITEM_BYTES, TensorView
+from experience_buffer._trxp_error import trxp_error
+from experience_buffer.eid import EID
+from experience_buffer.errors import TrxpError
+from experience_buffer.experience import CustomField, Experience
+
+_DTYPES: Final = {
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F32": torch.float32,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+if hasattr(torch, "float8_e8m0fnu"):  # torch 2.7
+    _DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+_CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
+_ALIGNMENT_BYTES: Final = 16
+
+
+def tensor_view(tensor: Tensor) -> TensorView:
+    """Copy a tensor's elements into a view, from any device.
+
+    Raises:
+        TypeError: Not a dense tensor of a dtype that the format has.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"a {type(tensor).__name__}, not a tensor")
+    code = _CODES.get(tensor.dtype)
+    if code is None or tensor.layout != torch.strided:
+        raise TypeError(f"a tensor of {tensor.dtype}, {tensor.layout}; send a dense common dtype")
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj()
+    dense = tensor.resolve_neg().contiguous()
+    data = ctypes.string_at(dense.data_ptr(), dense.numel() * ITEM_BYTES[code])
+    return TensorView(code, tuple(dense.shape), memoryview(data))
+
+
+def tensor(view: TensorView) -> Tensor:
+    """Make a tensor on a view's memory, which must be writable; copied only if misaligned."""
+    dtype = _DTYPES.get(view.dtype)
+    if dtype is None:
+        raise trxp_error(f"this version of torch has no {view.dtype}", where="tensors")
+    if not len(view.data):
+        return torch.empty(view.shape, dtype=dtype)
+    flat = torch.frombuffer(view.data, dtype=dtype)
+    if flat.data_ptr() % ITEM_BYTES[view.dtype]:
+        flat = flat.clone()
+    return flat if len(view.shape) == 1 else flat.view(view.shape)
+
+
+def encode(experiences: Sequence[Experience]) -> bytes:
+    """Do what `trxp.encode` says."""
+    normaliser = Normaliser(DEFAULT_LIMITS)
+    metas = []
+    tensors: list[tuple[str, TensorView]] = []
+    for index, experience in enumerate(experiences):
+        meta = _meta(experience)
+        metas.append(normaliser.normal(meta, index=index))
+        for field, value in _tensors(experience, index):
+            try:
+                tensors.append((f"{index}:{field}", tensor_view(value)))
+            except TypeError as error:
+                raise trxp_error(str(error), where=f"items[{index}].{field}", item=index) from None
+    return join_frame(metas, tensors)
+
+
+def decode(payload: bytes | bytearray | memoryview, *, limits: Limits) -> list[Experience]:
+    """Do what `trxp.decode` says."""
+    experiences = []
+    for item in trxp.read(_aligned(payload, limits), limits=limits):
+        if isinstance(item, TrxpError):
+            raise item
+        experiences.append(_experience(item))
+    return experiences
+
+
+def _aligned(payload: bytes | bytearray | memoryview, limits: Limits) -> memoryview:
+    """Copy a payload so that its tensors' data, sorted by element size, is aligned."""
+    _, section = split_frame(payload, limits=limits)
+    data_bytes = max(0, len(section) - 8 - int.from_bytes(section[:8], "little"))
+    num_bytes = len(memoryview(payload))
+    padding = -(num_bytes - data_bytes) % _ALIGNMENT_BYTES
+    copy = bytearray(padding + num_bytes)
+    copy[padding:] = payload
+    return memoryview(copy)[padding:]
+
+
+def _meta(experience: Experience) -> dict[str, Any]:
+    meta = {name: getattr(experience, name) for name in META_FIELDS}
+    eid = meta["eid"]
+    if isinstance(eid, EID):
+        meta["eid"] = eid.to_dict()
+    meta["custom_fields"] = [
+        {
+            "source_field": field.source_field,
+            "destination_field": field.destination_field,
+            "data_type": str(field.data_type),
+        }
+        for field in experience.custom_fields or ()
+    ]
+    meta["multi_modal_input_keys"] = list(experience.multi_modal_inputs or ())
+    return meta
+
+
+def _tensors(experience: Experience, index: int) -> list[tuple[str, Tensor]]:
+    found = [
+        (name, value) for name in TENSOR_FIELDS if (value := getattr(experience, name)) is not None
+    ]
+    for key, value in (experience.multi_modal_inputs or {}).items():
+        found.append((f"{MULTI_MODAL_PREFIX}{key}", value))
+    for name, value in experience.extra.items():
+        if name in TENSOR_FIELDS or name.startswith(MULTI_MODAL_PREFIX):
+            raise trxp_error(
+                f"the name is taken; set the attribute {name.partition(':')[0]} instead",
+                where=f"items[{index}].extra[{name!r}]",
+                item=index,
+            )
+        found.append((name, value))
+    return found
+
+
+def _experience(item: trxp.Item) -> Experience:
+    meta = item.meta
+    given: dict[str, Any] = {name: meta[name] for name in META_FIELDS if name in meta}
+    given["eid"] = item.eid
+    given["custom_fields"] = [
+        CustomField(entry["source_field"], entry["destination_field"], _dtype(entry["data_type"]))
+        for entry in meta.get("custom_fields") or ()
+    ]
+    extra = {}
+    for name, view in item.tensors.items():
+        if name in TENSOR_FIELDS:
+            given[name] = tensor(view)
+        elif not name.startswith(MULTI_MODAL_PREFIX):
+            extra[name] = tensor(view)
+    keys = meta.get("multi_modal_input_keys")
+    if keys:
+        given["multi_modal_inputs"] = {
+            key: tensor(item.tensors[f"{MULTI_MODAL_PREFIX}{key}"]) for key in keys
+        }
+    return Experience(extra=extra, **given)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPE_NAMES:
+        raise ValueError(f"{name!r:.80} is no dtype")
+    dtype = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(dtype, torch.dtype)
+    return dtype

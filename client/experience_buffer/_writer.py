@@ -1,0 +1,233 @@
+"""The sync client's background writer: a thread that moves a `PushQueue` over a stream."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+
+from experience_buffer import _push, _queue
+from experience_buffer._retry import Attempts
+from experience_buffer._settings import closed_error
+from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.options import WriterOptions
+from experience_buffer.v1 import service_pb2
+from experience_buffer.values import WriterCounts
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer.client import Client
+    from experience_buffer.experience import Experience
+
+logger = logging.getLogger("experience_buffer")
+
+
+class Writer:
+    """Pushes in the background, in batches, keeping several under way.
+
+    It can be shared between threads. What the server refused, and other errors, are raised by
+    the next `append`, `flush` or `close`. When the stream breaks, it reconnects and sends again
+    what has no outcome yet, which is safe because pushes are idempotent.
+    """
+
+    def __init__(
+        self, client: Client, *, buffer: str, group_size: int, options: WriterOptions
+    ) -> None:
+        self._client = client
+        self._limits = _push.writer_limits(client.options, options)
+        self._queue = _queue.PushQueue(
+            buffer=buffer,
+            group_size=group_size,
+            options=options,
+            merge=_push.merge,
+            clock=time.monotonic,
+        )
+        self._changed = threading.Condition()
+        self._connection = 0
+        self._call: Any = None
+        self._failure: ExperienceBufferError | None = None
+        self._closing = False
+        self._done = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def counts(self) -> WriterCounts:
+        """What became of the experiences appended so far."""
+        with self._changed:
+            return self._queue.counts()
+
+    def append(
+        self, experiences: Experience | Sequence[Experience], *, timeout: float | None = None
+    ) -> None:
+        """Queue experiences; blocks while the queue is full.
+
+        They are encoded before this returns: later changes to them are not sent.
+
+        Args:
+            experiences: One or several.
+            timeout: Seconds to wait for room; None: the client's timeout.
+
+        Raises:
+            DeadlineExceededError: No room in time; the text says how many were queued.
+            PushRefusedError: Experiences appended earlier were refused; nothing was queued now.
+            MessageTooLargeError: One experience is over the message limit; those before it
+                are queued.
+            ExperienceBufferError: The writer failed or is closed; nothing was queued.
+        """
+        many = _push.as_sequence(experiences)
+        deadline = time.monotonic() + (self._client.timeout if timeout is None else timeout)
+        with self._changed:
+            self._raise_errors()
+            if self._closing:
+                raise closed_error("writer")
+        for start, end, payload in _push.encode_pieces(many, self._limits):
+            with self._changed:
+                if not self._wait(functools.partial(self._queue.has_room, len(payload)), deadline):
+                    raise _queue.full_error(self._queue, start, len(many))
+                if self._failure is not None:
+                    raise self._failure
+                self._queue.add(payload, end - start)
+                self._start()
+                self._changed.notify_all()
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything appended before has its outcome.
+
+        Args:
+            timeout: Seconds to wait; None: the client's timeout.
+
+        Raises:
+            DeadlineExceededError: Not all answered in time; they stay queued.
+            PushRefusedError: Experiences were refused.
+            ExperienceBufferError: The writer failed.
+        """
+        seconds = self._client.timeout if timeout is None else timeout
+        with self._changed:
+            mark = self._queue.hurry()
+            self._changed.notify_all()
+            done = self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
+            self._raise_errors()
+            if not done:
+                raise _queue.flush_error(self._queue, seconds)
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+        try:
+            self.flush(timeout=timeout)
+        finally:
+            with self._changed:
+                self._done = True
+                self._connection += 1
+                call, thread = self._call, self._thread
+                self._changed.notify_all()
+            if call is not None:
+                call.cancel()
+            if thread is not None:
+                thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait for a condition or a failure. Call with the lock held."""
+        return self._changed.wait_for(
+            lambda: self._failure is not None or condition(), max(deadline - time.monotonic(), 0.0)
+        )
+
+    def _raise_errors(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        error = self._queue.take_error()
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="experience-buffer-writer", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self) -> None:
+        """Keep a stream open while there is something to send, until closed or failed for good."""
+        retry = self._client.options.retry
+        attempts: Attempts | None = None
+        try:
+            while self._await_work():
+                error: ExperienceBufferError
+                try:
+                    for message in self._connect():
+                        attempts = None
+                        self._receive(message)
+                    error = UnavailableError("the server ended the push stream")
+                except grpc.RpcError as rpc_error:
+                    error = self._client._translate(rpc_error, "PushStream")
+                with self._changed:
+                    self._connection += 1
+                    self._queue.rewind()
+                    self._changed.notify_all()
+                    if self._done:
+                        return
+                    attempts = attempts or Attempts(retry, retry.reconnect_seconds)
+                    delay = attempts.delay_after(error, idempotent=True)
+                    logger.info("writer: %s; reconnecting in %.1f s", error, delay)
+                    self._changed.wait_for(lambda: self._done, delay)
+        except ExperienceBufferError as error:
+            with self._changed:
+                error.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
+                self._failure = error
+        finally:
+            # Also when this thread dies of a bug: nobody may wait for it forever.
+            with self._changed:
+                self._failure = self._failure or closed_error("writer")
+                self._changed.notify_all()
+
+    def _await_work(self) -> bool:
+        """Wait for something to send; False when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done or self._queue.pending_bytes > 0)
+            return not self._done
+
+    def _connect(self) -> Iterator[service_pb2.PushStreamResponse]:
+        with self._changed:
+            self._connection += 1
+            requests = self._requests(self._connection)
+            call = self._call = self._client._open("PushStream", requests)
+            return cast("Iterator[service_pb2.PushStreamResponse]", call)
+
+    def _requests(self, connection: int) -> Iterator[service_pb2.PushStreamRequest]:
+        """Requests as they come due, until this connection is over; runs in gRPC's thread."""
+        while True:
+            with self._changed:
+                while True:
+                    if connection != self._connection:
+                        return
+                    request = self._queue.next_request()
+                    if request is not None:
+                        break
+                    self._changed.wait(self._queue.seconds_until_next())
+            yield request
+
+    def _receive(self, message: service_pb2.PushStreamResponse) -> None:
+        with self._changed:
+            self._queue.answered(message, delay=self._client.options.retry.initial_backoff_seconds)
+            self._changed.notify_all()

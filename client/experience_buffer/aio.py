@@ -1,0 +1,414 @@
+"""The async client: the same verbs and constructor as the sync one, over `grpc.aio`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from experience_buffer import _calls, _channel, _push, status
+from experience_buffer._async_stream import AsyncBatch, AsyncSampleStream
+from experience_buffer._async_writer import AsyncWriter
+from experience_buffer._retry import Attempts, Deadline
+from experience_buffer._sampling import StreamPlan
+from experience_buffer._settings import ClientSettings, closed_error
+from experience_buffer.errors import ExperienceBufferError
+from experience_buffer.options import BufferChanges, BufferConfig, WriterOptions
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from experience_buffer.values import (
+    BufferInfo,
+    DeleteResult,
+    ExperienceState,
+    ExperienceSummary,
+    PushOutcome,
+    PushResult,
+    SealedGroup,
+    Stats,
+    StoredExperience,
+    Tombstone,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer.experience import Experience
+
+T = TypeVar("T")
+
+
+class AsyncClient(ClientSettings):
+    """Talks to an experience buffer server from an event loop; the verbs are `Client`'s.
+
+    It can be shared between the tasks of one loop and pickled: the connection is made when first
+    needed, one per loop.
+
+    Args:
+        address: "host", "host:port" (port 50051 unless given), "[v6 address]:port",
+            "unix:path", or another gRPC target.
+        token: Sent as `authorization: Bearer`; needs `tls` unless the server is on this machine.
+        timeout: Seconds that a call may take, retries included, unless it says otherwise.
+        tls: Encrypts the connection; None: plain.
+        options: Limits, keepalive, retries.
+
+    Every call raises `ExperienceBufferError` or one of its subclasses, never a gRPC error:
+    `UnavailableError` when no server answers, `DeadlineExceededError` when one is too slow,
+    `BufferNotFoundError`, and what the method names.
+    """
+
+    def _prepare(self) -> None:
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way are cancelled. Idempotent."""
+        self._closed = True
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None and self._loop is asyncio.get_running_loop():
+            await channel.close()
+
+    async def push(
+        self,
+        experiences: Sequence[Experience] | bytes,
+        *,
+        buffer: str = "default",
+        tombstones: Sequence[Tombstone] = (),
+        group_size: int = 0,
+        raise_on_refused: bool = True,
+        timeout: float | None = None,
+    ) -> PushResult:
+        """Store experiences; returns when all of them are durable. Idempotent.
+
+        Long sequences go in several requests. After an error, what was sent before is stored:
+        pushing the same again is safe.
+
+        Args:
+            experiences: To encode, or one TRXP payload of any number, sent as it is.
+            buffer: The buffer's name.
+            tombstones: Rollouts that failed; they complete their groups.
+            group_size: Expected members of every group named here; 0: the buffer's default.
+            raise_on_refused: False: return refused items in the result instead of raising.
+            timeout: Seconds for all of it, retries included; None: the client's.
+
+        Returns:
+            One outcome per experience, then one per tombstone.
+
+        Raises:
+            PushRefusedError: The server refused items; all others are stored.
+            MessageTooLargeError: One experience, or the raw payload, is over the message limit.
+            BufferFullError: The buffer stayed full until the timeout.
+        """
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        outcomes: list[PushOutcome] = []
+        response = None
+        chunks = _push.split(experiences, tombstones, self._options)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            request = chunk.request(buffer, group_size)
+            response = await self._run(_calls.push(request), deadline.remaining())
+            outcomes.extend(chunk.outcomes(response))
+        result = _push.join(outcomes, response)
+        if raise_on_refused:
+            result.raise_for_refused()
+        return result
+
+    def writer(
+        self,
+        *,
+        buffer: str = "default",
+        group_size: int = 0,
+        options: WriterOptions | None = None,
+    ) -> AsyncWriter:
+        """Make a writer that pushes in the background; use it as a context manager.
+
+        Args:
+            buffer: The buffer's name.
+            group_size: Expected members of every group written; 0: the buffer's default.
+            options: Bounds of its queue and of its requests.
+        """
+        return AsyncWriter(
+            self, buffer=buffer, group_size=group_size, options=options or WriterOptions()
+        )
+
+    async def sample(
+        self,
+        batch_size: int,
+        *,
+        buffer: str = "default",
+        consumer: str = "trainer",
+        min_batch_size: int = 0,
+        lease_seconds: float = 0.0,
+        timeout: float | None = None,
+    ) -> AsyncBatch:
+        """Lease one batch, waiting for it.
+
+        An empty batch is not an error: it is falsy, and its `shortfall` says what was missing.
+
+        Args:
+            batch_size: Units wanted: experiences or groups, by the consumer's configuration.
+            buffer: The buffer's name.
+            consumer: The consumer's name.
+            min_batch_size: Fewest units worth delivering at the timeout; 0: `batch_size`.
+            lease_seconds: Until the lease expires; 0: the buffer's default.
+            timeout: Seconds to wait for a full batch; 0: take what is there; None: the client's
+                timeout. The call itself may take the client's timeout longer.
+
+        Raises:
+            ConsumerNotFoundError: The buffer has no such consumer.
+        """
+        wait_seconds = self._timeout if timeout is None else timeout
+        call = _calls.sample(
+            batch_size,
+            buffer=buffer,
+            consumer=consumer,
+            wait_seconds=wait_seconds,
+            min_batch_size=min_batch_size,
+            lease_seconds=lease_seconds,
+        )
+        fields = await self._run(call, wait_seconds + self._timeout)
+        return AsyncBatch(client=self, **fields)
+
+    def stream(
+        self,
+        batch_size: int,
+        *,
+        buffer: str = "default",
+        consumer: str = "trainer",
+        prefetch: int = 2,
+        min_batch_size: int = 0,
+        lease_seconds: float = 0.0,
+        timeout: float = 10.0,
+    ) -> AsyncSampleStream:
+        """Iterate over batches without end; use it as a context manager.
+
+        Args:
+            batch_size: Units wanted in each batch.
+            buffer: The buffer's name.
+            consumer: The consumer's name.
+            prefetch: Batches that the server may send ahead; their leases run meanwhile.
+            min_batch_size: Fewest units worth delivering after `timeout`; 0: `batch_size`.
+            lease_seconds: Until a lease expires; 0: the buffer's default.
+            timeout: Seconds after which a smaller batch may come, or else a note on what is
+                waited for is logged and shown in `AsyncSampleStream.waiting`.
+        """
+        plan = StreamPlan(
+            batch_size=batch_size,
+            buffer=buffer,
+            consumer=consumer,
+            prefetch=prefetch,
+            min_batch_size=min_batch_size,
+            timeout_seconds=timeout,
+            lease_seconds=lease_seconds,
+        )
+        return AsyncSampleStream(self, plan)
+
+    async def ack(self, lease_id: int, *, buffer: str = "default") -> int:
+        """End a lease: its experiences are consumed; how many these are. Idempotent.
+
+        Raises:
+            LeaseNotFoundError: It expired or was given back.
+        """
+        return await self._run(_calls.ack(lease_id, buffer=buffer))
+
+    async def nack(self, lease_id: int, *, buffer: str = "default", reason: str = "") -> int:
+        """End a lease: its experiences are offered again; how many these are.
+
+        Raises:
+            LeaseNotFoundError: It has ended before.
+        """
+        return await self._run(_calls.nack(lease_id, buffer=buffer, reason=reason))
+
+    async def seal_group(
+        self, group: str, *, buffer: str = "default", group_size: int = 0
+    ) -> SealedGroup:
+        """Say that a group gets no more members than stated; 0: than it has now.
+
+        Raises:
+            GroupNotFoundError: The buffer knows no such group.
+        """
+        return await self._run(_calls.seal_group(group, buffer=buffer, group_size=group_size))
+
+    async def drop_group(self, group: str, *, buffer: str = "default", reason: str = "") -> int:
+        """Discard a group whose task was aborted; how many experiences go.
+
+        Raises:
+            GroupNotFoundError: The buffer knows no such group.
+        """
+        return await self._run(_calls.drop_group(group, buffer=buffer, reason=reason))
+
+    async def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
+        """Read one experience.
+
+        Raises:
+            ExperienceNotFoundError: It isn't there.
+            DataLossError: Its record is damaged.
+        """
+        return await self._run(_calls.get(uid, buffer=buffer))
+
+    async def list(
+        self,
+        *,
+        buffer: str = "default",
+        tid: str = "",
+        rid: str = "",
+        sid: str = "",
+        state: ExperienceState | None = None,
+        page_size: int = 100,
+    ) -> AsyncIterator[ExperienceSummary]:
+        """Iterate over summaries of stored experiences, oldest first, fetching page by page.
+
+        Args:
+            buffer: The buffer's name.
+            tid: Only those of this task.
+            rid: Only those of this run.
+            sid: Only those of this step.
+            state: Only those in this state.
+            page_size: Summaries per call, at most 1,000.
+        """
+        where = _calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
+        token, more = "", True
+        while more:
+            page, token = await self._run(
+                _calls.list_page(token, buffer=buffer, where=where, page_size=page_size)
+            )
+            for summary in page:
+                yield summary
+            more = bool(token)
+
+    async def delete(
+        self,
+        uids: str | Sequence[str] | None = None,
+        *,
+        buffer: str = "default",
+        tid: str = "",
+        rid: str = "",
+        sid: str = "",
+        state: ExperienceState | None = None,
+    ) -> DeleteResult:
+        """Remove experiences that aren't leased, by uids (at most 10,000) or by keys and state.
+
+        Raises:
+            InvalidRequestError: Both uids and keys, or neither, are given.
+        """
+        where = _calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
+        call = _calls.delete(uids, buffer=buffer, where=where)
+        return await self._run(call) if call else _calls.NOTHING_DELETED
+
+    async def create_buffer(
+        self, config: BufferConfig | str, *, exist_ok: bool = False
+    ) -> BufferInfo:
+        """Create a buffer.
+
+        Args:
+            config: Its configuration, or just its name.
+            exist_ok: True: answer with the one that exists if its configuration is the same.
+
+        Raises:
+            AlreadyExistsError: The name is taken.
+        """
+        return await self._run(_calls.create_buffer(config, exist_ok=exist_ok))
+
+    async def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
+        """Change fields of a buffer's configuration, named as in `BufferConfig`.
+
+        Raises:
+            WrongStateError: `group_by` can't change while experiences are stored.
+        """
+        return await self._run(_calls.update_buffer(BufferConfig(name, **changes)))
+
+    async def get_buffer(self, name: str) -> BufferInfo:
+        """Read a buffer's configuration and size."""
+        return await self._run(_calls.get_buffer(name))
+
+    async def list_buffers(self) -> tuple[BufferInfo, ...]:
+        """Read all buffers, by name."""
+        return await self._run(_calls.list_buffers())
+
+    async def delete_buffer(self, name: str, *, force: bool = False) -> int:
+        """Remove a buffer; how many experiences were in it.
+
+        Args:
+            name: The buffer's name.
+            force: True: also when experiences are stored in it.
+
+        Raises:
+            WrongStateError: Experiences are stored in it, and `force` is False.
+        """
+        return await self._run(_calls.delete_buffer(name, force=force))
+
+    async def publish_policy_version(self, version: int, *, buffer: str = "default") -> int | None:
+        """Say which policy the trainer has published; the version before, None if the first.
+
+        Args:
+            version: At least 0; may be lower than the last (a rollback).
+            buffer: The buffer's name.
+        """
+        return await self._run(_calls.publish_policy_version(version, buffer=buffer))
+
+    async def get_stats(self, buffer: str = "") -> Stats:
+        """Read counts, depths and what is waited for, of one buffer or of all."""
+        return await self._run(_calls.get_stats(buffer))
+
+    async def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
+        attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
+        while True:
+            method = getattr(self._get_stub(), call.method)
+            try:
+                response = await method(
+                    call.request, timeout=attempts.remaining(), metadata=self._metadata
+                )
+                return call.parse(response)
+            except grpc.RpcError as error:
+                failure = self._translate(error, call.method)
+            except asyncio.CancelledError:
+                # gRPC cancels the waiting task too when the channel is closed.
+                if self._closed and not _is_cancelling():
+                    raise closed_error("client") from None
+                raise
+            await asyncio.sleep(attempts.delay_after(failure, idempotent=call.idempotent))
+
+    def _open(self, method: str, requests: AsyncIterator[Any]) -> Any:
+        """Open a stream; without a deadline, since keepalive finds a dead server."""
+        return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
+
+    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
+        return status.from_rpc_error(
+            error, doing=f"{method} to {self._address}", is_stream=method.endswith("Stream")
+        )
+
+    def _get_stub(self) -> Any:
+        if self._closed:
+            raise closed_error("client")
+        loop = asyncio.get_running_loop()
+        if self._stub is None or self._loop is not loop:
+            arguments = _channel.arguments(self._options, self._tls)
+            self._channel = (
+                grpc.aio.insecure_channel(self._target, arguments)
+                if self._tls is None
+                else grpc.aio.secure_channel(
+                    self._target, _channel.credentials(self._tls), arguments
+                )
+            )
+            self._stub = ExperienceBufferStub(self._channel)
+            self._loop = loop
+        return self._stub
+
+
+def _is_cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

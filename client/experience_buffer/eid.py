@@ -1,0 +1,67 @@
+"""The identity of an experience: five parts, and the four texts that name it and its groups.
+
+No I/O and no third-party import lives here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+
+def _random_suffix() -> str:
+    return secrets.token_hex(3)
+
+
+@dataclass(slots=True)
+class EID:
+    """Identity of one experience.
+
+    Mutable, because workflows fill in `run` and `step` after the fact; not to be changed while
+    another thread reads it. The texts below are for comparing, never for parsing: a batch or task
+    may itself hold a `/`, and `EID(1, 2)` and `EID("1", "2")` have one uid.
+    """
+
+    batch: int | str = ""
+    """Number or name of the batch, such as the explorer's step or `"0/eval_gsm8k"`."""
+    task: int | str = ""
+    """The task within the batch."""
+    run: int = 0
+    """The rollout of the task."""
+    step: int = 0
+    """The step within the run."""
+    suffix: str = field(default_factory=_random_suffix)
+    """What tells apart experiences of one step: 6 random hex digits unless given."""
+
+    @property
+    def uid(self) -> str:
+        """Name of the experience: all five parts."""
+        return f"{self.batch}/{self.task}/{self.run}/{self.step}/{self.suffix}"
+
+    @property
+    def tid(self) -> str:
+        """Name of the task: what all its runs and steps share."""
+        return f"{self.batch}/{self.task}"
+
+    @property
+    def rid(self) -> str:
+        """Name of the run: what all its steps share."""
+        return f"{self.batch}/{self.task}/{self.run}"
+
+    @property
+    def sid(self) -> str:
+        """Name of the step: what all runs of the task share at one step."""
+        return f"{self.batch}/{self.task}/{self.step}"
+
+    def __str__(self) -> str:
+        return self.uid
+
+    def to_dict(self) -> dict[str, int | str]:
+        """Return the five parts by name, in wire order."""
+        return {
+            "batch": self.batch,
+            "task": self.task,
+            "run": self.run,
+            "step": self.step,
+            "suffix": self.suffix,
+        }

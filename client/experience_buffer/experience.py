@@ -1,0 +1,267 @@
+"""An experience: one rollout, or one turn of one, with its tensors and texts.
+
+Torch is imported when an experience is made, never by importing this module. How one becomes
+bytes is `trxp`'s business; how several become a batch is `collate`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from experience_buffer import trxp
+from experience_buffer.eid import EID
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    TensorLike: TypeAlias = Tensor | Sequence[Any] | Any
+    """A tensor, or what becomes one: a (nested) list, tuple or NumPy array."""
+
+__all__ = ["EID", "CustomField", "Experience"]
+
+
+@dataclass(frozen=True, slots=True)
+class CustomField:
+    """A value of `info` that a trainer wants as a tensor of the batch."""
+
+    source_field: str
+    """Key in `Experience.info`."""
+    destination_field: str
+    """Name of the batch's attribute."""
+    data_type: torch.dtype
+    """Its dtype, such as `torch.float32`."""
+
+
+@dataclass(init=False, eq=False)
+class Experience:
+    """One rollout, or one turn of one, named as in Trinity-RFT.
+
+    Mutable and compared by identity; not to be changed while another thread uses it. S is the
+    number of tokens, P of prompt tokens, T = S - P of response tokens.
+    """
+
+    eid: EID
+    """Identity."""
+    tokens: Tensor
+    """Token ids of prompt and response, shape [S]; int32 if made of a list. For dpo the prompt."""
+    prompt_length: int
+    """P: how many of the tokens are the prompt's."""
+    logprobs: Tensor | None
+    """Log-probabilities under the policy that sampled, shape [T]; float32 if made of a list."""
+    reward: float | None
+    """Scalar reward of the whole response."""
+    token_level_reward: Tensor | None
+    """Reward of each response token, shape [T]; float32 if made of a list."""
+    advantages: Tensor | None
+    """Advantage of each response token, shape [T]; float32 if made of a list."""
+    returns: Tensor | None
+    """Return of each response token, shape [T]; float32 if made of a list."""
+    truncate_status: str | None
+    """None, `"prompt_truncated"` or `"response_truncated"`."""
+    info: dict[str, Any]
+    """Anything else, plain data: `model_version`, the task's index, sources of custom fields."""
+    metrics: dict[str, float]
+    """Numbers for a monitor."""
+    response_text: str | None
+    """The response as text."""
+    prompt_text: str | None
+    """The prompt as text."""
+    action_mask: Tensor | None
+    """True where the model chose the token, shape [T]; bool if made of a list."""
+    messages: list[dict[str, Any]] | None
+    """The conversation."""
+    tools: list[dict[str, Any]] | None
+    """Schemas of the tools the model could call."""
+    chosen: Tensor | None
+    """Token ids of the preferred response, for dpo; int32 if made of a list."""
+    rejected: Tensor | None
+    """Token ids of the other response, for dpo; int32 if made of a list."""
+    chosen_messages: list[dict[str, Any]] | None
+    """The conversation that ends with the preferred response."""
+    rejected_messages: list[dict[str, Any]] | None
+    """The conversation that ends with the other response."""
+    multi_modal_inputs: dict[str, Tensor] | None
+    """Tensors of images and the like, by the model's name for them."""
+    teacher_logprobs: Tensor | None
+    """Log-probabilities under a teacher, shape [T]; float32 if made of a list."""
+    routed_experts: Tensor | None
+    """Experts that routed each token, shape [S - 1, layers, top_k]; uint8 if made of a list."""
+    custom_fields: list[CustomField]
+    """Values of `info` that a trainer wants as tensors."""
+    extra: dict[str, Tensor]
+    """Tensors of any other name (`values`, `ref_logprobs`, `versions`), kept bit for bit."""
+    experience_type: Literal["single_turn", "multi_turn", "dpo"]
+    """Derived: multi_turn if an action_mask is given, else dpo if chosen and rejected are."""
+
+    def __init__(
+        self,
+        *,
+        eid: EID | Mapping[str, Any] | None = None,
+        tokens: TensorLike,
+        logprobs: TensorLike | None = None,
+        reward: float | None = None,
+        token_level_reward: TensorLike | None = None,
+        advantages: TensorLike | None = None,
+        returns: TensorLike | None = None,
+        truncate_status: str | None = None,
+        info: dict[str, Any] | None = None,
+        metrics: dict[str, float] | None = None,
+        prompt_length: int = 1,
+        response_text: str | None = None,
+        prompt_text: str | None = None,
+        action_mask: TensorLike | None = None,
+        messages: list[dict[str, Any]] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chosen: TensorLike | None = None,
+        rejected: TensorLike | None = None,
+        chosen_messages: list[dict[str, Any]] | None = None,
+        rejected_messages: list[dict[str, Any]] | None = None,
+        multi_modal_inputs: Mapping[str, TensorLike] | None = None,
+        teacher_logprobs: TensorLike | None = None,
+        routed_experts: TensorLike | None = None,
+        custom_fields: list[CustomField] | None = None,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Make an experience; lists become int32, float32 or bool tensors.
+
+        A single-turn experience gets an `action_mask` of ones, shape [T]; of zeros, shape
+        [len(logprobs)], if its prompt was truncated. A dpo one gets `prompt_length = len(tokens)`.
+
+        Raises:
+            ValueError: A single-turn experience has no response, or a prompt length below 1.
+        """
+        if action_mask is not None:
+            self.experience_type = "multi_turn"
+        elif chosen is not None and rejected is not None:
+            self.experience_type = "dpo"
+            prompt_length = len(tokens)
+        else:
+            self.experience_type = "single_turn"
+            action_mask = _single_turn_mask(tokens, logprobs, prompt_length, truncate_status)
+        self.eid = EID() if eid is None else eid if isinstance(eid, EID) else EID(**eid)
+        self.tokens = _tensor(tokens, "int32")
+        self.logprobs = _optional(logprobs, "float32")
+        self.reward = reward
+        self.token_level_reward = _optional(token_level_reward, "float32")
+        self.advantages = _optional(advantages, "float32")
+        self.returns = _optional(returns, "float32")
+        self.truncate_status = truncate_status
+        self.info = info or {}
+        self.metrics = metrics or {}
+        self.prompt_length = prompt_length
+        self.response_text = response_text
+        self.prompt_text = prompt_text
+        self.action_mask = _optional(action_mask, "bool")
+        self.messages = messages
+        self.tools = tools
+        self.chosen = _optional(chosen, "int32")
+        self.rejected = _optional(rejected, "int32")
+        self.chosen_messages = chosen_messages
+        self.rejected_messages = rejected_messages
+        self.multi_modal_inputs = (
+            None
+            if multi_modal_inputs is None
+            else {key: _tensor(value, None) for key, value in multi_modal_inputs.items()}
+        )
+        self.teacher_logprobs = _optional(teacher_logprobs, "float32")
+        self.routed_experts = _optional(routed_experts, "uint8")
+        self.custom_fields = custom_fields or []
+        self.extra = dict(extra) if extra else {}
+
+    def serialize(self) -> bytes:
+        """Write this experience as a TRXP payload.
+
+        Raises:
+            TrxpError: It holds what TRXP can't, or what no reader may load.
+        """
+        return trxp.encode([self])
+
+    @classmethod
+    def deserialize(cls, data: bytes | bytearray | memoryview) -> Experience:
+        """Read a payload of one experience.
+
+        Raises:
+            TrxpError: The payload is damaged.
+            ValueError: It doesn't hold exactly one experience.
+        """
+        experiences = cls.deserialize_many(data)
+        if len(experiences) != 1:
+            raise ValueError(
+                f"the payload holds {len(experiences)} experiences, not 1; use deserialize_many"
+            )
+        return experiences[0]
+
+    @staticmethod
+    def serialize_many(experiences: Sequence[Experience]) -> bytes:
+        """Write experiences as one TRXP payload; see `trxp.encode`."""
+        return trxp.encode(experiences)
+
+    @classmethod
+    def deserialize_many(cls, data: bytes | bytearray | memoryview) -> list[Experience]:
+        """Read a payload of any number of experiences; see `trxp.decode`."""
+        return trxp.decode(data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe the experience without its tensors; texts and messages only where given."""
+        described: dict[str, Any] = {
+            "eid": self.eid.to_dict(),
+            "type": self.experience_type,
+            "prompt_length": self.prompt_length,
+            "response_length": len(self.tokens) - self.prompt_length,
+            "info": self.info,
+            "metrics": self.metrics,
+        }
+        for name in _DESCRIBED:
+            value = getattr(self, name)
+            if value is not None:
+                described[name] = float(value) if name == "reward" else value
+        return described
+
+
+_DESCRIBED = (
+    "prompt_text",
+    "response_text",
+    "messages",
+    "tools",
+    "chosen_messages",
+    "rejected_messages",
+    "reward",
+    "truncate_status",
+)
+
+
+def _single_turn_mask(
+    tokens: TensorLike, logprobs: TensorLike | None, prompt_length: int, truncate_status: str | None
+) -> Tensor:
+    import torch
+
+    if prompt_length <= 0:
+        raise ValueError(f"prompt_length is {prompt_length}; a single turn's is 1 or more")
+    if truncate_status == "prompt_truncated":
+        if logprobs is None:
+            raise ValueError("a truncated prompt needs logprobs or an action_mask")
+        return torch.zeros(len(logprobs), dtype=torch.bool)
+    if len(tokens) <= prompt_length:
+        raise ValueError(
+            f"{len(tokens)} tokens, but a prompt of {prompt_length}: there is no response; give "
+            "an action_mask, or truncate_status='prompt_truncated'"
+        )
+    return torch.ones(len(tokens) - prompt_length, dtype=torch.bool)
+
+
+def _optional(value: TensorLike | None, list_dtype: str) -> Tensor | None:
+    return None if value is None else _tensor(value, list_dtype)
+
+
+def _tensor(value: TensorLike, list_dtype: str | None) -> Tensor:
+    """Return a tensor as it is; make one of a list with a dtype, of anything else with its own."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, list) and list_dtype is not None:
+        return torch.tensor(value, dtype=getattr(torch, list_dtype))
+    return torch.tensor(value)

@@ -1,0 +1,186 @@
+"""Small immutable values that say how a client behaves and how a buffer is configured.
+
+Nothing here talks to a server; `_convert.py` translates the configurations to messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypedDict
+
+GroupBy: TypeAlias = Literal["none", "task", "run", "step"]
+"""Which key makes experiences one group."""
+DeadlinePolicy: TypeAlias = Literal["wait", "use_partial", "drop"]
+"""What happens to a group that isn't whole at its deadline."""
+LatePolicy: TypeAlias = Literal["refuse", "new_group"]
+"""What happens to an experience that comes after its group closed."""
+BadRewardPolicy: TypeAlias = Literal["refuse", "tombstone"]
+"""What happens to an experience whose reward is NaN, or missing though the estimator needs it."""
+Unit: TypeAlias = Literal["item", "group"]
+"""What one delivery is made of: single experiences or whole groups."""
+Parameter: TypeAlias = bool | int | float | str
+"""A parameter of an advantage estimator; integers up to 2**53 are exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryOptions:
+    """When and for how long failed calls are tried again.
+
+    Attempt n waits `initial_backoff_seconds * multiplier**n`, at most `max_backoff_seconds`, less
+    a random part of up to half of it; never less than the delay that the server asked for. A
+    call gives up at its deadline.
+    """
+
+    initial_backoff_seconds: float = 0.1
+    multiplier: float = 2.0
+    max_backoff_seconds: float = 5.0
+    max_attempts: int = 0
+    """Attempts per call, the first included; 0: as many as the deadline allows; 1: no retry."""
+    reconnect_seconds: float = 300.0
+    """For how long a broken sample stream or writer tries to reach the server again."""
+
+    def __post_init__(self) -> None:
+        if self.initial_backoff_seconds <= 0 or self.max_backoff_seconds <= 0:
+            raise ValueError(f"backoff times must be above 0 seconds: {self}")
+        if self.multiplier < 1 or self.max_attempts < 0 or self.reconnect_seconds < 0:
+            raise ValueError(
+                f"multiplier must be at least 1, max_attempts and reconnect_seconds 0: {self}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """A secure channel. Files are read when the channel is made, so a pickled client holds no key."""
+
+    ca_file: str | None = None
+    """PEM certificates that the server's is checked against; None: the system's."""
+    certificate_file: str | None = None
+    """PEM certificate that the client shows, for servers that ask for one."""
+    key_file: str | None = None
+    """PEM private key of `certificate_file`."""
+    server_name: str = ""
+    """Name expected in the server's certificate; empty: the address's host."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together: give both or neither")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """What rarely needs changing."""
+
+    max_message_bytes: int = 64 * 1024 * 1024
+    """Largest message, both ways. The server has a limit of its own."""
+    max_push_bytes: int = 8 * 1024 * 1024
+    """`push` aims at requests of at most this payload; one larger experience goes alone."""
+    max_push_items: int = 512
+    """Most experiences, and most tombstones, in one request of `push`."""
+    keepalive_seconds: float = 60.0
+    """Time between pings on a connection with open calls, to notice a dead peer; 0: none."""
+    keepalive_timeout_seconds: float = 20.0
+    """A connection whose ping isn't answered in this time counts as dead."""
+    retry: RetryOptions = field(default_factory=RetryOptions)
+    allow_insecure_token: bool = False
+    """True: send the token also over an unencrypted connection to another host."""
+
+    def __post_init__(self) -> None:
+        if self.max_push_items < 1 or self.max_push_bytes < 1:
+            raise ValueError(f"max_push_items and max_push_bytes must be at least 1: {self}")
+        if self.max_message_bytes < 64 * 1024:
+            raise ValueError(
+                f"max_message_bytes is {self.max_message_bytes}; give at least {64 * 1024}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """Bounds of a background writer."""
+
+    max_pending_bytes: int = 64 * 1024 * 1024
+    """Payload bytes that may wait for their outcome; `append` blocks beyond."""
+    max_batch_items: int = 256
+    """Most experiences in one request."""
+    max_batch_bytes: int = 4 * 1024 * 1024
+    """Payload of one request; one larger experience goes alone."""
+    linger_seconds: float = 0.02
+    """How long an experience waits for others to share its request."""
+    raise_on_refused: bool = True
+    """False: refused experiences are counted and logged only."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_pending_bytes, self.max_batch_items, self.max_batch_bytes) < 1:
+            raise ValueError(f"the bounds of a writer must be at least 1: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """A named reader of a buffer."""
+
+    name: str
+    """1 to 64 characters of letters, digits, ".", "_" and "-"."""
+    unit: Unit = "item"
+    """What `batch_size` counts for this consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageConfig:
+    """How advantages are computed when a group is whole."""
+
+    estimator: str = ""
+    """"grpo", "rloo", "reinforce", "gae"; empty: none are computed."""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    """The estimator's parameters; the server refuses names that it doesn't know."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferConfig:
+    """Everything that can be set for a buffer; None takes the server's default."""
+
+    name: str
+    """1 to 64 characters of letters, digits, ".", "_" and "-"."""
+    group_by: GroupBy | None = field(default=None, kw_only=True)
+    """Which key makes a group."""
+    group_size: int | None = field(default=None, kw_only=True)
+    """Members that make a group whole; 0: only a push or `seal_group` states it."""
+    group_deadline_seconds: float | None = field(default=None, kw_only=True)
+    """From a group's first member until its deadline; 0: none."""
+    on_group_deadline: DeadlinePolicy | None = field(default=None, kw_only=True)
+    """What happens at the deadline."""
+    min_group_size: int | None = field(default=None, kw_only=True)
+    """Fewest members with which a partial group is used."""
+    late_members: LatePolicy | None = field(default=None, kw_only=True)
+    """What happens to members that come too late."""
+    on_bad_reward: BadRewardPolicy | None = field(default=None, kw_only=True)
+    """What happens to NaN or missing rewards."""
+    consumers: tuple[ConsumerConfig, ...] | None = field(default=None, kw_only=True)
+    """The readers; None: one consumer "trainer" that takes items."""
+    advantage: AdvantageConfig | None = field(default=None, kw_only=True)
+    """Advantage computation."""
+    lease_seconds: float | None = field(default=None, kw_only=True)
+    """Until an unacknowledged delivery is offered again."""
+    max_items: int | None = field(default=None, kw_only=True)
+    """Most experiences in the buffer; 0: bounded by bytes only."""
+    max_bytes: int | None = field(default=None, kw_only=True)
+    """Most payload bytes in the buffer."""
+    duplicate_horizon_seconds: float | None = field(default=None, kw_only=True)
+    """For how long a consumed uid is remembered to recognise a repeated push."""
+
+
+class BufferChanges(TypedDict, total=False):
+    """What `update_buffer` can change: the fields of `BufferConfig`, each only if given."""
+
+    group_by: GroupBy
+    group_size: int
+    group_deadline_seconds: float
+    on_group_deadline: DeadlinePolicy
+    min_group_size: int
+    late_members: LatePolicy
+    on_bad_reward: BadRewardPolicy
+    consumers: tuple[ConsumerConfig, ...]
+    advantage: AdvantageConfig
+    lease_seconds: float
+    max_items: int
+    max_bytes: int
+    duplicate_horizon_seconds: float

@@ -1,0 +1,185 @@
+"""Errors to gRPC statuses and back, for the server's interceptor and for both clients.
+
+The exact class travels as `google.rpc.ErrorInfo.reason`, next to the detail that other tools
+expect for the status (BadRequest, ResourceInfo, ...), in the `grpc-status-details-bin` trailer.
+No rule about retrying is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from experience_buffer import errors
+from experience_buffer.v1 import types_pb2
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+ERROR_DOMAIN: Final = "experience_buffer"
+MAX_MESSAGE_BYTES: Final = 1024
+"""Longer texts are cut: large trailers replace the status that they belong to."""
+MAX_SUBJECT_BYTES: Final = 256
+
+_CLASSES: Final = tuple(
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type)
+    and issubclass(value, errors.ExperienceBufferError)
+    and value not in (errors.ExperienceBufferError, errors.PushRefusedError)
+)
+_BY_REASON: Final = {cls.reason: cls for cls in _CLASSES}
+_BY_STATUS: Final[dict[str, type[errors.ExperienceBufferError]]] = {
+    "INVALID_ARGUMENT": errors.InvalidRequestError,
+    "OUT_OF_RANGE": errors.InvalidRequestError,
+    "NOT_FOUND": errors.NotFoundError,
+    "ALREADY_EXISTS": errors.AlreadyExistsError,
+    "FAILED_PRECONDITION": errors.WrongStateError,
+    "RESOURCE_EXHAUSTED": errors.ResourceExhaustedError,
+    "UNAVAILABLE": errors.UnavailableError,
+    "UNAUTHENTICATED": errors.UnauthenticatedError,
+    "PERMISSION_DENIED": errors.ForbiddenError,
+    "DATA_LOSS": errors.DataLossError,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceededError,
+    "CANCELLED": errors.CallCancelledError,
+    "UNIMPLEMENTED": errors.UnsupportedError,
+}
+_CODE_BY_NUMBER: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class RpcStatus(grpc.Status):
+    """What a failed call ends with; fits `abort_with_status` of both kinds of context."""
+
+    code: grpc.StatusCode
+    details: str
+    """The error's text."""
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
+    """One entry: the serialised `google.rpc.Status`, below 4 KiB."""
+
+
+def to_status(error: errors.ExperienceBufferError) -> RpcStatus:
+    """Translate an error into the status that a call ends with.
+
+    Args:
+        error: Any error of this package. Its text is cut at 1,024 bytes of UTF-8.
+    """
+    code = grpc.StatusCode[error.status]
+    message = _cut(str(error), MAX_MESSAGE_BYTES)
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in _details(error, message):
+        status.details.add().Pack(detail)
+    return RpcStatus(code, message, ((DETAILS_KEY, status.SerializeToString()),))
+
+
+def from_rpc_error(
+    error: grpc.RpcError, *, doing: str, is_stream: bool = False
+) -> errors.ExperienceBufferError:
+    """Translate what gRPC raised into the error that the server meant.
+
+    Args:
+        error: Raised by a sync or an async call.
+        doing: Method and address, "Push to host:50051"; opens texts that gRPC itself wrote.
+        is_stream: The call is a stream. INTERNAL is then a broken stream unless the server said
+            otherwise: a write that meets the end of the stream hides the server's status so
+            (grpc/grpc#36066), and so does a proxy's reset. Reconnecting brings the true status.
+    """
+    call: Any = error  # Both kinds of RpcError are calls; the sync stub doesn't say so.
+    code: grpc.StatusCode = call.code()
+    text = call.details() or ""
+    details = _read_details(call.trailing_metadata() or ())
+    cls = _BY_STATUS.get(code.name, errors.InternalServerError)
+    if details is None or details.reason not in _BY_REASON:
+        if is_stream and code is grpc.StatusCode.INTERNAL:
+            cls = errors.UnavailableError
+        text = f"{doing} failed ({code.name}): {text}"
+        if cls.cure:
+            text = f"{text}; {cls.cure}"
+        return cls(text, retry_delay_seconds=details.retry_delay_seconds if details else None)
+    named = _BY_REASON[details.reason]
+    cls = named if named.status == code.name else cls
+    return cls(text, subject=details.subject, retry_delay_seconds=details.retry_delay_seconds)
+
+
+def to_request_error(error: errors.ExperienceBufferError) -> types_pb2.RequestError:
+    """Translate an error into the one that answers a single message of a stream."""
+    return types_pb2.RequestError(
+        code=grpc.StatusCode[error.status].value[0],
+        message=_cut(str(error), MAX_MESSAGE_BYTES),
+        retry_delay_seconds=error.retry_delay_seconds or 0.0,
+    )
+
+
+def from_request_error(
+    error: types_pb2.RequestError, *, not_found: type[errors.NotFoundError] = errors.NotFoundError
+) -> errors.ExperienceBufferError:
+    """Translate the error that answers a single message of a stream.
+
+    Args:
+        error: The answer.
+        not_found: The class that NOT_FOUND means for this kind of message.
+    """
+    code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
+    cls = _BY_STATUS.get(code.name, errors.InternalServerError)
+    if cls is errors.NotFoundError:
+        cls = not_found
+    return cls(error.message, retry_delay_seconds=error.retry_delay_seconds or None)
+
+
+def _details(error: errors.ExperienceBufferError, message: str) -> Iterable[Message]:
+    subject = _cut(error.subject, MAX_SUBJECT_BYTES)
+    yield error_details_pb2.ErrorInfo(
+        reason=error.reason, domain=ERROR_DOMAIN, metadata={"subject": subject} if subject else {}
+    )
+    if error.status == "INVALID_ARGUMENT":
+        violation = error_details_pb2.BadRequest.FieldViolation(field=subject, description=message)
+        yield error_details_pb2.BadRequest(field_violations=[violation])
+    elif error.status in ("NOT_FOUND", "ALREADY_EXISTS"):
+        yield error_details_pb2.ResourceInfo(
+            resource_type=error.resource_type, resource_name=subject
+        )
+    elif error.status == "FAILED_PRECONDITION":
+        unmet = error_details_pb2.PreconditionFailure.Violation(
+            type=error.reason, subject=subject, description=message
+        )
+        yield error_details_pb2.PreconditionFailure(violations=[unmet])
+    if error.retry_delay_seconds is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(error.retry_delay_seconds * 1e9))
+        yield retry
+
+
+@dataclass(slots=True)
+class _Details:
+    reason: str = ""
+    subject: str = ""
+    retry_delay_seconds: float | None = None
+
+
+def _read_details(metadata: Iterable[Any]) -> _Details | None:
+    """What the trailer says; None without one that can be read."""
+    blob = next((value for key, value in metadata if key == DETAILS_KEY), None)
+    if blob is None:
+        return None
+    found = _Details()
+    try:
+        for packed in status_pb2.Status.FromString(blob).details:
+            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+            if packed.Unpack(info) and info.domain == ERROR_DOMAIN:
+                found.reason = info.reason
+                found.subject = info.metadata.get("subject", "")
+            elif packed.Unpack(retry):
+                found.retry_delay_seconds = retry.retry_delay.ToNanoseconds() / 1e9
+    except DecodeError:
+        return None
+    return found
+
+
+def _cut(text: str, limit_bytes: int) -> str:
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit_bytes:
+        return data.decode()
+    return data[: limit_bytes - 3].decode("utf-8", "ignore") + "…"

@@ -1,0 +1,213 @@
+"""TRXP, the wire format of experiences: read, split, merge, add tensors, encode and decode.
+
+TRXP v1 is what Trinity-RFT 0.6.0 writes: a frame, metadata as a pickle of plain data, tensors in
+the safetensors format. Payloads are read without unpickling; torch is needed by `encode` and
+`decode` alone, and imported by them. All functions are thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from experience_buffer import _plain, _safetensors
+from experience_buffer._frame import KEYS, join_frame, split_frame
+from experience_buffer._item import Item, read_item, share_keys
+from experience_buffer._limits import DEFAULT_LIMITS, Limits
+from experience_buffer._normal import Normaliser
+from experience_buffer._safetensors import TensorView
+from experience_buffer._trxp_error import trxp_error
+from experience_buffer.errors import TrxpError
+
+if TYPE_CHECKING:
+    from experience_buffer.experience import Experience
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Item",
+    "Limits",
+    "TensorView",
+    "TrxpError",
+    "decode",
+    "encode",
+    "merge",
+    "read",
+    "split",
+    "with_tensors",
+]
+
+Buffer = bytes | bytearray | memoryview
+"""What holds a payload."""
+
+
+def read(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Item | TrxpError]:
+    """Read a payload's experiences without making tensors.
+
+    The tensor views refer to `payload`, which must not change while they are used.
+
+    Args:
+        payload: One TRXP payload of any number of experiences.
+        limits: Bounds on what it may ask for.
+
+    Returns:
+        For each experience the item, or what is wrong with it alone (its `item` is its index).
+
+    Raises:
+        TrxpError: The frame, the metadata as a whole or the tensor table is damaged or hostile.
+    """
+    metadata, section = split_frame(payload, limits=limits)
+    top, is_suspect = _plain.load(bytes(metadata), limits=limits)
+    keys, metas = _checked_top(top, limits)
+    tensors = _tensors_by_item(section, len(metas), limits)
+    normaliser = Normaliser(limits) if is_suspect else None
+    return [
+        read_item(index, meta, fields, keys=keys, normaliser=normaliser)
+        for index, (meta, fields) in enumerate(zip(metas, tensors, strict=True))
+    ]
+
+
+def split(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
+    """Cut a payload into single ones, each as its producer would have written it alone.
+
+    Raises:
+        TrxpError: The payload, or any of its experiences, is damaged.
+    """
+    return [item.encode() for item in _sound(read(payload, limits=limits))]
+
+
+def merge(payloads: Sequence[Buffer], *, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Put the experiences of several payloads into one, in order.
+
+    Equal dict keys become one object in the metadata, as they are for a producer who spells them
+    in code; where that holds, the bytes are those the producer would have written.
+
+    Raises:
+        TrxpError: A payload, or any of its experiences, is damaged.
+    """
+    texts: dict[str, str] = {}
+    items: list[Item] = []
+    for payload in payloads:
+        found = _sound(read(payload, limits=limits))
+        if found:
+            share_keys([item.meta for item in found], keys=found[0].keys, texts=texts)
+        items += found
+    return join_frame(
+        [item.meta for item in items],
+        [
+            (f"{index}:{field}", view)
+            for index, item in enumerate(items)
+            for field, view in item.tensors.items()
+        ],
+        keys=tuple(texts[key] for key in KEYS) if items else KEYS,
+    )
+
+
+def with_tensors(payload: Buffer, tensors: Mapping[str, TensorView]) -> bytes:
+    """Add tensors to a single experience's payload, or replace them; the metadata stays as it is.
+
+    Args:
+        payload: A payload of one experience, known to be sound: its metadata isn't read.
+        tensors: Field names, such as `"advantages"`, and what they become.
+
+    Returns:
+        The payload that its producer would have written had these tensors been set.
+
+    Raises:
+        TrxpError: The frame or the tensor table is damaged, or a tensor of another experience is
+            in it.
+        ValueError: A name is that of a multi-modal input, whose keys the metadata lists.
+    """
+    metadata, section = split_frame(payload, limits=DEFAULT_LIMITS)
+    views: dict[str, TensorView] = {}
+    table = _safetensors.read(section, max_header_bytes=DEFAULT_LIMITS.max_header_bytes)
+    for name, view in table:
+        if not name.startswith("0:"):
+            raise trxp_error(
+                "with_tensors takes the payload of one experience; split it first",
+                where=f"tensor table {name!r}",
+            )
+        views[name] = view
+    for field, view in tensors.items():
+        if field.startswith("multi_modal_inputs:"):
+            raise ValueError(f"{field!r} can't be added: its key is part of the metadata")
+        views[f"0:{field}"] = view
+    return join_frame(metadata, views.items())
+
+
+def encode(experiences: Sequence[Experience]) -> bytes:
+    """Write experiences as one payload, byte for byte what Trinity-RFT's class writes.
+
+    NumPy scalars in the metadata are written as Python numbers; everything else that isn't plain
+    data is refused, where Trinity-RFT's class would pickle it.
+
+    Raises:
+        TrxpError: An experience holds what TRXP can't, or what no reader may load; `item` is its
+            index and the text names the field.
+    """
+    from experience_buffer import _torch
+
+    return _torch.encode(experiences)
+
+
+def decode(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Experience]:
+    """Make experiences of a payload.
+
+    The payload is copied once; all tensors are views on that copy, which lives as long as any of
+    them, so `clone()` what is to be kept for long.
+
+    Raises:
+        TrxpError: The payload, or any of its experiences, is damaged.
+    """
+    from experience_buffer import _torch
+
+    return _torch.decode(payload, limits=limits)
+
+
+def _sound(items: list[Item | TrxpError]) -> list[Item]:
+    sound = []
+    for item in items:
+        if isinstance(item, TrxpError):
+            raise item
+        sound.append(item)
+    return sound
+
+
+def _tensors_by_item(
+    section: memoryview, num_items: int, limits: Limits
+) -> Iterable[dict[str, TensorView]]:
+    by_index: dict[str, dict[str, TensorView]] = {str(i): {} for i in range(num_items)}
+    for name, view in _safetensors.read(section, max_header_bytes=limits.max_header_bytes):
+        index, colon, field = name.partition(":")
+        fields = by_index.get(index)
+        if fields is None or not colon:
+            raise trxp_error(
+                f"a name is `index:field` with an index below {num_items}",
+                where=f"tensor table {name[:200]!r}",
+            )
+        if field in fields:
+            raise trxp_error("the name occurs twice", where=f"tensor table {name[:200]!r}")
+        fields[field] = view
+    return by_index.values()
+
+
+def _checked_top(top: object, limits: Limits) -> tuple[tuple[str, ...], list[Any]]:
+    """Return the keys as the payload's own objects, in canonical order, and the items."""
+    if type(top) is not dict or top.keys() != set(KEYS):
+        raise trxp_error("not a dict of version, num_items and items alone", where="metadata")
+    if top["version"] != 1 or type(top["version"]) is not int:
+        raise trxp_error(f"version {top['version']!r:.80}; this reader knows 1", where="metadata")
+    metas = top["items"]
+    if type(metas) is not list:
+        raise trxp_error(f"items is a {type(metas).__name__}, not a list", where="metadata")
+    if len(metas) > limits.max_items:
+        raise trxp_error(
+            f"{len(metas)} items exceed the limit of {limits.max_items}; send smaller batches",
+            where="metadata",
+        )
+    if type(top["num_items"]) is not int or top["num_items"] != len(metas):
+        raise trxp_error(
+            f"num_items is {top['num_items']!r:.80}, but there are {len(metas)} items",
+            where="metadata",
+        )
+    by_text = {key: key for key in top}
+    return tuple(by_text[key] for key in KEYS), metas

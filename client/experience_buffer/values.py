@@ -1,0 +1,304 @@
+"""What calls return: outcomes, summaries, statistics, and the content of a batch.
+
+Values only; the batches that can be acknowledged are in `client.py` and `aio.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from experience_buffer.errors import PushRefusedError
+
+if TYPE_CHECKING:
+    from experience_buffer.eid import EID
+    from experience_buffer.experience import Experience
+    from experience_buffer.options import BufferConfig, Unit
+
+PushStatus: TypeAlias = Literal["stored", "duplicate", "refused"]
+"""What became of one pushed item."""
+RefusalReason: TypeAlias = Literal["", "invalid", "conflict", "late", "missing_field", "group_size"]
+"""Why an item was refused: damaged, uid taken by other content, group closed, a field lacks that
+the estimator needs, group size contradicts an earlier one. Empty when it wasn't."""
+ExperienceState: TypeAlias = Literal[
+    "waiting_for_group", "computing", "ready", "leased", "quarantined", "tombstone"
+]
+"""Where an experience is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A failed rollout: it completes its group and has no vote in the group's statistics."""
+
+    eid: EID
+    """The identity that the experience would have had."""
+    reason: str = ""
+    """Why the rollout failed; at most 1,024 characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOutcome:
+    """What became of one experience or tombstone."""
+
+    index: int
+    """Position in what was pushed; tombstones follow the experiences."""
+    uid: str
+    """Empty when the item is too damaged to have one."""
+    status: PushStatus
+    reason: RefusalReason = ""
+    message: str = ""
+    """What was wrong, where, and what to do; empty when stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushResult:
+    """What became of a push. Everything not refused is durable."""
+
+    outcomes: tuple[PushOutcome, ...]
+    """One per experience, then one per tombstone, in order."""
+    policy_version: int | None
+    """The newest published policy version; None before the first."""
+
+    @property
+    def num_stored(self) -> int:
+        """Items stored by this push."""
+        return sum(outcome.status == "stored" for outcome in self.outcomes)
+
+    @property
+    def num_duplicates(self) -> int:
+        """Items that were stored already, with the same content."""
+        return sum(outcome.status == "duplicate" for outcome in self.outcomes)
+
+    @property
+    def refused(self) -> tuple[PushOutcome, ...]:
+        """Items that are not stored."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "refused")
+
+    def raise_for_refused(self) -> None:
+        """Do nothing when every item is stored.
+
+        Raises:
+            PushRefusedError: Items were refused; its `result` is this.
+        """
+        if self.refused:
+            raise refusal(self)
+
+
+def refusal(result: PushResult) -> PushRefusedError:
+    """Make the error that reports the refused items of a result."""
+    refused = result.refused
+    shown = "; ".join(
+        f"item {outcome.index} ({outcome.uid or 'no uid'}): {outcome.reason}: {outcome.message}"
+        for outcome in refused[:3]
+    )
+    more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+    error = PushRefusedError(
+        f"{len(refused)} items refused, all others are stored: {shown}{more}. "
+        "The error's result.refused lists them; raise_on_refused=False counts without raising"
+    )
+    error.result = result
+    return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterCounts:
+    """What became of the experiences that a writer took."""
+
+    num_appended: int
+    num_stored: int
+    num_duplicates: int
+    """Stored already, with the same content."""
+    num_refused: int
+    num_failed: int
+    """In requests that failed as a whole."""
+
+    @property
+    def num_pending(self) -> int:
+        """Experiences that have no outcome yet."""
+        settled = self.num_stored + self.num_duplicates + self.num_refused + self.num_failed
+        return self.num_appended - settled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class BatchData:
+    """A delivered batch: parallel tuples, one entry per experience, groups contiguous.
+
+    Falsy when it holds nothing; `shortfall` then says why. That isn't an error.
+    """
+
+    buffer: str
+    consumer: str
+    lease_id: int
+    """Names the lease; 0 when nothing was delivered."""
+    expire_time: float
+    """When the lease expires, by `time.monotonic()`; infinity when nothing was delivered."""
+    uids: tuple[str, ...]
+    groups: tuple[str, ...]
+    """Each experience's group key; empty texts in ungrouped buffers."""
+    payloads: tuple[bytes, ...]
+    """Each a TRXP payload of one experience."""
+    num_deliveries: tuple[int, ...]
+    """How often each has been delivered to this consumer, this delivery included."""
+    staleness: tuple[int | None, ...]
+    """Published policy version minus the version that began the experience; None when unknown."""
+    num_units: int
+    """Units (experiences or groups) delivered."""
+    shortfall: str
+    """Why there are fewer units than asked for; empty when there aren't."""
+    policy_version: int | None
+    """The newest published policy version; None before the first."""
+
+    def __len__(self) -> int:
+        """Return the number of experiences."""
+        return len(self.uids)
+
+    def __repr__(self) -> str:
+        short = f", shortfall={self.shortfall!r}" if self.shortfall else ""
+        return (
+            f"<{type(self).__name__} lease {self.lease_id} of {self.consumer!r} on "
+            f"{self.buffer!r}: {len(self)} experiences, {self.num_units} units{short}>"
+        )
+
+    @property
+    def experiences(self) -> list[Experience]:
+        """The decoded experiences; needs torch. Decodes anew each time: keep the list.
+
+        Raises:
+            TrxpError: A payload is damaged.
+        """
+        from experience_buffer import trxp
+
+        return [experience for payload in self.payloads for experience in trxp.decode(payload)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperienceSummary:
+    """What is known of a stored experience without its payload."""
+
+    uid: str
+    tid: str
+    """Task key, "batch/task"."""
+    rid: str
+    """Run key, "batch/task/run"."""
+    sid: str
+    """Step key, "batch/task/step"."""
+    state: ExperienceState
+    reward: float | None
+    response_tokens: int
+    payload_bytes: int
+    min_policy_version: int | None
+    """Lowest policy version that produced a token; None when unknown."""
+    max_policy_version: int | None
+    """Highest policy version that produced a token; None when unknown."""
+    push_time: float
+    """When it was accepted, seconds since the Unix epoch."""
+    message: str
+    """Why it is where it is, for quarantined experiences and tombstones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredExperience:
+    """One experience as the server holds it."""
+
+    summary: ExperienceSummary
+    payload: bytes = field(repr=False)
+    """Its TRXP payload, computed advantages in place; empty for a tombstone."""
+
+    @property
+    def experience(self) -> Experience | None:
+        """The decoded experience, None for a tombstone; needs torch.
+
+        Raises:
+            TrxpError: The payload is damaged.
+        """
+        from experience_buffer import trxp
+
+        return trxp.decode(self.payload)[0] if self.payload else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteResult:
+    """What `delete` removed and what it left."""
+
+    num_deleted: int
+    leased_uids: tuple[str, ...]
+    """Not removed: a consumer holds a lease on them."""
+    unknown_uids: tuple[str, ...]
+    """Not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedGroup:
+    """A group that gets no more members than stated."""
+
+    num_members: int
+    """Members present, tombstones included."""
+    group_size: int
+    """Members that make it whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferInfo:
+    """A buffer as the server holds it."""
+
+    config: BufferConfig
+    """Every field set."""
+    policy_version: int | None
+    """The newest published policy version; None before the first."""
+    create_time: float
+    """Seconds since the Unix epoch."""
+    num_items: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStats:
+    """The state of one consumer."""
+
+    name: str
+    unit: Unit
+    num_ready_units: int
+    """Units that can be sampled now."""
+    num_leased_units: int
+    num_leases: int
+    """Leases that are open."""
+    num_waiting: int
+    """Calls and streams that wait for a batch."""
+    waiting_for: str
+    """What the longest-waiting one waits for; empty when none waits."""
+    num_acked_units: int
+    """Since the server started."""
+    num_redelivered_units: int
+    """Offered again after an expiry or nack since the server started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferStats:
+    """The state of one buffer."""
+
+    name: str
+    num_items: int
+    """Experiences stored, tombstones not counted."""
+    num_bytes: int
+    """Payload bytes stored."""
+    num_open_groups: int
+    """Groups that aren't whole."""
+    num_overdue_groups: int
+    """Open groups past their deadline under the policy "wait"."""
+    num_computing_groups: int
+    num_quarantined_groups: int
+    """Groups whose advantages can't be computed."""
+    oldest_open_group: str
+    """In words; empty when there is none."""
+    policy_version: int | None
+    consumers: tuple[ConsumerStats, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """The state of a server."""
+
+    buffers: tuple[BufferStats, ...]
+    """By name."""
+    server_version: str
+    uptime_seconds: float

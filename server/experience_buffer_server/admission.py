@@ -1,0 +1,261 @@
+"""Admission: from one item of a payload to the candidate for storage, or the reason against it.
+
+Pure: no store, no groups, no clock. What is checked here concerns one experience alone.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import xxhash
+
+from experience_buffer.eid import EID
+from experience_buffer.trxp import Item, TensorView
+from experience_buffer_server import advantages
+from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.store.base import MAX_KEY_BYTES
+
+
+class Reason(StrEnum):
+    """Why an item is refused; the wire has the same names."""
+
+    INVALID = "invalid"
+    CONFLICT = "conflict"
+    LATE = "late"
+    MISSING_FIELD = "missing_field"
+    GROUP_SIZE = "group_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One item isn't stored; its neighbours are not affected."""
+
+    reason: Reason
+    message: str
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An experience or tombstone that may be stored."""
+
+    eid: EID
+    uid: str
+    payload: bytes
+    """The canonical TRXP payload of this experience alone; empty for a tombstone."""
+    digest: bytes
+    reward: float | None
+    response_tokens: int
+    min_version: int | None
+    max_version: int | None
+    tombstone: bool = False
+    note: str = ""
+
+
+RESPONSE_FIELDS = (
+    "action_mask",
+    "logprobs",
+    "token_level_reward",
+    "advantages",
+    "returns",
+    "teacher_logprobs",
+    "ref_logprobs",
+)
+"""Tensors with one value per response token; `logprobs` may also be empty."""
+
+_MAX_NOTE = 1024
+
+
+def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
+    """Check one experience and compute what the index needs of it."""
+    uid = item.uid
+    problem = check_uid(uid) or _check_shapes(item)
+    if problem:
+        return Refusal(Reason.INVALID, problem, uid)
+    reward = item.meta.get("reward")
+    problem = _check_reward(reward)
+    if problem and settings.on_bad_reward == "tombstone":
+        return entomb(item.eid, problem)
+    if problem:
+        return Refusal(Reason.INVALID, problem, uid)
+    missing = _missing_fields(item, settings)
+    if missing:
+        problem = _explain_missing(missing, settings.advantage.estimator)
+        if settings.on_bad_reward == "tombstone" and all("reward" in name for name in missing):
+            return entomb(item.eid, problem)
+        return Refusal(Reason.MISSING_FIELD, problem, uid)
+    versions = _policy_versions(item)
+    if isinstance(versions, str):
+        return Refusal(Reason.INVALID, versions, uid)
+    payload = item.encode()
+    return Candidate(
+        eid=item.eid,
+        uid=uid,
+        payload=payload,
+        digest=xxhash.xxh3_128_digest(payload),
+        reward=None if reward is None else float(reward),
+        response_tokens=response_tokens(item),
+        min_version=versions[0],
+        max_version=versions[1],
+    )
+
+
+def entomb(eid: EID, reason: str) -> Candidate | Refusal:
+    """The candidate for a failed rollout."""
+    problem = check_uid(eid.uid)
+    if problem:
+        return Refusal(Reason.INVALID, problem, eid.uid)
+    return Candidate(
+        eid=eid,
+        uid=eid.uid,
+        payload=b"",
+        digest=xxhash.xxh3_128_digest(b"tombstone"),
+        reward=None,
+        response_tokens=0,
+        min_version=None,
+        max_version=None,
+        tombstone=True,
+        note=reason[:_MAX_NOTE],
+    )
+
+
+def check_uid(uid: str) -> str:
+    """What keeps a uid from being a key of the store; empty when nothing does."""
+    try:
+        size = len(uid.encode())
+    except UnicodeEncodeError as error:
+        return f"uid {uid!a}: not valid Unicode at character {error.start}; send plain text"
+    if size > MAX_KEY_BYTES:
+        return (
+            f"uid of {size} bytes is over the limit of {MAX_KEY_BYTES} bytes for a key of the "
+            f"store; shorten batch, task or suffix ({uid[:60]!r}...)"
+        )
+    return ""
+
+
+def response_tokens(item: Item) -> int:
+    """Response length: that of the action mask, else what tokens exceed the prompt by."""
+    mask = item.tensors.get("action_mask")
+    if mask is not None:
+        return mask.shape[0]
+    if "chosen" in item.tensors:
+        return item.tensors["chosen"].shape[0]
+    return max(item.tensors["tokens"].shape[0] - _prompt_length(item), 0)
+
+
+def _prompt_length(item: Item) -> int:
+    return int(item.meta.get("prompt_length", 1))
+
+
+def _check_shapes(item: Item) -> str:
+    """Mismatched lengths, in words; empty when all agree."""
+    tensors = item.tensors
+    tokens = tensors.get("tokens")
+    if tokens is None:
+        return "tensor tokens is missing; every experience needs its token ids"
+    for name in ("tokens", "chosen", "rejected", *RESPONSE_FIELDS):
+        if name in tensors and len(tensors[name].shape) != 1:
+            return f"tensor {name} has shape {list(tensors[name].shape)}; one dimension is expected"
+    prompt_length = item.meta.get("prompt_length", 1)
+    if isinstance(prompt_length, bool) or not isinstance(prompt_length, int) or prompt_length < 0:
+        return f"prompt_length is {prompt_length!r}; a number of tokens >= 0 is expected"
+    if prompt_length > tokens.shape[0]:
+        return f"prompt_length {prompt_length} exceeds the {tokens.shape[0]} tokens"
+    if "chosen" in tensors or "rejected" in tensors:
+        return ""
+    length = response_tokens(item)
+    rest = tokens.shape[0] - prompt_length
+    if length != rest and item.meta.get("truncate_status") != "prompt_truncated":
+        return (
+            f"action_mask has {length} values but {tokens.shape[0]} tokens with prompt_length "
+            f"{prompt_length} leave a response of {rest}"
+        )
+    return _check_lengths(tensors, length)
+
+
+def _check_lengths(tensors: Mapping[str, TensorView], length: int) -> str:
+    for name in RESPONSE_FIELDS:
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape[0] == length:
+            continue
+        if name == "logprobs" and tensor.shape[0] == 0:
+            continue
+        return f"{name} has {tensor.shape[0]} values but the response has {length} tokens"
+    values = tensors.get("values")
+    if values is not None and values.shape not in ((length,), (length + 1,)):
+        return (
+            f"values has shape {list(values.shape)} but the response has {length} tokens; "
+            f"send {length}, or {length + 1} with the bootstrap value last"
+        )
+    return ""
+
+
+def _check_reward(reward: Any) -> str:
+    if reward is None:
+        return ""
+    if not isinstance(reward, int | float):
+        return f"reward is a {type(reward).__name__}; send float(reward)"
+    try:
+        finite = math.isfinite(reward)
+    except OverflowError:
+        finite = False
+    return "" if finite else f"reward is {reward!r}; send a finite number or a tombstone"
+
+
+def _missing_fields(item: Item, settings: BufferSettings) -> tuple[str, ...]:
+    """What the buffer's estimator needs and the experience lacks; `a|b` is met by either."""
+    name = settings.advantage.estimator
+    if not name:
+        return ()
+    info = item.meta.get("info")
+    present = {*item.tensors, *(info if isinstance(info, Mapping) else ())}
+    if item.meta.get("reward") is not None:
+        present.add("reward")
+    if "chosen" in item.tensors:
+        return ("action_mask",)
+    return advantages.missing_fields(name, present)
+
+
+def _explain_missing(fields: tuple[str, ...], estimator: str) -> str:
+    names = ", ".join(" or ".join(field.split("|")) for field in fields)
+    return (
+        f"{names} is missing; the estimator {estimator!r} needs it: send reward as a number, "
+        "other fields as an extra tensor or as a list in info; or a tombstone if the rollout failed"
+    )
+
+
+def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
+    """Lowest and highest policy version, from per-token versions or from `info`."""
+    tensor = item.tensors.get("versions")
+    if tensor is not None:
+        return _tensor_versions(tensor)
+    info = item.meta.get("info")
+    if not isinstance(info, Mapping):
+        return None, None
+    start = info.get("version_start", info.get("model_version"))
+    end = info.get("version_end", start)
+    for name, value in (("version_start", start), ("version_end", end)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            return f"info: policy version {name} is {value!r}; an integer is expected"
+        if value is not None and not -(2**63) <= value < 2**63:
+            return f"info: policy version {name} is {value}; 64 bits are expected"
+    known = [value for value in (start, end) if value is not None and value >= 0]
+    return (min(known), max(known)) if known else (None, None)
+
+
+_INTEGER_CODES = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B"}
+
+
+def _tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
+    code = _INTEGER_CODES.get(tensor.dtype)
+    if code is None:
+        return f"versions has dtype {tensor.dtype}; an integer dtype is expected"
+    values: array[int] = array(code)
+    values.frombytes(tensor.data)
+    known = [value for value in values if value >= 0]
+    return (min(known), max(known)) if known else (None, None)

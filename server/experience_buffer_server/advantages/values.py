@@ -1,0 +1,91 @@
+"""What goes into and comes out of an advantage computation.
+
+Plain values only: no torch, no arithmetic. The process that only builds or reads them never
+pays for loading torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MASK_DTYPES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
+}  # fmt: skip
+"""Safetensors dtype codes a mask may have, with their size in bytes."""
+
+FLOAT_DTYPES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+"""Safetensors dtype codes rewards and values may have, with their size in bytes."""
+
+
+class GroupError(ValueError):
+    """One group can't be computed; the message says which experience and what to send instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A one-dimensional tensor as it lies in a payload."""
+
+    dtype: str
+    """Safetensors dtype code, such as `BOOL` or `BF16`."""
+    data: bytes | memoryview
+    """Raw little-endian elements, contiguous; never written to."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the data in bytes, whatever the item format of a memoryview."""
+        return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperienceInput:
+    """What an estimator may read of one experience with T response tokens."""
+
+    reward: float | None
+    """Scalar reward, read as float32; None where there is only a token-level one."""
+    mask: Column
+    """Action mask, length T, any boolean or integer dtype; non-zero marks a valid token."""
+    token_level_reward: Column | None = None
+    """Reward per token, length T, any float dtype; read at valid tokens only."""
+    values: Column | None = None
+    """Critic's values, length T, or T + 1 where the last is the bootstrap value."""
+    truncated: bool = False
+    """Whether generation stopped at a limit, so that the bootstrap value counts."""
+    run: str = ""
+    """Experiences of a group with the same run vote once; `""` is a run of its own."""
+    step: int = 0
+    """Position within the run; the reward at the highest step is the run's vote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperienceAdvantages:
+    """What was computed for one experience."""
+
+    advantages: bytes
+    """Float32 little-endian, length T, exactly zero where the mask is zero."""
+    returns: bytes
+    """Float32 little-endian, length T, exactly zero where the mask is zero."""
+    singleton: bool = False
+    """The experience's run was the only vote of its group: there was nothing to compare with."""
+    zero_mask: bool = False
+    """No token is valid, so everything is zero."""
+    bootstrapped: bool = False
+    """A bootstrap value entered the computation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """A group that was computed."""
+
+    items: tuple[ExperienceAdvantages, ...]
+    """One per experience, in the order of the group's experiences."""
+    details: dict[str, float | int | str | bool] = field(default_factory=dict)
+    """What was used: `estimator`, `parameters.NAME`, `members`, and for estimators with group
+    statistics `votes`, `mean`, `std`, `zero_variance` and `singleton`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailure:
+    """A group that can't be computed; its neighbours in the launch were."""
+
+    error: str
+    """Which experience, what is wrong with it, and what to send instead."""

@@ -1,0 +1,143 @@
+"""Requests to a child process of the server: length-prefixed msgpack over a socket pair.
+
+The child answers in the order of the requests and ends when the socket closes, so it never
+outlives the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from typing import Any
+
+import msgpack
+
+_LENGTH = struct.Struct("<Q")
+_CLOSE_SECONDS = 10.0
+
+
+class ChildGoneError(Exception):
+    """The child process ended before it answered."""
+
+
+class Child:
+    """A running child process. Not thread-safe; belongs to one event loop."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self.gone = False
+        """True once the process has ended or can't be reached."""
+        self._receiver = asyncio.get_running_loop().create_task(self._receive())
+
+    @classmethod
+    async def start(cls, module: str, *arguments: str) -> Child:
+        """Run `python -m module FD arguments...` with its end of the socket pair."""
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    async def request(self, message: Any) -> Any:
+        """Send a message and wait for its answer.
+
+        Raises:
+            ChildGoneError: The child ended first.
+        """
+        if self.gone:
+            raise ChildGoneError(self._epitaph())
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._unanswered.append(answer)
+        data = msgpack.packb(message)
+        self._writer.write(_LENGTH.pack(len(data)) + data)
+        return await answer
+
+    async def close(self) -> None:
+        """Let the child finish what it has and end. Idempotent."""
+        self._writer.close()
+        try:
+            await asyncio.to_thread(self._process.wait, _CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        await asyncio.wait([self._receiver])
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                answer = msgpack.unpackb(await self._reader.readexactly(length))
+                waiting = self._unanswered.popleft()
+                if not waiting.done():
+                    waiting.set_result(answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.gone = True
+            self._writer.close()
+            await asyncio.to_thread(self._process.wait)
+            for waiting in self._unanswered:
+                if not waiting.done():
+                    waiting.set_exception(ChildGoneError(self._epitaph()))
+            self._unanswered.clear()
+
+    def _epitaph(self) -> str:
+        code = self._process.poll()
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"ended with status {code}"
+
+
+class Parent:
+    """The child's end of the socket pair: blocking, one request at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        # The terminal's Ctrl-C and a supervisor's SIGTERM are for the server, which drains first.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.set_inheritable(descriptor, False)
+
+    def receive(self) -> Any | None:
+        """The next request; None when the server has closed the socket."""
+        header = self._read(_LENGTH.size)
+        if header is None:
+            return None
+        body = self._read(_LENGTH.unpack(header)[0])
+        return None if body is None else msgpack.unpackb(body)
+
+    def answer(self, message: Any) -> None:
+        """Answer the last request."""
+        data = msgpack.packb(message)
+        self._socket.sendall(_LENGTH.pack(len(data)))
+        self._socket.sendall(data)
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            received = self._socket.recv_into(view)
+            if not received:
+                return None
+            view = view[received:]
+        return bytes(data)

@@ -1,0 +1,87 @@
+"""The command line: `experience-buffer serve | health`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experience_buffer_server import __version__
+from experience_buffer_server.config import ConfigurationError, load_settings
+from experience_buffer_server.store.base import StoreError
+
+app = typer.Typer(
+    help="The experience buffer server.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="A TOML file.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: a free one [50051].")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the store [./data].")] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of /metrics [127.0.0.1].")
+    ] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="-1: none; 0: free [9464].")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Allow plain text beyond loopback.")
+    ] = None,
+) -> None:
+    """Run the server until SIGTERM or Ctrl-C."""
+    from experience_buffer_server import app as server
+    from experience_buffer_server import logs
+
+    try:
+        settings = load_settings(
+            config,
+            server={
+                "host": host,
+                "port": port,
+                "metrics_host": metrics_host,
+                "metrics_port": metrics_port,
+                "insecure": insecure,
+            },
+            store={"path": data},
+        )
+        logs.configure(settings.server.log_format, settings.server.log_level)
+        raise SystemExit(asyncio.run(server.serve(settings)))
+    except (ConfigurationError, StoreError) as error:
+        typer.echo(f"experience-buffer: {error}", err=True)
+        raise SystemExit(2) from error
+
+
+@app.command()
+def health(
+    address: Annotated[str, typer.Option(help="host:port of a server.")] = "127.0.0.1:50051",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 3.0,
+) -> None:
+    """Ask a running server whether it is serving; exit status 0 if it is."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout
+            )
+        except grpc.RpcError as error:
+            typer.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
+            raise SystemExit(1) from error
+    state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    typer.echo(f"{address}: {state}")
+    raise SystemExit(0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,282 @@
+"""Settings of the server and of each buffer: typed, bounded, from TOML and the environment.
+
+Unknown keys are errors, and every error names the key. Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from experience_buffer_server import advantages
+
+ENV_PREFIX = "EXPERIENCE_BUFFER_"
+KIBI = 1024
+MEBI = 1024 * KIBI
+GIBI = 1024 * MEBI
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+
+
+class ConfigurationError(ValueError):
+    """The configuration can't be used; the message names the key and what it takes."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ConsumerSettings(_Section):
+    """A named reader of a buffer."""
+
+    name: Name
+    unit: Literal["item", "group"] = "item"
+    """What `batch_size` counts: single experiences or whole groups."""
+
+
+class AdvantageSettings(BaseModel):
+    """What is computed when a group is whole; keys beside `estimator` are its parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    estimator: str = ""
+    """Empty: nothing is computed."""
+
+    @model_validator(mode="after")
+    def _check(self) -> AdvantageSettings:
+        if self.estimator and self.estimator not in advantages.ESTIMATORS:
+            known = ", ".join(sorted(advantages.ESTIMATORS))
+            raise ValueError(f"unknown estimator {self.estimator!r}; there are: {known}")
+        if self.estimator:
+            advantages.validate_parameters(self.estimator, self.parameters)
+        elif self.parameters:
+            raise ValueError(f"parameters {sorted(self.parameters)} without an estimator")
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The estimator's parameters as given."""
+        return dict(self.model_extra or {})
+
+
+class BufferSettings(_Section):
+    """How one buffer groups, computes, delivers, and what bounds it."""
+
+    group_by: Literal["none", "task", "run", "step"] = "task"
+    """Which key makes a group."""
+    group_size: int = Field(0, ge=0, le=1_000_000)
+    """Members that make a group whole; 0: stated by each push or by SealGroup."""
+    group_deadline_seconds: float = Field(0.0, ge=0)
+    """From a group's first member to its deadline; 0: none."""
+    on_group_deadline: Literal["wait", "use_partial", "drop"] = "wait"
+    min_group_size: int = Field(1, ge=1)
+    """Fewest members with which `use_partial` uses a group; smaller ones are dropped."""
+    late_members: Literal["refuse", "new_group"] = "refuse"
+    on_bad_reward: Literal["refuse", "tombstone"] = "refuse"
+    consumers: tuple[ConsumerSettings, ...] = (ConsumerSettings(name="trainer"),)
+    advantage: AdvantageSettings = AdvantageSettings()
+    lease_seconds: float = Field(600.0, gt=0, le=7 * 86400)
+    """Until an unacknowledged delivery is offered again."""
+    max_items: int = Field(0, ge=0)
+    """Most experiences stored; 0: bounded by `max_bytes` only."""
+    max_bytes: int = Field(64 * GIBI, gt=0)
+    """Most payload bytes stored."""
+    duplicate_horizon_seconds: float = Field(86400.0, ge=0)
+    """For how long consumed uids and closed groups are remembered."""
+
+    @field_validator("consumers", mode="before")
+    @classmethod
+    def _names_alone(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BufferSettings:
+        names = [consumer.name for consumer in self.consumers]
+        if not names:
+            raise ValueError("consumers: at least one is needed, or nothing is ever retired")
+        if len(set(names)) != len(names):
+            raise ValueError(f"consumers: names must differ, got {names}")
+        if self.group_by == "none" and any(c.unit == "group" for c in self.consumers):
+            raise ValueError('consumers: unit "group" needs group_by = "task", "run" or "step"')
+        if self.group_by == "none" and self.needs_groups:
+            raise ValueError(f"advantage: {self.advantage.estimator!r} needs groups; set group_by")
+        if self.on_group_deadline != "wait" and not self.group_deadline_seconds:
+            raise ValueError(
+                f'on_group_deadline = "{self.on_group_deadline}" needs group_deadline_seconds > 0'
+            )
+        return self
+
+    @property
+    def needs_groups(self) -> bool:
+        """True when the estimator's statistics are taken over whole groups."""
+        name = self.advantage.estimator
+        return bool(name) and advantages.estimator_spec(name).scope == "group"
+
+
+class ServerSection(_Section):
+    """Addresses, limits and manners of the process."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(50051, ge=0, le=65535)
+    """0: a free port; the log line "listening" names it."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = Field(9464, ge=-1, le=65535)
+    """0: a free port; -1: no metrics endpoint."""
+    insecure: bool = False
+    """Allow plain text beyond the loopback interface."""
+    reflection: bool = True
+    max_message_bytes: int = Field(64 * MEBI, ge=64 * KIBI, le=GIBI)
+    """Largest request and response."""
+    max_push_items: int = Field(4096, ge=1)
+    """Most experiences in one push."""
+    max_pending_bytes: int = Field(256 * MEBI, ge=MEBI)
+    """Most bytes of pushes that wait for their commit; beyond, pushes are refused for a moment."""
+    max_waiting_samples: int = Field(1024, ge=1)
+    """Most sample calls and streams that wait at once, per buffer."""
+    max_leased_experiences: int = Field(1_000_000, ge=1)
+    """Most experiences leased at once, per consumer."""
+    shutdown_grace_seconds: float = Field(10.0, ge=0)
+    log_format: Literal["auto", "text", "json"] = "auto"
+    """auto: text on a terminal, else JSON lines."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class StoreSection(_Section):
+    """The durable store."""
+
+    path: Path = Path("data")
+    durability: Literal["commit", "interval"] = "commit"
+    """commit: an ack follows the fsync; interval: the disk follows within `sync_interval_seconds`."""
+    sync_interval_seconds: float = Field(1.0, gt=0)
+    max_map_bytes: int = Field(1024 * GIBI, ge=16 * MEBI)
+    """The store never grows beyond this; the file itself grows as it is filled."""
+
+
+class ComputeSection(_Section):
+    """The process that computes advantages."""
+
+    device: str = "auto"
+    """auto: cuda where there is one, else cpu; or a torch device name."""
+    threads: int = Field(1, ge=1)
+    """torch threads on the CPU."""
+    max_batch_groups: int = Field(1024, ge=1)
+    """Most groups in one launch."""
+    max_latency_seconds: float = Field(0.002, ge=0)
+    """How long a whole group waits for others to share its launch."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured. The environment wins over the file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    server: ServerSection = ServerSection()
+    store: StoreSection = StoreSection()
+    compute: ComputeSection = ComputeSection()
+    buffers: dict[Name, BufferSettings] = Field(
+        default_factory=lambda: {"default": BufferSettings()}
+    )
+    """Created at the start where they don't exist; an existing buffer keeps its stored settings."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order: environment, then what `load_settings` passes (the file)."""
+        return env_settings, init_settings
+
+
+def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Settings:
+    """Read the file and the environment.
+
+    Args:
+        path: A TOML file; None: defaults and environment only.
+        overrides: Per section, values from the command line; they win over everything.
+
+    Raises:
+        ConfigurationError: The file can't be read, or a key is unknown or out of bounds.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigurationError(f"configuration file {path}: {error}") from error
+    _refuse_unknown_environment()
+    try:
+        settings = Settings(**values)
+        for section, changes in overrides.items():
+            given = {key: value for key, value in changes.items() if value is not None}
+            current = getattr(settings, section)
+            changed = type(current).model_validate(current.model_dump() | given)
+            settings = settings.model_copy(update={section: changed})
+    except ValidationError as error:
+        raise ConfigurationError(explain(error)) from error
+    return settings
+
+
+def explain(error: ValidationError) -> str:
+    """One line per wrong key: its path, what is wrong, and the value it has."""
+    lines = []
+    for detail in error.errors():
+        key = ".".join(str(part) for part in detail["loc"]) or "configuration"
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            message = "unknown key"
+        elif not isinstance(detail["input"], dict | BaseModel):
+            message += f" (got {detail['input']!r})"
+        lines.append(f"{key}: {message}")
+    return "; ".join(lines)
+
+
+def _refuse_unknown_environment() -> None:
+    """A misspelt variable must not be ignored silently."""
+    for variable in os.environ:
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        section = variable[len(ENV_PREFIX) :].split("__")[0].lower()
+        if section not in Settings.model_fields:
+            known = ", ".join(f"{ENV_PREFIX}{name.upper()}__..." for name in Settings.model_fields)
+            raise ConfigurationError(
+                f"environment variable {variable}: unknown; there are: {known}"
+            )
+
+
+__all__ = [
+    "AdvantageSettings",
+    "BufferSettings",
+    "ComputeSection",
+    "ConfigurationError",
+    "ConsumerSettings",
+    "ServerSection",
+    "Settings",
+    "StoreSection",
+    "explain",
+    "load_settings",
+]

@@ -1,0 +1,66 @@
+"""What one buffer holds in memory: entries by uid and by arrival, groups, and their sizes.
+
+Changed by the buffer's rooms only, on its event loop. No rules, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from experience_buffer_server.groups import Entry, GroupTable
+
+
+class Contents:
+    """The entries and groups of one buffer. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.groups = GroupTable()
+        self.num_items = 0
+        """Experiences, tombstones not counted."""
+        self.num_bytes = 0
+        """Payload bytes."""
+        self._by_uid: dict[str, Entry] = {}
+        self._by_seq: dict[int, Entry] = {}
+        self._last_seq = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries, oldest first."""
+        return iter(self._by_seq.values())
+
+    def __len__(self) -> int:
+        return len(self._by_seq)
+
+    def next_seq(self) -> int:
+        """The arrival number for a new entry."""
+        self._last_seq += 1
+        return self._last_seq
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry under its uid and seq."""
+        record = entry.record
+        self._by_uid[record.uid] = entry
+        self._by_seq[record.seq] = entry
+        self._last_seq = max(self._last_seq, record.seq)
+        self.num_items += not record.tombstone
+        self.num_bytes += record.payload_bytes
+
+    def remove(self, entry: Entry) -> None:
+        """Remove an entry; its group is the caller's concern."""
+        record = entry.record
+        del self._by_uid[record.uid]
+        del self._by_seq[record.seq]
+        self.num_items -= not record.tombstone
+        self.num_bytes -= record.payload_bytes
+
+    def by_uid(self, uid: str) -> Entry | None:
+        """The entry with this uid."""
+        return self._by_uid.get(uid)
+
+    def by_seq(self, seq: int) -> Entry | None:
+        """The entry with this arrival number."""
+        return self._by_seq.get(seq)
+
+    def by_seqs(self, seqs: Iterable[int]) -> list[Entry]:
+        """Those of the entries that are still here."""
+        found = (self._by_seq.get(seq) for seq in seqs)
+        return [entry for entry in found if entry is not None]

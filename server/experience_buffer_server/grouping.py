@@ -1,0 +1,156 @@
+"""Closing groups of one buffer: by command, at their deadline, or by dropping them.
+
+Belongs to one buffer and its event loop. Who may join which group is in `groups.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.groups import Closing, Entry, Group
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.store.base import Store
+from experience_buffer_server.tasks import Tasks
+
+
+class Owner(Protocol):
+    """The buffer that the groups belong to."""
+
+    settings: BufferSettings
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def check_whole(self, group: Group) -> None:
+        """Go on with a group that is closed and all on disk."""
+
+    def withdraw(self, entries: Sequence[Entry]) -> None:
+        """Stop offering the entries."""
+
+    def is_leased(self, entry: Entry) -> bool:
+        """True if a consumer holds it."""
+
+    async def remove(self, entries: Sequence[Entry], *, remember_uids: bool = True) -> None:
+        """Remove durable entries that nobody holds."""
+
+
+class Grouping:
+    """Seals, drops and expires groups. Not thread-safe."""
+
+    def __init__(self, owner: Owner, contents: Contents, store: Store, metrics: Metrics) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._store = store
+        self._metrics = metrics
+        self._tasks = Tasks()
+
+    async def seal(self, key: str, size: int) -> Group:
+        """Close a group with the members it has, or with `size` members once they are there.
+
+        Raises:
+            GroupNotFoundError: No group with this key has members.
+            WrongStateError: The group was dropped, or has more than `size` members.
+        """
+        group = self._contents.groups.get(key)
+        name = self._owner.name
+        if group is None:
+            raise errors.GroupNotFoundError(
+                f"buffer {name!r} holds no member of group {key!r}", subject=key
+            )
+        num_members = len(group.members)
+        if group.row.closed == "dropped":
+            raise errors.WrongStateError(
+                f"group {key!r} of buffer {name!r} was dropped: {group.row.note}", subject=key
+            )
+        if size and size < num_members:
+            raise errors.WrongStateError(
+                f"group {key!r} of buffer {name!r} has {num_members} members already, more than "
+                f"the {size} it is to be sealed with",
+                subject=key,
+            )
+        if not group.is_open:
+            return group
+        if size > num_members:
+            group.row.size = size
+        else:
+            self._close(group, "sealed")
+        await self._tasks.finish(self._store_row(group))
+        return group
+
+    async def drop(self, key: str, reason: str) -> int:
+        """Discard a group; later members are refused. Returns how many experiences it had."""
+        group = self._contents.groups.get(key)
+        if group is not None:
+            return await self._tasks.finish(self._drop(group, reason))
+        batch = self._store.batch()
+        batch.remember(self._owner.id, "group", key, b"dropped", time.time())
+        await self._tasks.watch(self._store.commit(batch))
+        return 0
+
+    def drop_soon(self, group: Group, reason: str) -> None:
+        """Discard a group without waiting for it."""
+        self._tasks.spawn(self._drop(group, reason))
+
+    def expire(self, now: float) -> None:
+        """Close or drop the groups past their deadline, by the buffer's policy."""
+        settings = self._owner.settings
+        for group in self._contents.groups.overdue(now):
+            if settings.on_group_deadline == "wait":
+                group.overdue = True
+            elif (
+                settings.on_group_deadline == "use_partial"
+                and len(group.votes) >= settings.min_group_size
+            ):
+                self._close(group, "deadline")
+                self._tasks.spawn(self._store_row(group))
+            else:
+                self.drop_soon(group, "not whole at its deadline")
+
+    def describe(self) -> str:
+        """What is incomplete, in words; empty when nothing is."""
+        open_groups = [group for group in self._contents.groups if group.is_open]
+        if not open_groups:
+            return ""
+        oldest = min(open_groups, key=lambda group: group.row.open_time)
+        age = max(time.time() - oldest.row.open_time, 0.0)
+        return (
+            f"{len(open_groups)} groups incomplete; oldest open group {oldest.row.key!r} has "
+            f"{oldest.describe()} after {age:.1f} s"
+        )
+
+    def _close(self, group: Group, reason: Closing) -> None:
+        self._contents.groups.close(group, reason, size=len(group.members))
+        self._metrics.group_closed(self._owner.name, reason)
+
+    async def _store_row(self, group: Group) -> None:
+        batch = self._store.batch()
+        batch.put_group(self._owner.id, group.row)
+        await self._store.commit(batch)
+        self._owner.check_whole(group)
+
+    async def _drop(self, group: Group, reason: str) -> int:
+        self._contents.groups.close(group, "dropped", note=reason)
+        self._metrics.group_closed(self._owner.name, "dropped")
+        members = [entry for entry in group.members if entry.durable]
+        self._owner.withdraw(members)
+        batch = self._store.batch()
+        batch.put_group(self._owner.id, group.row)
+        await self._store.commit(batch)
+        await self._owner.remove([e for e in members if not self._owner.is_leased(e)])
+        num_dropped = sum(not entry.record.tombstone for entry in members)
+        self._metrics.dropped(self._owner.name, "group_dropped", num_dropped)
+        return num_dropped
+
+    async def drain(self) -> None:
+        """Wait for what is under way."""
+        await self._tasks.drain()

@@ -1,0 +1,228 @@
+"""Group assembly: who belongs together, when a group is closed, and what comes too late.
+
+Pure logic over keys and counts: the caller brings the clock and stores the rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from experience_buffer_server.admission import Reason, Refusal
+from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.store.base import GroupRow, Record
+
+Closing = Literal["whole", "sealed", "deadline", "dropped"]
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One stored experience or tombstone in memory.
+
+    `pending -> durable -> available -> retired`; a tombstone is never available.
+    """
+
+    record: Record
+    group: Group | None
+    durable: bool = False
+    """Its commit is on disk."""
+    available: bool = False
+    """Consumers may sample it."""
+    acked: frozenset[str] = frozenset()
+    """Consumers that have consumed it."""
+    quarantine: str = ""
+    """Why it can't be delivered."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Experiences that share a key.
+
+    `open -> closed` (takes no more members) `-> whole` (all members durable) `-> available`.
+    """
+
+    row: GroupRow
+    members: list[Entry] = field(default_factory=list)
+    """In order of arrival, pending ones included."""
+    num_durable: int = 0
+    available: bool = False
+    """Consumers may sample it as a whole."""
+    overdue: bool = False
+    """Open past its deadline."""
+
+    @property
+    def is_open(self) -> bool:
+        """Takes more members."""
+        return not self.row.closed
+
+    @property
+    def is_whole(self) -> bool:
+        """Closed, not dropped, and every member is on disk."""
+        closed = self.row.closed
+        return closed not in ("", "dropped") and self.num_durable == len(self.members)
+
+    @property
+    def votes(self) -> list[Entry]:
+        """Members that are experiences, not tombstones."""
+        return [entry for entry in self.members if not entry.record.tombstone]
+
+    def describe(self) -> str:
+        """`5 of 8`, or `5 of unknown`."""
+        return f"{len(self.members)} of {self.row.size or 'unknown'}"
+
+
+class GroupTable:
+    """The groups of one buffer. Not thread-safe; owned by its buffer."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Group] = {}
+        self._by_id: dict[int, Group] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._last_id = 0
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, key: str) -> Group | None:
+        """The newest group with this key that has members."""
+        return self._newest.get(key)
+
+    def by_id(self, group_id: int) -> Group | None:
+        """The group with this id."""
+        return self._by_id.get(group_id)
+
+    def restore(self, row: GroupRow, settings: BufferSettings) -> Group:
+        """Put back a group as stored; its members follow with `Group.members`."""
+        group = Group(row)
+        self._add(group, settings)
+        return group
+
+    def join(
+        self, key: str, stated_size: int, *, settings: BufferSettings, now: float, remembered: str
+    ) -> Group | Refusal:
+        """Find or open the group that a new member with this key belongs to.
+
+        Args:
+            key: The group's key.
+            stated_size: Members that make it whole, as the push says; 0: not said.
+            settings: The buffer's settings.
+            now: Seconds since the Unix epoch.
+            remembered: How a group with this key was closed before it was retired; empty: never.
+        """
+        group = self._newest.get(key)
+        closed = remembered if group is None else group.row.closed
+        if closed and settings.late_members == "refuse":
+            return Refusal(Reason.LATE, _late(key, closed, group))
+        if group is None or closed:
+            row = GroupRow(
+                id=self._last_id + 1,
+                key=key,
+                size=stated_size or settings.group_size,
+                open_time=now,
+            )
+            group = Group(row)
+            self._add(group, settings)
+            return group
+        return self._agree_on_size(group, stated_size)
+
+    def add_member(self, group: Group, entry: Entry) -> bool:
+        """Add a pending member; True when the group's row has changed (it is closed now)."""
+        group.members.append(entry)
+        if group.row.size and len(group.members) >= group.row.size:
+            group.row.closed = "whole"
+            return True
+        return False
+
+    def withdraw(self, group: Group, entry: Entry) -> None:
+        """Take back a pending member whose commit failed; a group closed by it is open again."""
+        group.members.remove(entry)
+        if group.row.closed == "whole":
+            group.row.closed = ""
+        if not group.members:
+            self.remove(group)
+
+    def close(self, group: Group, reason: Closing, *, size: int = 0, note: str = "") -> None:
+        """Take no more members."""
+        group.row.closed = reason
+        group.row.size = size or group.row.size
+        group.row.note = note
+
+    def overdue(self, now: float) -> list[Group]:
+        """Open groups whose deadline has passed since the last call, earliest first."""
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, group_id = heapq.heappop(self._deadlines)
+            group = self._by_id.get(group_id)
+            if group is not None and group.is_open:
+                due.append(group)
+        return due
+
+    def schedule(self, group: Group, settings: BufferSettings) -> None:
+        """Note the group's deadline, if the settings give it one."""
+        if settings.group_deadline_seconds and group.is_open:
+            deadline = group.row.open_time + settings.group_deadline_seconds
+            heapq.heappush(self._deadlines, (deadline, group.row.id))
+
+    def remove(self, group: Group) -> None:
+        """Forget a group that has no members."""
+        self._by_id.pop(group.row.id, None)
+        if self._newest.get(group.row.key) is group:
+            del self._newest[group.row.key]
+
+    def _add(self, group: Group, settings: BufferSettings) -> None:
+        self._last_id = max(self._last_id, group.row.id)
+        self._by_id[group.row.id] = group
+        self._newest[group.row.key] = group
+        self.schedule(group, settings)
+
+    @staticmethod
+    def _agree_on_size(group: Group, stated_size: int) -> Group | Refusal:
+        size = group.row.size
+        if stated_size and size and stated_size != size:
+            return Refusal(
+                Reason.GROUP_SIZE,
+                f"group {group.row.key!r} is to have {size} members as stated before; "
+                f"this push states {stated_size}",
+            )
+        if stated_size and not size:
+            if stated_size <= len(group.members):
+                return Refusal(
+                    Reason.GROUP_SIZE,
+                    f"group {group.row.key!r} has {len(group.members)} members already; "
+                    f"this push states {stated_size}",
+                )
+            group.row.size = stated_size
+        return group
+
+
+def group_key(record: Record, group_by: str) -> str:
+    """The key that the buffer groups by."""
+    return {"task": record.tid, "run": record.rid, "step": record.sid}[group_by]
+
+
+_CLOSED_WORDS = {
+    "whole": "is whole",
+    "sealed": "was sealed",
+    "deadline": "was closed at its deadline",
+    "dropped": "was dropped",
+}
+
+
+def _late(key: str, closed: str, group: Group | None) -> str:
+    state = _CLOSED_WORDS.get(closed, closed)
+    members = "" if group is None else f" with {group.describe()} members"
+    note = f" ({group.row.note})" if group is not None and group.row.note else ""
+    return (
+        f"group {key!r} {state}{members}{note}; "
+        'set late_members = "new_group" to open a new one instead'
+    )
+
+
+def groups_of(entries: Iterable[Entry]) -> list[Group]:
+    """The groups that entries belong to, each once, in order of appearance."""
+    return list({id(e.group): e.group for e in entries if e.group is not None}.values())

@@ -1,0 +1,205 @@
+"""Leases of one buffer made durable: grant, acknowledge, give back, expire.
+
+The rules of leases are in `sampling.leases`; what an acknowledged experience becomes is the
+retirement's business; whom a returned unit is offered to is the delivery's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.retirement import Retirement
+from experience_buffer_server.sampling.leases import Lease, LeaseState, LeaseTable
+from experience_buffer_server.sampling.queue import Unit
+from experience_buffer_server.store.base import LeaseRow, Store
+from experience_buffer_server.tasks import Tasks
+
+_log = logging.getLogger(__name__)
+
+ReturnReason = Literal["nacked", "expired", "stream_closed", "consumer_removed"]
+"""Why a lease ended without an ack; a label of the metrics."""
+
+
+class Desk(Protocol):
+    """Where leased units come from and go back to."""
+
+    def lent(self, lease: Lease) -> None:
+        """The lease's units are out now."""
+
+    def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
+        """The lease ended with an ack."""
+
+    def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
+        """The lease ended without an ack; `redeliver` is False when it was never sent."""
+
+
+class Leasing:
+    """The leases of one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer_id: int,
+        buffer_name: Callable[[], str],
+        desk: Desk,
+        retirement: Retirement,
+        store: Store,
+        metrics: Metrics,
+    ) -> None:
+        self.table = LeaseTable()
+        self._id = buffer_id
+        self._name = buffer_name
+        self._desk = desk
+        self._retirement = retirement
+        self._store = store
+        self._metrics = metrics
+        self._ending: dict[int, asyncio.Future[None]] = {}
+        self._tasks = Tasks()
+
+    async def grant(self, consumer: str, units: list[Unit], seconds: float) -> Lease:
+        """Lease units for some seconds; they are on their way once the lease is on disk.
+
+        Raises:
+            StoreFullError: The lease can't be stored; the units are offered again.
+        """
+        return await self._tasks.finish(self._grant(consumer, units, seconds))
+
+    async def _grant(self, consumer: str, units: list[Unit], seconds: float) -> Lease:
+        lease = self.table.grant(consumer, units, time.time() + seconds)
+        self._desk.lent(lease)
+        batch = self._store.batch()
+        batch.put_lease(self._id, _row(lease))
+        try:
+            await self._store.commit(batch)
+        except BaseException:
+            for unit in units:
+                unit.num_deliveries -= 1
+            self._end(lease, "nacked", redeliver=False)
+            raise
+        return lease
+
+    async def ack(self, lease_id: int) -> int:
+        """End a lease: its experiences are consumed. Returns their number. Idempotent.
+
+        Raises:
+            LeaseNotFoundError: No such lease, or it has expired or was given back.
+            StoreFullError: The ack can't be stored; the lease stays open.
+        """
+        lease = self._find(lease_id, ("open", "ending", "acked"))
+        if lease.state == "open":
+            await self._tasks.finish(self._ack(lease))
+        elif lease.state == "ending":
+            await asyncio.shield(self._ending[lease_id])
+        return lease.num_experiences
+
+    async def _ack(self, lease: Lease) -> None:
+        lease.state = "ending"
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ending[lease.id] = done
+        seqs = [seq for unit in lease.units for seq in unit.seqs]
+        batch = self._store.batch()
+        batch.put_lease(self._id, _row(lease, state="acked"))
+        self._retirement.note_consumed(batch, seqs, lease.consumer)
+        try:
+            await self._store.commit(batch)
+        except BaseException as error:
+            lease.state = "open"
+            self._retirement.revert_consumed(seqs, lease.consumer)
+            done.set_exception(error)
+            done.exception()  # Nobody may be waiting for it.
+            raise
+        finally:
+            del self._ending[lease.id]
+        units = self._close(lease, "acked")
+        self._desk.consumed(lease, units)
+        self._retirement.apply_consumed(seqs)
+        self._metrics.acked(self._name(), lease.consumer, lease.num_experiences)
+        done.set_result(None)
+
+    async def nack(self, lease_id: int, *, reason: str) -> int:
+        """End a lease: its experiences are offered again at once. Returns their number. Idempotent.
+
+        Raises:
+            LeaseNotFoundError: No such lease, or it was acknowledged or has expired.
+        """
+        lease = self._find(lease_id, ("open", "nacked"))
+        if lease.state == "open":
+            _log.info("lease %d of buffer %r nacked: %s", lease_id, self._name(), reason)
+            await self._tasks.finish(self._give_back(lease, "nacked", "nacked"))
+        return lease.num_experiences
+
+    def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
+        """Give back those of the leases that are still open; for a stream that has ended."""
+        for lease_id in lease_ids:
+            lease = self.table.find(lease_id)
+            if lease is not None and lease.state == "open":
+                self._tasks.spawn(self._give_back(lease, "nacked", reason))
+
+    def expire(self, now: float) -> None:
+        """End the leases past their deadline; their experiences are offered again."""
+        for lease in self.table.expired(now):
+            self._tasks.spawn(self._give_back(lease, "expired", "expired"))
+
+    async def _give_back(self, lease: Lease, state: LeaseState, reason: ReturnReason) -> None:
+        """Offer again first, store afterwards: after a crash in between the lease just expires."""
+        if lease.state != "open":
+            return
+        batch = self._store.batch()
+        batch.put_lease(self._id, _row(lease, state=state))
+        for unit in lease.units:
+            self._retirement.note_delivery(batch, unit, lease.consumer)
+        self._metrics.redelivered(self._name(), lease.consumer, reason, lease.num_experiences)
+        self._end(lease, state, redeliver=True)
+        await self._store.commit(batch)
+
+    def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
+        units = self._close(lease, state)
+        self._desk.returned(lease, units, redeliver=redeliver)
+
+    def _close(self, lease: Lease, state: LeaseState) -> list[Unit]:
+        units = list(lease.units)
+        forgotten = self.table.end(lease, state, time.time())
+        if forgotten:
+            batch = self._store.batch()
+            for lease_id in forgotten:
+                batch.delete_lease(self._id, lease_id)
+            self._tasks.watch(self._store.commit(batch))
+        return units
+
+    def _find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:
+        lease = self.table.find(lease_id)
+        if lease is not None and lease.state in allowed:
+            return lease
+        if lease is None:
+            state = "is not known; it may have ended long ago"
+        elif lease.state == "ending":
+            state = "is being acknowledged"
+        else:
+            ago = max(time.time() - lease.deadline, 0.0)
+            again = "" if lease.state == "acked" else "; its experiences were offered again"
+            state = f"was {lease.state} {ago:.1f} s ago{again}"
+        raise errors.LeaseNotFoundError(
+            f"lease {lease_id} of buffer {self._name()!r} {state}", subject=str(lease_id)
+        )
+
+    async def drain(self) -> None:
+        """Wait for what is under way."""
+        await self._tasks.drain()
+
+
+def _row(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
+    """The lease as it is stored; an ended one without its units."""
+    ended = state is not None
+    return LeaseRow(
+        id=lease.id,
+        consumer=lease.consumer,
+        units=[] if ended else [list(unit.seqs) for unit in lease.units],
+        deadline=time.time() if ended else lease.deadline,
+        state=state or lease.state,
+        num_experiences=lease.num_experiences,
+    )

@@ -1,0 +1,57 @@
+"""Structured logs: one JSON object per line, or readable lines on a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"time", "level", "logger", "message", ...}`; fields given as `extra` are kept."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record as a JSON object without line breaks."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, object] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:34:56 INFO listening address=127.0.0.1:50051`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record as a line, an exception below it."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        extra = "".join(
+            f" {key}={value}" for key, value in vars(record).items() if key not in _STANDARD
+        )
+        text = f"{clock} {record.levelname} {record.getMessage()}{extra}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+def configure(log_format: str, level: str) -> None:
+    """Send all logs to standard error.
+
+    Args:
+        log_format: "text", "json", or "auto": text on a terminal, else JSON.
+        level: A level's name.
+    """
+    if log_format == "auto":
+        log_format = "text" if sys.stderr.isatty() else "json"
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextFormatter() if log_format == "text" else JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,170 @@
+"""Every metric object of the server, behind verbs that say what happened.
+
+Names follow Prometheus' conventions; labels are bounded: buffers, consumers, methods, reasons.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+_log = logging.getLogger(__name__)
+
+_FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_SLOW = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_PREFIX = "experience_buffer_"
+
+
+class Metrics:
+    """The server's metrics. Its verbs can be called from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(_PREFIX + name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(_PREFIX + name, text, labels, registry=registry, buckets=buckets)
+
+        buffer, consumer = "buffer", "consumer"
+        self._pushed = counter(
+            "pushed_experiences", "Pushed experiences by outcome.", buffer, "outcome", "reason"
+        )
+        self._pushed_bytes = counter("pushed_bytes", "Bytes of pushed payloads.", buffer)
+        self._closed = counter("groups_closed", "Groups closed, by reason.", buffer, "reason")
+        self._sampled = counter(
+            "sampled_experiences", "Experiences delivered, repeats counted.", buffer, consumer
+        )
+        self._sampled_bytes = counter("sampled_bytes", "Payload bytes delivered.", buffer, consumer)
+        self._acked = counter("acked_experiences", "Experiences acknowledged.", buffer, consumer)
+        self._redelivered = counter(
+            "redelivered_experiences", "Experiences offered again.", buffer, consumer, "reason"
+        )
+        self._dropped = counter(
+            "dropped_experiences", "Experiences removed without being consumed.", buffer, "reason"
+        )
+        self._shortfalls = counter(
+            "sample_shortfalls", "Sample calls answered with less than asked.", buffer, consumer
+        )
+        self._commit = histogram("commit_seconds", "Submission to disk, per batch.", _FAST)
+        self._commit_batches = histogram(
+            "commit_batches", "Batches that shared a transaction.", (1, 2, 4, 8, 16, 32, 64, 128)
+        )
+        self._advantage = histogram(
+            "advantage_seconds", "Launch of an advantage computation.", _FAST, "estimator"
+        )
+        self._advantage_groups = counter(
+            "advantage_groups", "Groups by outcome of their computation.",
+            buffer, "estimator", "outcome",
+        )  # fmt: skip
+        self._wait = histogram(
+            "sample_wait_seconds", "Wait of sample calls for a batch.", _SLOW, buffer, consumer
+        )
+        self._staleness = histogram(
+            "staleness_versions", "Policy versions behind, at delivery.",
+            (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64), buffer, consumer,
+        )  # fmt: skip
+        self._age = histogram(
+            "queue_age_seconds", "Push to delivery, per experience.", _SLOW, buffer, consumer
+        )
+        rpc = ("grpc_type", "grpc_service", "grpc_method")
+        self._rpc_started = Counter("grpc_server_started", "RPCs started.", rpc, registry=registry)
+        self._rpc_handled = Counter(
+            "grpc_server_handled", "RPCs completed.", (*rpc, "grpc_code"), registry=registry
+        )
+        self._rpc_seconds = Histogram(
+            "grpc_server_handling_seconds", "Duration of RPCs.", rpc, registry=registry,
+            buckets=_FAST,
+        )  # fmt: skip
+
+    def pushed(self, buffer: str, outcome: str, reason: str, count: int) -> None:
+        """Items of a push had this outcome."""
+        self._pushed.labels(buffer, outcome, reason).inc(count)
+
+    def pushed_bytes(self, buffer: str, num_bytes: int) -> None:
+        """A payload came in."""
+        self._pushed_bytes.labels(buffer).inc(num_bytes)
+
+    def group_closed(self, buffer: str, reason: str) -> None:
+        """A group takes no more members."""
+        self._closed.labels(buffer, reason).inc()
+
+    def sampled(
+        self,
+        buffer: str,
+        consumer: str,
+        *,
+        num_bytes: int,
+        ages: Sequence[float],
+        staleness: Iterable[int],
+    ) -> None:
+        """A batch was delivered: one age in seconds per experience."""
+        self._sampled.labels(buffer, consumer).inc(len(ages))
+        self._sampled_bytes.labels(buffer, consumer).inc(num_bytes)
+        observe_age = self._age.labels(buffer, consumer).observe
+        for age in ages:
+            observe_age(max(age, 0.0))
+        observe_staleness = self._staleness.labels(buffer, consumer).observe
+        for versions in staleness:
+            observe_staleness(versions)
+
+    def acked(self, buffer: str, consumer: str, count: int) -> None:
+        """A lease was acknowledged."""
+        self._acked.labels(buffer, consumer).inc(count)
+
+    def redelivered(self, buffer: str, consumer: str, reason: str, count: int) -> None:
+        """A lease ended without an ack; `reason` is one of a fixed few."""
+        self._redelivered.labels(buffer, consumer, reason).inc(count)
+
+    def dropped(self, buffer: str, reason: str, count: int) -> None:
+        """Experiences left without being consumed."""
+        self._dropped.labels(buffer, reason).inc(count)
+
+    def quarantined(self, buffer: str, uid: str, count: int, reason: str) -> None:
+        """Experiences can't be delivered."""
+        _log.warning(
+            "quarantined %d experiences of buffer %r, the first is %r: %s",
+            count, buffer, uid, reason,
+        )  # fmt: skip
+
+    def shortfall(self, buffer: str, consumer: str) -> None:
+        """A sample call was answered with less than it asked for."""
+        self._shortfalls.labels(buffer, consumer).inc()
+
+    def sample_wait(self, buffer: str, consumer: str, seconds: float) -> None:
+        """A sample call has ended its wait."""
+        self._wait.labels(buffer, consumer).observe(seconds)
+
+    def committed(self, seconds: float) -> None:
+        """A batch is on disk."""
+        self._commit.observe(seconds)
+
+    def transaction(self, num_batches: int) -> None:
+        """A transaction held so many batches."""
+        self._commit_batches.observe(num_batches)
+
+    def computed(self, estimator: str, seconds: float) -> None:
+        """A launch came back."""
+        self._advantage.labels(estimator).observe(seconds)
+
+    def groups_computed(self, buffer: str, estimator: str, outcome: str) -> None:
+        """A group of a launch was computed, or failed."""
+        self._advantage_groups.labels(buffer, estimator, outcome).inc()
+
+    def rpc_started(self, kind: str, service: str, method: str) -> None:
+        """An RPC began."""
+        self._rpc_started.labels(kind, service, method).inc()
+
+    def rpc_handled(self, kind: str, service: str, method: str, code: str, seconds: float) -> None:
+        """An RPC ended."""
+        self._rpc_handled.labels(kind, service, method, code).inc()
+        self._rpc_seconds.labels(kind, service, method).observe(seconds)

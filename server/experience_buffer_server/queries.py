@@ -1,0 +1,105 @@
+"""Looking at and removing single experiences: Get, List, Delete."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from experience_buffer import errors
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server import wire
+from experience_buffer_server.assembly import read_payloads
+from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.store.base import Store
+
+_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+_MAX_DELETE_UIDS = 10_000
+
+
+def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
+    """One experience with its payload.
+
+    Raises:
+        ExperienceNotFoundError: Nothing is stored under this uid.
+        DataLossError: Its payload is gone or damaged.
+    """
+    entry = buffer.contents.by_uid(uid)
+    if entry is None or not entry.durable:
+        raise errors.ExperienceNotFoundError(
+            f"buffer {buffer.name!r} holds no experience {uid!r}", subject=uid
+        )
+    payload = b"" if entry.record.tombstone else read_payloads(store, buffer, [entry])[0]
+    return service_pb2.GetResponse(summary=wire.summary_message(buffer, entry), payload=payload)
+
+
+def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.ListResponse:
+    """A page of summaries.
+
+    Raises:
+        InvalidRequestError: The page size or token is not valid.
+    """
+    size = request.page_size or _DEFAULT_PAGE
+    if size > _MAX_PAGE:
+        raise errors.InvalidRequestError(
+            f"page_size {size} is over the limit of {_MAX_PAGE}", subject="page_size"
+        )
+    if request.page_token and not request.page_token.isdecimal():
+        raise errors.InvalidRequestError(
+            f"page_token {request.page_token!r} is not one that List returned", subject="page_token"
+        )
+    after = int(request.page_token or 0)
+    found = _matching(buffer, request.filter)
+    page = list(itertools.islice((e for e in found if e.record.seq > after), size + 1))
+    token = str(page[size - 1].record.seq) if len(page) > size else ""
+    return service_pb2.ListResponse(
+        experiences=[wire.summary_message(buffer, entry) for entry in page[:size]],
+        next_page_token=token,
+    )
+
+
+async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_pb2.DeleteResponse:
+    """Remove experiences that nobody holds; a removed uid can be pushed again.
+
+    Raises:
+        InvalidRequestError: Neither uids nor a filter are given, or too many uids.
+        StoreFullError: The removal can't be stored.
+    """
+    response = service_pb2.DeleteResponse()
+    if len(request.uids) > _MAX_DELETE_UIDS:
+        raise errors.InvalidRequestError(
+            f"{len(request.uids)} uids are over the limit of {_MAX_DELETE_UIDS}", subject="uids"
+        )
+    if request.uids:
+        entries = []
+        for uid in dict.fromkeys(request.uids):
+            entry = buffer.contents.by_uid(uid)
+            if entry is None or not entry.durable:
+                response.unknown_uids.append(uid)
+            else:
+                entries.append(entry)
+    elif request.filter == service_pb2.Filter():
+        raise errors.InvalidRequestError(
+            "give uids or a filter; to remove everything, use DeleteBuffer", subject="filter"
+        )
+    else:
+        entries = list(_matching(buffer, request.filter))
+    free = [entry for entry in entries if not buffer.is_leased(entry)]
+    held = {id(entry) for entry in entries} - {id(entry) for entry in free}
+    response.leased_uids.extend(e.record.uid for e in entries if id(e) in held)
+    await buffer.delete(free)
+    response.num_deleted = len(free)
+    return response
+
+
+def _matching(buffer: Buffer, wanted: service_pb2.Filter) -> Iterator[Entry]:
+    for entry in buffer.contents:
+        record = entry.record
+        if (
+            entry.durable
+            and wanted.tid in ("", record.tid)
+            and wanted.rid in ("", record.rid)
+            and wanted.sid in ("", record.sid)
+            and (not wanted.state or wanted.state == wire.state_of(buffer, entry))
+        ):
+            yield entry

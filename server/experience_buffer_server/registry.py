@@ -1,0 +1,171 @@
+"""All buffers of the server by name: created, changed, found, deleted, loaded at the start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from experience_buffer import errors
+from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.compute import Computer
+from experience_buffer_server.config import BufferSettings, Settings, explain
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.restore import restore
+from experience_buffer_server.store.base import BufferRow, Store
+
+
+class Registry:
+    """The buffers. Not thread-safe; belongs to the server's event loop."""
+
+    def __init__(
+        self, settings: Settings, store: Store, computer: Computer, metrics: Metrics
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._computer = computer
+        self._metrics = metrics
+        self._buffers: dict[str, Buffer] = {}
+        self._last_id = 0
+
+    async def load(self) -> None:
+        """Restore what the store holds, then create configured buffers that don't exist."""
+        for state in self._store.load():
+            buffer = self._open(state.row)
+            restore(buffer, state)
+        for name, settings in self._settings.buffers.items():
+            if name not in self._buffers:
+                await self.create(name, settings)
+
+    def get(self, name: str) -> Buffer:
+        """The buffer with this name.
+
+        Raises:
+            BufferNotFoundError: There is none.
+        """
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            raise errors.BufferNotFoundError(
+                f"no buffer {name!r}; there are {sorted(self._buffers)}; "
+                "create one with CreateBuffer or in the configuration",
+                subject=name,
+            )
+        return buffer
+
+    def all(self) -> list[Buffer]:
+        """All buffers, by name."""
+        return [self._buffers[name] for name in sorted(self._buffers)]
+
+    async def create(
+        self, name: str, settings: BufferSettings, *, exist_ok: bool = False
+    ) -> Buffer:
+        """Create a buffer.
+
+        Raises:
+            AlreadyExistsError: The name is taken (with `exist_ok`: by a buffer of other settings).
+        """
+        existing = self._buffers.get(name)
+        if existing is not None:
+            if exist_ok and existing.settings == settings:
+                return existing
+            other = " with other settings; change it with UpdateBuffer" if exist_ok else ""
+            raise errors.AlreadyExistsError(f"buffer {name!r} exists{other}", subject=name)
+        row = BufferRow(
+            id=self._last_id + 1,
+            name=name,
+            config=settings.model_dump_json(),
+            policy_version=None,
+            create_time=time.time(),
+        )
+        buffer = self._open(row)
+        await self._store_row(buffer)
+        return buffer
+
+    async def update(self, name: str, changes: Mapping[str, object]) -> Buffer:
+        """Change fields of a buffer's settings; they hold from now on.
+
+        Raises:
+            InvalidRequestError: The settings don't fit together.
+            WrongStateError: The grouping changes while experiences are stored.
+        """
+        buffer = self.get(name)
+        old = buffer.settings
+        new = checked_settings(old.model_dump() | dict(changes))
+        if new.group_by != old.group_by and len(buffer.contents):
+            raise errors.WrongStateError(
+                f"buffer {name!r} holds {len(buffer.contents)} experiences grouped by "
+                f"{old.group_by}; group_by can change only while it is empty",
+                subject=name,
+            )
+        buffer.row.config = new.model_dump_json()
+        await self._store_row(buffer)
+        buffer.change_settings(new)
+        return buffer
+
+    async def delete(self, name: str, *, force: bool) -> int:
+        """Remove a buffer with everything in it; returns how many experiences it held.
+
+        Raises:
+            WrongStateError: It holds experiences and `force` is not set.
+        """
+        buffer = self.get(name)
+        num_items = buffer.contents.num_items
+        if num_items and not force:
+            raise errors.WrongStateError(
+                f"buffer {name!r} holds {num_items} experiences; set force to delete them too",
+                subject=name,
+            )
+        del self._buffers[name]
+        buffer.close()
+        await buffer.drain()
+        batch = self._store.batch()
+        batch.delete_buffer(buffer.id)
+        await self._store.commit(batch)
+        return num_items
+
+    async def publish(self, name: str, version: int) -> int | None:
+        """Note the policy version that the trainer has published; returns the one before."""
+        buffer = self.get(name)
+        previous, buffer.row.policy_version = buffer.row.policy_version, version
+        await self._store_row(buffer)
+        return previous
+
+    def tick(self, now: float) -> None:
+        """Do what time asks for, in every buffer."""
+        for buffer in self._buffers.values():
+            buffer.tick(now)
+
+    async def drain(self) -> None:
+        """Wait for what is under way in any buffer."""
+        for buffer in self.all():
+            await buffer.drain()
+
+    def _open(self, row: BufferRow) -> Buffer:
+        self._last_id = max(self._last_id, row.id)
+        buffer = Buffer(
+            row,
+            store=self._store,
+            computer=self._computer,
+            metrics=self._metrics,
+            limits=self._settings.server,
+        )
+        self._buffers[row.name] = buffer
+        return buffer
+
+    async def _store_row(self, buffer: Buffer) -> None:
+        batch = self._store.batch()
+        batch.put_buffer(buffer.row)
+        await self._store.commit(batch)
+
+
+def checked_settings(values: Mapping[str, object]) -> BufferSettings:
+    """Settings from plain values.
+
+    Raises:
+        InvalidRequestError: A key is unknown or out of bounds; the message names it.
+    """
+    try:
+        return BufferSettings.model_validate(values)
+    except ValidationError as error:
+        raise errors.InvalidRequestError(explain(error), subject="config") from error

@@ -1,0 +1,80 @@
+"""What a buffer has, computed when somebody looks: for GetStats and for the gauges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.delivery import Consumer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStats:
+    """The state of one consumer."""
+
+    name: str
+    unit: str
+    num_ready_units: int
+    num_leased_units: int
+    num_leases: int
+    num_waiting: int
+    waiting_for: str
+    """What the longest-waiting call waits for; empty when none waits."""
+    num_acked_units: int
+    num_redelivered_units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferStats:
+    """The state of one buffer."""
+
+    name: str
+    num_items: int
+    num_bytes: int
+    num_open_groups: int
+    num_overdue_groups: int
+    num_computing_groups: int
+    num_quarantined_groups: int
+    oldest_open_group: str
+    policy_version: int | None
+    consumers: tuple[ConsumerStats, ...]
+
+
+def buffer_stats(buffer: Buffer) -> BufferStats:
+    """Count what a buffer holds; takes time in proportion to its groups."""
+    num_open = num_overdue = num_quarantined = 0
+    for group in buffer.contents.groups:
+        num_open += group.is_open
+        num_overdue += group.is_open and group.overdue
+        num_quarantined += any(entry.quarantine for entry in group.members)
+    return BufferStats(
+        name=buffer.name,
+        num_items=buffer.contents.num_items,
+        num_bytes=buffer.contents.num_bytes,
+        num_open_groups=num_open,
+        num_overdue_groups=num_overdue,
+        num_computing_groups=buffer.num_computing,
+        num_quarantined_groups=num_quarantined,
+        oldest_open_group=buffer.grouping.describe(),
+        policy_version=buffer.row.policy_version,
+        consumers=tuple(
+            _consumer_stats(buffer, consumer) for consumer in buffer.delivery.consumers.values()
+        ),
+    )
+
+
+def _consumer_stats(buffer: Buffer, consumer: Consumer) -> ConsumerStats:
+    first = consumer.waiters[0] if consumer.waiters else None
+    return ConsumerStats(
+        name=consumer.name,
+        unit=consumer.settings.unit,
+        num_ready_units=len(consumer.queue),
+        num_leased_units=consumer.num_leased,
+        num_leases=consumer.num_leases,
+        num_waiting=len(consumer.waiters),
+        waiting_for=(
+            buffer.delivery.explain_wait(consumer, first.want.batch_size) if first else ""
+        ),
+        num_acked_units=consumer.num_acked,
+        num_redelivered_units=consumer.num_redelivered,
+    )

@@ -1,0 +1,42 @@
+"""What is durable: the store's interface and the LMDB implementation behind it."""
+
+from experience_buffer_server.store.base import (
+    MAX_KEY_BYTES,
+    AdvantageRow,
+    BufferRow,
+    BufferState,
+    DamagedRecordError,
+    GroupRow,
+    LeaseRow,
+    ProgressRow,
+    Record,
+    Store,
+    StoreError,
+    StoreFailedError,
+    StoreFormatError,
+    StoreFullError,
+    WriteBatch,
+)
+from experience_buffer_server.store.lmdb_reader import LmdbReader
+from experience_buffer_server.store.lmdb_store import LmdbStore, StoreStats
+
+__all__ = [
+    "MAX_KEY_BYTES",
+    "AdvantageRow",
+    "BufferRow",
+    "BufferState",
+    "DamagedRecordError",
+    "GroupRow",
+    "LeaseRow",
+    "LmdbReader",
+    "LmdbStore",
+    "ProgressRow",
+    "Record",
+    "Store",
+    "StoreError",
+    "StoreFailedError",
+    "StoreFormatError",
+    "StoreFullError",
+    "StoreStats",
+    "WriteBatch",
+]

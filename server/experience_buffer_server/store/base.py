@@ -1,0 +1,240 @@
+"""What is durable: the rows, the batch of changes that commits together, and the store's interface.
+
+Nothing here knows LMDB. A store keeps rows and bytes; it has no opinion on groups, leases or
+sampling. The owner of a buffer decides, writes one `WriteBatch` and waits for its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+MAX_KEY_BYTES = 500
+"""Longest uid or group key that can be stored, in bytes of UTF-8."""
+
+
+class StoreError(Exception):
+    """The store could not do what was asked; nothing of the batch is stored."""
+
+
+class StoreFullError(StoreError):
+    """No room: the disk is full or the configured map limit is reached. Removals still work."""
+
+
+class StoreFailedError(StoreError):
+    """The store can't go on (I/O error, writer process gone); the server must restart."""
+
+
+class StoreFormatError(StoreError):
+    """The directory holds a store of another format version, or no store at all."""
+
+
+class DamagedRecordError(StoreError):
+    """A stored row can't be read back; the message names it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BufferRow:
+    """A buffer as stored."""
+
+    id: int
+    """Never reused within a store; at least 1."""
+    name: str
+    config: str
+    """Its configuration as JSON."""
+    policy_version: int | None
+    create_time: float
+    """Seconds since the Unix epoch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """The index row of one stored experience or tombstone: everything but its payload."""
+
+    seq: int
+    """Arrival order within the buffer, from 1, strictly increasing."""
+    uid: str
+    batch: str
+    task: str
+    run: int
+    step: int
+    digest: bytes
+    """16 bytes over the canonical payload; tells a repeated push from a conflicting one."""
+    group_id: int
+    """The group's row; 0: ungrouped."""
+    tombstone: bool
+    reward: float | None
+    response_tokens: int
+    payload_bytes: int
+    """0 for a tombstone."""
+    min_version: int | None
+    max_version: int | None
+    push_time: float
+    """Seconds since the Unix epoch."""
+    note: str = ""
+    """A tombstone's reason."""
+
+    @property
+    def tid(self) -> str:
+        """Task key."""
+        return f"{self.batch}/{self.task}"
+
+    @property
+    def rid(self) -> str:
+        """Run key."""
+        return f"{self.batch}/{self.task}/{self.run}"
+
+    @property
+    def sid(self) -> str:
+        """Step key."""
+        return f"{self.batch}/{self.task}/{self.step}"
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupRow:
+    """A group that has, or may still get, stored members."""
+
+    id: int
+    """From 1, unique within the buffer."""
+    key: str
+    size: int
+    """Members that make it whole; 0: not known."""
+    open_time: float
+    """When its first member came, seconds since the Unix epoch."""
+    closed: str = ""
+    """Empty while open, else why it takes no more members ("whole", "sealed", "deadline", "dropped")."""
+    note: str = ""
+    """The reason given when it was dropped, or why its advantages can't be computed."""
+    quarantined: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class LeaseRow:
+    """A delivery: open, or ended and remembered so that a repeated ack is recognised."""
+
+    id: int
+    """From 1, strictly increasing within the buffer."""
+    consumer: str
+    units: list[list[int]]
+    """Member seqs of each leased unit; empty once ended."""
+    deadline: float
+    """When it expires, or ended; seconds since the Unix epoch."""
+    state: Literal["open", "ending", "acked", "nacked", "expired"] = "open"
+    """Never stored as "ending": that is an ack on its way to the disk."""
+    num_experiences: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgressRow:
+    """How far the consumers are with one experience; absent means nothing has happened."""
+
+    seq: int
+    acked: list[str] = field(default_factory=list)
+    """Consumers that have acknowledged it."""
+    num_deliveries: dict[str, int] = field(default_factory=dict)
+    """Deliveries per consumer that ended without an ack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageRow:
+    """What was computed for one experience."""
+
+    seq: int
+    advantages: bytes
+    """float32, little endian, one per response token."""
+    returns: bytes
+    """float32, little endian, one per response token."""
+    details: dict[str, Any]
+    """Estimator, parameters, group size, members present, statistics used: plain data."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BufferState:
+    """Everything that a store holds of one buffer but payloads and computed advantages."""
+
+    row: BufferRow
+    records: list[Record]
+    """By seq."""
+    groups: list[GroupRow]
+    """By id."""
+    leases: list[LeaseRow]
+    """By id."""
+    progress: list[ProgressRow]
+    computed: set[int]
+    """Seqs that have an advantage row."""
+
+
+class WriteBatch(Protocol):
+    """Changes to one store that commit together or not at all, in the order given.
+
+    Each verb only notes the change; nothing is stored before `Store.commit`.
+    """
+
+    def put_buffer(self, row: BufferRow) -> None:
+        """Insert or replace a buffer's row."""
+
+    def delete_buffer(self, buffer_id: int) -> None:
+        """Remove a buffer's row and every row of it in every table."""
+
+    def append(self, buffer_id: int, record: Record, payload: bytes) -> None:
+        """Insert a new experience: its record and, unless it is a tombstone, its payload under its uid."""
+
+    def put_group(self, buffer_id: int, row: GroupRow) -> None:
+        """Insert or replace a group's row."""
+
+    def delete_group(self, buffer_id: int, group_id: int) -> None:
+        """Remove a group's row."""
+
+    def put_advantages(self, buffer_id: int, row: AdvantageRow) -> None:
+        """Insert or replace what was computed for one experience."""
+
+    def put_lease(self, buffer_id: int, row: LeaseRow) -> None:
+        """Insert or replace a lease."""
+
+    def delete_lease(self, buffer_id: int, lease_id: int) -> None:
+        """Forget an ended lease."""
+
+    def put_progress(self, buffer_id: int, row: ProgressRow) -> None:
+        """Insert or replace the consumers' progress with one experience."""
+
+    def remove(self, buffer_id: int, record: Record) -> None:
+        """Remove an experience: payload, record, advantages, progress."""
+
+    def remember(self, buffer_id: int, kind: str, key: str, value: bytes, time: float) -> None:
+        """Keep `value` under (`kind`, `key`) until it is pruned: the digest of a removed uid, say."""
+
+
+class Store(Protocol):
+    """A durable store with one owner. All methods belong to the owner's event loop thread."""
+
+    def batch(self) -> WriteBatch:
+        """Start a batch of changes."""
+
+    def commit(self, batch: WriteBatch) -> Awaitable[None]:
+        """Submit a batch now; the awaitable ends when it is on disk (`durability = "commit"`).
+
+        Batches commit in the order of submission. Several may share one transaction.
+
+        Raises:
+            StoreFullError: No room; nothing of this batch is stored, others are not affected.
+            StoreFailedError: The store can't go on.
+        """
+
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[bytes | None]:
+        """The stored payloads, committed ones only; None where there is none."""
+
+    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[AdvantageRow | None]:
+        """What was computed; None where nothing was."""
+
+    def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
+        """The remembered values; None where nothing is remembered."""
+
+    def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
+        """Forget up to `limit` remembered values older than `before_time`; how many were forgotten."""
+
+    def load(self) -> Iterator[BufferState]:
+        """Read the state of every buffer, by id; for the start, before the first commit."""
+
+    async def close(self) -> None:
+        """Finish what was submitted and release the store. Idempotent."""

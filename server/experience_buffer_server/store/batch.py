@@ -1,0 +1,110 @@
+"""The batch of changes of the LMDB store: rows become bytes here, in the owner's process."""
+
+from __future__ import annotations
+
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store.base import (
+    AdvantageRow,
+    BufferRow,
+    GroupRow,
+    LeaseRow,
+    ProgressRow,
+    Record,
+)
+from experience_buffer_server.store.format import Pack, Table
+from experience_buffer_server.store.frames import DELETE_BUFFER, Operation
+
+_RECORDS = int(Table.RECORDS)
+_PAYLOADS = int(Table.PAYLOADS)
+_RECORD_ROOM_BYTES = 512
+"""Room to allow for an index row and its share of half-full pages."""
+
+
+class LmdbWriteBatch:
+    """Changes that commit together; see `experience_buffer_server.store.base.WriteBatch`.
+
+    Must not be used any more once it has been committed. Not thread-safe.
+
+    A verb raises ValueError, and notes nothing, for a key too long for the store.
+    """
+
+    __slots__ = ("_pack", "append_bytes", "operations")
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+        self.operations: list[Operation] = []
+        self.append_bytes = 0
+        """Estimate of what the appends take on disk."""
+
+    def put_buffer(self, row: BufferRow) -> None:
+        """Insert or replace a buffer's row."""
+        value = disk.encode_buffer(row, self._pack)
+        self.operations.append((int(Table.BUFFERS), disk.buffer_key(row.id), value))
+
+    def delete_buffer(self, buffer_id: int) -> None:
+        """Remove a buffer's row and every row of it in every table."""
+        self.operations.append((DELETE_BUFFER, disk.buffer_key(buffer_id), None))
+
+    def append(self, buffer_id: int, record: Record, payload: bytes) -> None:
+        """Insert a new experience or tombstone."""
+        key = disk.numbered_key(buffer_id, record.seq)
+        value = disk.encode_record(record, self._pack)
+        room = _RECORD_ROOM_BYTES
+        if not record.tombstone:
+            # Half a page and more starts pages of its own; counting one more for all is close.
+            room += (len(payload) // disk.PAGE_BYTES + 1) * disk.PAGE_BYTES
+            place = disk.payload_key(buffer_id, record.uid)
+            self.operations.append((_PAYLOADS, place, payload))
+        self.operations.append((_RECORDS, key, value))
+        self.append_bytes += room
+
+    def put_group(self, buffer_id: int, row: GroupRow) -> None:
+        """Insert or replace a group's row."""
+        value = disk.encode_group(row, self._pack)
+        self._put(Table.GROUPS, disk.numbered_key(buffer_id, row.id), value)
+
+    def delete_group(self, buffer_id: int, group_id: int) -> None:
+        """Remove a group's row."""
+        self._put(Table.GROUPS, disk.numbered_key(buffer_id, group_id), None)
+
+    def put_advantages(self, buffer_id: int, row: AdvantageRow) -> None:
+        """Insert or replace what was computed for one experience."""
+        value = disk.encode_advantages(row, self._pack)
+        self._put(Table.ADVANTAGES, disk.numbered_key(buffer_id, row.seq), value)
+
+    def put_lease(self, buffer_id: int, row: LeaseRow) -> None:
+        """Insert or replace a lease."""
+        value = disk.encode_lease(row, self._pack)
+        self._put(Table.LEASES, disk.numbered_key(buffer_id, row.id), value)
+
+    def delete_lease(self, buffer_id: int, lease_id: int) -> None:
+        """Forget an ended lease."""
+        self._put(Table.LEASES, disk.numbered_key(buffer_id, lease_id), None)
+
+    def put_progress(self, buffer_id: int, row: ProgressRow) -> None:
+        """Insert or replace the consumers' progress with one experience."""
+        value = disk.encode_progress(row, self._pack)
+        self._put(Table.PROGRESS, disk.numbered_key(buffer_id, row.seq), value)
+
+    def remove(self, buffer_id: int, record: Record) -> None:
+        """Remove an experience: payload, record, advantages, progress."""
+        if not record.tombstone:
+            self._put(Table.PAYLOADS, disk.payload_key(buffer_id, record.uid), None)
+        key = disk.numbered_key(buffer_id, record.seq)
+        for table in (Table.RECORDS, Table.ADVANTAGES, Table.PROGRESS):
+            self._put(table, key, None)
+
+    def remember(self, buffer_id: int, kind: str, key: str, value: bytes, time: float) -> None:
+        """Keep a value until it is pruned.
+
+        Raises:
+            ValueError: `kind` holds a NUL, kind and key together exceed 506 bytes, or `time`
+                is negative or not a number.
+        """
+        place = disk.memory_key(buffer_id, kind, key)
+        log_key = disk.memory_log_key(place, time)
+        self._put(Table.MEMORY, place, disk.encode_memory(time, value))
+        self._put(Table.MEMORY_LOG, log_key, place)
+
+    def _put(self, table: Table, key: bytes, value: bytes | None) -> None:
+        self.operations.append((int(table), key, value))

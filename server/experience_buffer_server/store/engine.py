@@ -1,0 +1,299 @@
+"""The LMDB environment opened for writing: its format, its growth, its transactions.
+
+Runs in the writer process. Knows nothing of sockets or of what the rows mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmdb
+
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store.base import StoreFormatError
+from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.frames import (
+    DELETE_BUFFER,
+    PRUNE,
+    PRUNE_LIMITS,
+    Request,
+    Result,
+    Status,
+    Work,
+)
+from experience_buffer_server.store.room import Room
+
+_ADVANCE_KEY = b"advance"
+_ADVANCE_BYTES = 256 * 1024
+_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Engine:
+    """The one writer of a store. Belongs to one thread."""
+
+    def __init__(
+        self, path: Path, *, sync: bool, initial_map_bytes: int, max_map_bytes: int
+    ) -> None:
+        """Open the store at `path`, or make one where there is none.
+
+        Args:
+            path: An existing directory.
+            sync: Every commit is on disk when it ends.
+            initial_map_bytes: The map's size at first; it doubles when it is full.
+            max_map_bytes: The map does not grow beyond this.
+
+        Raises:
+            StoreFormatError: It holds something else, or another format version.
+            lmdb.Error: It can't be opened.
+        """
+        self._path = path
+        self._max_map_bytes = _whole_pages(max_map_bytes)
+        try:
+            self._env = lmdb.open(
+                str(path),
+                map_size=min(_whole_pages(initial_map_bytes), self._max_map_bytes),
+                max_dbs=disk.MAX_DBS,
+                max_readers=disk.MAX_READERS,
+                sync=sync,
+            )
+        except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
+            raise StoreFormatError(
+                f"{path / 'data.mdb'} is not an LMDB database of this kind ({error}); "
+                "use another directory"
+            ) from error
+        self._env.reader_check()
+        self._tables = self._open_tables()
+        _sync_directory(path)
+        self._room = Room(path / "data.mdb", max_map_bytes=self._max_map_bytes)
+        with self._env.begin() as txn:
+            self._measure(txn)
+        self.failed = False
+        """An error that the store can't go on after."""
+        self._work = Work()
+
+    def _open_tables(self) -> list[lmdb._Database]:
+        with self._env.begin(write=True) as txn:
+            if txn.stat()["entries"] == 0:
+                meta = self._env.open_db(Table.META.disk_name, txn=txn)
+                txn.put(disk.FORMAT_KEY, disk.FORMAT_VALUE, db=meta)
+            else:
+                try:
+                    meta = self._env.open_db(Table.META.disk_name, txn=txn, create=False)
+                except (lmdb.NotFoundError, lmdb.IncompatibleError):
+                    disk.check_format(None, self._path)
+                    raise
+                disk.check_format(txn.get(disk.FORMAT_KEY, db=meta), self._path)
+            return [self._env.open_db(table.disk_name, txn=txn) for table in Table]
+
+    def write(self, requests: Sequence[Request]) -> tuple[list[Result], Work]:
+        """Commit the batches in order, in one transaction if they all fit.
+
+        Returns:
+            A result per batch, in order, and what was done.
+        """
+        self._work = Work()
+        results: dict[int, Result] = {}
+        admitted: list[Request] = []
+        planned_bytes = 0
+        for request in requests:
+            refusal = ""
+            if request.append_bytes:
+                refusal = self._room.refusal(planned_bytes + request.append_bytes)
+            if refusal:
+                results[request.number] = Result(request.number, Status.FULL, refusal)
+            else:
+                admitted.append(request)
+                planned_bytes += request.append_bytes
+        for result in self._write_admitted(admitted):
+            results[result.number] = result
+        work = self._work._replace(
+            num_batches=len(admitted),
+            live_bytes=self._room.live_bytes,
+            file_bytes=self._room.file_bytes,
+            map_bytes=self._env.info()["map_size"],
+        )
+        return [results[request.number] for request in requests], work
+
+    def _write_admitted(self, requests: Sequence[Request]) -> list[Result]:
+        if len(requests) > 1:
+            try:
+                return self._transact(requests)
+            except lmdb.Error:
+                # One of them is at fault: alone, it fails alone.
+                pass
+        results = []
+        for request in requests:
+            try:
+                results += self._transact([request])
+            except lmdb.Error as error:
+                results.append(self._judge(request, error))
+        return results
+
+    def _judge(self, request: Request, error: lmdb.Error) -> Result:
+        if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
+            return Result(request.number, Status.FULL, f"no room in the map for the batch: {error}")
+        if isinstance(error, lmdb.BadValsizeError):
+            return Result(request.number, Status.REFUSED, f"a key or value is too long: {error}")
+        # A write cut short by a full disk is reported as an I/O error, too.
+        full = error.code in _FULL_CODES or (
+            error.code == errno.EIO and not self._room.allocate(max(request.append_bytes, 1 << 20))
+        )
+        if full:
+            return Result(request.number, Status.FULL, f"the disk is full: {error}")
+        self.failed = True
+        return Result(request.number, Status.FAILED, f"{self._path}: {error}")
+
+    def _transact(self, requests: Sequence[Request]) -> list[Result]:
+        """One transaction, again in a larger map while there is no room."""
+        extra = False
+        while True:
+            try:
+                return self._transact_once(requests)
+            except lmdb.MapFullError:
+                size = self._env.info()["map_size"]
+                if size < self._max_map_bytes:
+                    self._env.set_mapsize(min(2 * size, self._max_map_bytes))
+                elif not extra:
+                    extra = True
+                    self._free_pending()
+                else:
+                    raise
+
+    def _transact_once(self, requests: Sequence[Request]) -> list[Result]:
+        started = time.monotonic()
+        txn = self._env.begin(write=True)
+        try:
+            counts = [self._apply(txn, request) for request in requests]
+            applied = time.monotonic()
+            live_bytes = self._live_bytes(txn)
+            txn.commit()
+        except BaseException:
+            txn.abort()
+            raise
+        ended = time.monotonic()
+        self._room.update(live_bytes=live_bytes, file_bytes=self._file_bytes())
+        self._work = self._work._replace(
+            num_transactions=self._work.num_transactions + 1,
+            num_operations=self._work.num_operations + sum(len(r.operations) for r in requests),
+            apply_seconds=self._work.apply_seconds + applied - started,
+            commit_seconds=self._work.commit_seconds + ended - applied,
+        )
+        return [
+            Result(request.number, Status.OK, "", count)
+            for request, count in zip(requests, counts, strict=True)
+        ]
+
+    def _apply(self, txn: lmdb.Transaction[bytes], request: Request) -> int:
+        count = 0
+        tables = self._tables
+        put, delete = txn.put, txn.delete
+        for table, key, value in request.operations:
+            if table == DELETE_BUFFER:
+                self._delete_buffer(txn, key)
+            elif value is None:
+                delete(key, db=tables[table])
+            elif table == PRUNE:
+                before, limit = PRUNE_LIMITS.unpack(value)
+                count += self._prune(txn, key, before, limit)
+            else:
+                put(key, value, db=tables[table])
+        return count
+
+    def _delete_buffer(self, txn: lmdb.Transaction[bytes], prefix: bytes) -> None:
+        for table in Table:
+            if table is Table.META:
+                continue
+            with txn.cursor(self._tables[table]) as cursor:
+                found = cursor.set_range(prefix)
+                while found and cursor.key().startswith(prefix):
+                    # The cursor then stands on the next row, or nowhere (an empty key).
+                    cursor.delete()
+                    found = bool(cursor.key())
+
+    def _prune(self, txn: lmdb.Transaction[bytes], prefix: bytes, before: float, limit: int) -> int:
+        memory = self._tables[Table.MEMORY]
+        forgotten = 0
+        with txn.cursor(self._tables[Table.MEMORY_LOG]) as cursor:
+            found = cursor.set_range(prefix)
+            while found and forgotten < limit:
+                log_key, place = cursor.item()
+                if not log_key.startswith(prefix):
+                    break
+                noted_time = disk.memory_log_time(log_key)
+                if noted_time >= before:
+                    break
+                value = txn.get(place, db=memory)
+                # Remembered again since: that has its own, later entry in the log.
+                if value is not None and disk.memory_time(value) == noted_time:
+                    txn.delete(place, db=memory)
+                    forgotten += 1
+                cursor.delete()
+                found = bool(cursor.key())
+        return forgotten
+
+    def _free_pending(self) -> None:
+        """Make the pages that were freed last reusable.
+
+        LMDB reuses a page only two transactions after the one that freed it, and not while a reader
+        may see it. In a full map a transaction of no use is what lets the next one succeed; the few
+        pages that it takes must never be refused, so it alone may pass the limit.
+        """
+        self._env.reader_check()
+        for grow_bytes in (0, _ADVANCE_BYTES):
+            if grow_bytes:
+                self._env.set_mapsize(self._env.info()["map_size"] + grow_bytes)
+            try:
+                with self._env.begin(write=True) as txn:
+                    number = str(txn.id()).encode()
+                    txn.put(_ADVANCE_KEY, number, db=self._tables[Table.META])
+            except lmdb.MapFullError:
+                continue
+            return
+
+    def _measure(self, txn: lmdb.Transaction[bytes]) -> None:
+        self._room.update(live_bytes=self._live_bytes(txn), file_bytes=self._file_bytes())
+
+    def _live_bytes(self, txn: lmdb.Transaction[bytes]) -> int:
+        pages = 2
+        for stat in (txn.stat(), *(txn.stat(db) for db in self._tables)):
+            pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return int(pages * stat["psize"])
+
+    def _file_bytes(self) -> int:
+        return (self._env.info()["last_pgno"] + 1) * os.sysconf("SC_PAGESIZE")
+
+    def sync(self) -> None:
+        """Put on disk what was committed since the last time.
+
+        Raises:
+            lmdb.Error: It can't be written; what was acknowledged since may be lost.
+        """
+        self._env.sync(True)
+
+    def check_readers(self) -> None:
+        """Free the slots of readers that died; they would keep removed pages from being reused."""
+        self._env.reader_check()
+
+    def close(self) -> None:
+        """Release the store."""
+        self._room.close()
+        self._env.close()
+
+
+def _whole_pages(num_bytes: int) -> int:
+    page_bytes = os.sysconf("SC_PAGESIZE")
+    return max(1, num_bytes // page_bytes) * page_bytes
+
+
+def _sync_directory(path: Path) -> None:
+    """A new file survives a power failure only once its directory is on disk, too."""
+    for directory in (path, path.resolve().parent):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,282 @@
+"""The layout on disk: tables, keys, and how each row becomes bytes and is read back.
+
+A change here that an older or newer server would misread needs another `FORMAT_VERSION`. Nothing
+here opens a store.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from experience_buffer_server.store.base import (
+    AdvantageRow,
+    BufferRow,
+    GroupRow,
+    LeaseRow,
+    ProgressRow,
+    Record,
+    StoreFormatError,
+)
+
+FORMAT_VERSION = 1
+MAGIC = b"experience-buffer store "
+FORMAT_KEY = b"format"
+FORMAT_VALUE = MAGIC + str(FORMAT_VERSION).encode()
+
+MAX_LMDB_KEY_BYTES = 511
+"""Longest key that LMDB takes as built by default."""
+
+PAGE_BYTES = 4096
+"""Only for estimates; LMDB uses the system's page size."""
+
+
+class Table(IntEnum):
+    """The named databases; the name on disk is the member's name in lower case."""
+
+    META = 0
+    BUFFERS = 1
+    PAYLOADS = 2
+    RECORDS = 3
+    GROUPS = 4
+    LEASES = 5
+    PROGRESS = 6
+    ADVANTAGES = 7
+    MEMORY = 8
+    MEMORY_LOG = 9
+
+    @property
+    def disk_name(self) -> bytes:
+        """Name of the LMDB database."""
+        return self.name.lower().encode()
+
+
+MAX_DBS = 16
+MAX_READERS = 1024
+
+_BUFFER = struct.Struct(">I")
+_NUMBERED = struct.Struct(">IQ")
+_TIME = struct.Struct(">d")
+
+Pack = Callable[[Any], bytes]
+"""Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
+
+buffer_key = _BUFFER.pack
+"""(buffer id): the key of a buffer's row and the prefix of all its rows, 4 bytes."""
+
+numbered_key = _NUMBERED.pack
+"""(buffer id, number): records, progress and advantages by seq; groups and leases by id."""
+
+
+def number_of(key: bytes) -> int:
+    """The number in a `numbered_key`."""
+    return int.from_bytes(key[4:], "big")
+
+
+def payload_key(buffer_id: int, uid: str) -> bytes:
+    """The key of an experience's payload."""
+    return _checked(_BUFFER.pack(buffer_id) + uid.encode())
+
+
+def memory_key(buffer_id: int, kind: str, key: str) -> bytes:
+    """The key of a remembered value."""
+    if "\0" in kind:
+        raise ValueError(f"kind {kind!r} holds a NUL character")
+    return _checked(_BUFFER.pack(buffer_id) + kind.encode() + b"\0" + key.encode())
+
+
+def memory_log_key(remembered: bytes, time: float) -> bytes:
+    """The key under which a remembered value (its `memory_key`) is found by time.
+
+    Non-negative doubles, big endian, sort as their bytes do. The digest keeps apart what is
+    remembered at the same instant; a hash because both keys together would be too long for LMDB.
+    """
+    if not time >= 0:
+        raise ValueError(f"time {time!r} is not a number of seconds since the Unix epoch")
+    return remembered[:4] + _TIME.pack(time) + blake2b(remembered, digest_size=16).digest()
+
+
+def memory_log_time(key: bytes) -> float:
+    """The time in a `memory_log_key`, seconds since the Unix epoch."""
+    return float(_TIME.unpack_from(key, 4)[0])
+
+
+def encode_memory(time: float, value: bytes) -> bytes:
+    """A remembered value with its time."""
+    return _TIME.pack(time) + value
+
+
+def memory_time(encoded: bytes) -> float:
+    """When a value was remembered, seconds since the Unix epoch."""
+    return float(_TIME.unpack_from(encoded)[0])
+
+
+def memory_value(encoded: bytes) -> bytes:
+    """The remembered value itself."""
+    return encoded[_TIME.size :]
+
+
+def _checked(key: bytes) -> bytes:
+    if len(key) > MAX_LMDB_KEY_BYTES:
+        raise ValueError(f"key of {len(key)} bytes; the store takes {MAX_LMDB_KEY_BYTES}: {key!r}")
+    return key
+
+
+def check_format(value: bytes | None, path: Path) -> None:
+    """Compare what a store's format row says with what this code reads.
+
+    Raises:
+        StoreFormatError: It is not a store, or one of another version.
+    """
+    if value == FORMAT_VALUE:
+        return
+    if value is None or not value.startswith(MAGIC):
+        raise StoreFormatError(
+            f"{path} holds an LMDB database that is not an experience buffer store; "
+            "use another directory"
+        )
+    found = value[len(MAGIC) :].decode(errors="replace")
+    raise StoreFormatError(
+        f"{path} holds a store of format version {found}, this server reads version "
+        f"{FORMAT_VERSION}; run the server version that wrote it, or use another directory"
+    )
+
+
+def encode_buffer(row: BufferRow, pack: Pack) -> bytes:
+    """A buffer's row as stored."""
+    return pack((row.id, row.name, row.config, row.policy_version, row.create_time))
+
+
+def encode_record(r: Record, pack: Pack) -> bytes:
+    """An index row as stored."""
+    return pack(
+        (
+            r.seq,
+            r.uid,
+            r.batch,
+            r.task,
+            r.run,
+            r.step,
+            r.digest,
+            r.group_id,
+            r.tombstone,
+            r.reward,
+            r.response_tokens,
+            r.payload_bytes,
+            r.min_version,
+            r.max_version,
+            r.push_time,
+            r.note,
+        )
+    )
+
+
+def encode_group(g: GroupRow, pack: Pack) -> bytes:
+    """A group's row as stored."""
+    return pack((g.id, g.key, g.size, g.open_time, g.closed, g.note, g.quarantined))
+
+
+def encode_lease(row: LeaseRow, pack: Pack) -> bytes:
+    """A lease as stored."""
+    return pack(
+        (row.id, row.consumer, row.units, row.deadline, row.state, row.num_experiences),
+    )
+
+
+def encode_progress(row: ProgressRow, pack: Pack) -> bytes:
+    """The consumers' progress with one experience as stored."""
+    return pack((row.seq, row.acked, row.num_deliveries))
+
+
+def encode_advantages(row: AdvantageRow, pack: Pack) -> bytes:
+    """What was computed for one experience as stored."""
+    return pack((row.seq, row.advantages, row.returns, row.details))
+
+
+# Each decoder raises ValueError (msgpack's errors are of that kind) or TypeError for bytes that are
+# not such a row. They are written out because a million records are read at the start.
+
+
+def _unpack(value: bytes) -> Any:
+    return msgpack.unpackb(value, strict_map_key=False)
+
+
+def decode_buffer(value: bytes) -> BufferRow:
+    """Read a buffer's row back."""
+    id_, name, config, policy_version, create_time = _unpack(value)
+    return BufferRow(
+        id=id_,
+        name=name,
+        config=config,
+        policy_version=policy_version,
+        create_time=create_time,
+    )
+
+
+def decode_record(value: bytes) -> Record:
+    """Read an index row back."""
+    seq, uid, batch, task, run, step, digest, group, tombstone, *rest = msgpack.unpackb(value)
+    reward, response_tokens, payload_bytes, min_version, max_version, push_time, note = rest
+    return Record(
+        seq=seq,
+        uid=uid,
+        batch=batch,
+        task=task,
+        run=run,
+        step=step,
+        digest=digest,
+        group_id=group,
+        tombstone=tombstone,
+        reward=reward,
+        response_tokens=response_tokens,
+        payload_bytes=payload_bytes,
+        min_version=min_version,
+        max_version=max_version,
+        push_time=push_time,
+        note=note,
+    )
+
+
+def decode_group(value: bytes) -> GroupRow:
+    """Read a group's row back."""
+    id_, key, size, open_time, closed, note, quarantined = _unpack(value)
+    return GroupRow(
+        id=id_,
+        key=key,
+        size=size,
+        open_time=open_time,
+        closed=closed,
+        note=note,
+        quarantined=quarantined,
+    )
+
+
+def decode_lease(value: bytes) -> LeaseRow:
+    """Read a lease back."""
+    id_, consumer, units, deadline, state, num_experiences = _unpack(value)
+    return LeaseRow(
+        id=id_,
+        consumer=consumer,
+        units=units,
+        deadline=deadline,
+        state=state,
+        num_experiences=num_experiences,
+    )
+
+
+def decode_progress(value: bytes) -> ProgressRow:
+    """Read the consumers' progress with one experience back."""
+    seq, acked, num_deliveries = _unpack(value)
+    return ProgressRow(seq=seq, acked=acked, num_deliveries=num_deliveries)
+
+
+def decode_advantages(value: bytes) -> AdvantageRow:
+    """Read back what was computed for one experience."""
+    seq, advantages, returns, details = _unpack(value)
+    return AdvantageRow(seq=seq, advantages=advantages, returns=returns, details=details)

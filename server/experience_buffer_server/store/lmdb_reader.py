@@ -1,0 +1,220 @@
+"""Reading a store's committed rows, from any process. Nothing here writes."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import lmdb
+
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store.base import (
+    AdvantageRow,
+    BufferRow,
+    BufferState,
+    DamagedRecordError,
+    StoreFailedError,
+    StoreFormatError,
+)
+from experience_buffer_server.store.format import Table
+
+_log = logging.getLogger(__name__)
+_Row = TypeVar("_Row")
+_DECODE_ERRORS = (ValueError, TypeError, struct.error)
+
+
+class LmdbReader:
+    """Read-only access to the committed rows of a store that a writer keeps.
+
+    It can be shared between threads. A process must not open the same store twice (LMDB's locks
+    are per process): where there is an `LmdbStore`, use its `reader`. It must not be carried over
+    a fork.
+
+    Each call sees one consistent state: the newest commit when it starts. Reads go through the
+    page cache and block for the disk where a page isn't there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a store that a writer has already made.
+
+        Raises:
+            StoreFormatError: There is no store at `path`, or one of another version.
+            StoreFailedError: It can't be opened.
+        """
+        self._path = path
+        self.damaged: list[str] = []
+        """The rows that `load` could not read and left out: table, buffer and number of each."""
+        # Taking over a grown map replaces the mapping under every open transaction, so that has to
+        # wait until none is open.
+        self._idle = threading.Condition()
+        self._num_open = 0
+        try:
+            self._env = lmdb.open(
+                str(path),
+                readonly=True,
+                create=False,
+                map_size=0,  # what the writer uses
+                max_dbs=disk.MAX_DBS,
+                max_readers=disk.MAX_READERS,
+            )
+        except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
+            raise StoreFormatError(f"{path} holds no LMDB database: {error}") from error
+        except lmdb.Error as error:
+            raise StoreFailedError(f"can't open the store at {path}: {error}") from error
+        try:
+            self._tables = self._open_tables()
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _open_tables(self) -> list[lmdb._Database]:
+        # Not in a transaction of ours: the handles would end with it.
+        try:
+            meta = self._env.open_db(Table.META.disk_name, create=False)
+        except (lmdb.NotFoundError, lmdb.IncompatibleError):
+            disk.check_format(None, self._path)
+            raise
+        with self._transaction() as txn:
+            disk.check_format(txn.get(disk.FORMAT_KEY, db=meta), self._path)
+        return [self._env.open_db(table.disk_name, create=False) for table in Table]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[lmdb.Transaction[bytes]]:
+        with self._idle:
+            txn = self._begin()
+            self._num_open += 1
+        try:
+            yield txn
+        finally:
+            txn.abort()
+            with self._idle:
+                self._num_open -= 1
+                if self._num_open == 0:
+                    self._idle.notify_all()
+
+    def _begin(self) -> lmdb.Transaction[bytes]:
+        while True:
+            try:
+                return self._env.begin()
+            except lmdb.MapResizedError:
+                self._idle.wait_for(lambda: self._num_open == 0)
+                self._env.set_mapsize(0)
+
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[bytes | None]:
+        """The stored payloads in the order asked; None where there is none."""
+        return self._get(Table.PAYLOADS, (disk.payload_key(buffer_id, uid) for uid in uids))
+
+    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[AdvantageRow | None]:
+        """What was computed, in the order asked; None where nothing was.
+
+        Raises:
+            DamagedRecordError: A row can't be read back.
+        """
+        keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
+        values = self._get(Table.ADVANTAGES, keys)
+        return [
+            None if value is None else _decode(disk.decode_advantages, Table.ADVANTAGES, key, value)
+            for key, value in zip(keys, values, strict=True)
+        ]
+
+    def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
+        """The remembered values in the order asked; None where nothing is remembered."""
+        values = self._get(Table.MEMORY, (disk.memory_key(buffer_id, kind, key) for key in keys))
+        return [None if value is None else disk.memory_value(value) for value in values]
+
+    def _get(self, table: Table, keys: Iterable[bytes]) -> list[bytes | None]:
+        db = self._tables[table]
+        with self._transaction() as txn:
+            return [txn.get(key, db=db) for key in keys]
+
+    def load(self) -> Iterator[BufferState]:
+        """Read the state of every buffer, by id.
+
+        A row that can't be read back is left out, logged and named in `damaged`, so that one bad
+        row doesn't keep all the others from being served.
+        """
+        self.damaged.clear()
+        for row in self._rows(Table.BUFFERS, b"", disk.decode_buffer):
+            yield self._state(row)
+
+    def _state(self, row: BufferRow) -> BufferState:
+        prefix = disk.buffer_key(row.id)
+        return BufferState(
+            row=row,
+            records=self._rows(Table.RECORDS, prefix, disk.decode_record),
+            groups=self._rows(Table.GROUPS, prefix, disk.decode_group),
+            leases=self._rows(Table.LEASES, prefix, disk.decode_lease),
+            progress=self._rows(Table.PROGRESS, prefix, disk.decode_progress),
+            computed=self._computed(prefix),
+        )
+
+    def _rows(self, table: Table, prefix: bytes, decode: Callable[[bytes], _Row]) -> list[_Row]:
+        rows: list[_Row] = []
+        with self._transaction() as txn, txn.cursor(self._tables[table]) as cursor:
+            if not cursor.set_range(prefix):
+                return rows
+            for key, value in cursor.iternext():
+                if not key.startswith(prefix):
+                    break
+                try:
+                    rows.append(decode(value))
+                except _DECODE_ERRORS as error:
+                    self._note_damage(table, key, error)
+        return rows
+
+    def _computed(self, prefix: bytes) -> set[int]:
+        seqs: set[int] = set()
+        with self._transaction() as txn, txn.cursor(self._tables[Table.ADVANTAGES]) as cursor:
+            if not cursor.set_range(prefix):
+                return seqs
+            for key in cursor.iternext(keys=True, values=False):
+                if not key.startswith(prefix):
+                    break
+                seqs.add(disk.number_of(key))
+        return seqs
+
+    def _note_damage(self, table: Table, key: bytes, error: Exception) -> None:
+        name = _row_name(table, key)
+        self.damaged.append(name)
+        _log.error("damaged row left out: %s in %s: %s", name, self._path, error)
+
+    def close(self) -> None:
+        """Release the store. Idempotent."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._num_open == 0)
+            self._env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _decode(
+    decode: Callable[[bytes], _Row],
+    table: Table,
+    key: bytes,
+    value: bytes,
+) -> _Row:
+    try:
+        return decode(value)
+    except _DECODE_ERRORS as error:
+        raise DamagedRecordError(f"{_row_name(table, key)} can't be read back: {error}") from error
+
+
+def _row_name(table: Table, key: bytes) -> str:
+    buffer_id = int.from_bytes(key[:4], "big")
+    rest = f" row {disk.number_of(key)}" if len(key) == 12 else ""
+    return f"{table.disk_name.decode()}: buffer {buffer_id}{rest}"

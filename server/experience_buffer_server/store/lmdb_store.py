@@ -1,0 +1,298 @@
+"""The durable store over LMDB: the owner's side. Writing is done by a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import msgpack
+
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import frames
+from experience_buffer_server.store.base import (
+    AdvantageRow,
+    BufferState,
+    StoreError,
+    StoreFailedError,
+    StoreFormatError,
+    StoreFullError,
+    WriteBatch,
+)
+from experience_buffer_server.store.batch import LmdbWriteBatch
+from experience_buffer_server.store.frames import LENGTH, PRUNE, PRUNE_LIMITS, Status, Work
+from experience_buffer_server.store.link import WriterLink, start_writer
+from experience_buffer_server.store.lmdb_reader import LmdbReader
+
+GIBI = 1 << 30
+
+_ERRORS: dict[int, type[StoreError]] = {
+    Status.FULL: StoreFullError,
+    Status.REFUSED: StoreError,
+    Status.FAILED: StoreFailedError,
+    Status.FORMAT: StoreFormatError,
+    Status.BUSY: StoreFailedError,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreStats:
+    """What the writer has done since the store was opened, and how full the store is."""
+
+    num_transactions: int = 0
+    num_batches: int = 0
+    """Batches that were written; over `num_transactions`, the size of the group commit."""
+    num_operations: int = 0
+    """Rows put or deleted."""
+    num_full: int = 0
+    """Batches refused for lack of room."""
+    apply_seconds: float = 0.0
+    """Time in puts and deletes."""
+    commit_seconds: float = 0.0
+    """Time in commits: writing and, if durability is "commit", fsync."""
+    live_bytes: int = 0
+    """Pages that hold rows."""
+    file_bytes: int = 0
+    """Pages that were ever in use; the difference to `live_bytes` can be reused."""
+    map_bytes: int = 0
+    """Current size of the map."""
+
+
+class _Pending(NamedTuple):
+    done: asyncio.Future[Any]
+    num_bytes: int
+    counts: bool
+    """The result is what was pruned."""
+
+
+class LmdbStore:
+    """A store in a directory, for one owner; see `experience_buffer_server.store.base.Store`.
+
+    Durability: with "commit", a batch is on disk (fsync) before its commit ends: it survives the
+    death of any process, of the machine and of its power. With "interval", a commit ends when the
+    batch is in the operating system's cache and the disk follows within the interval: it survives
+    the death of any process; if the machine itself dies, the last interval is lost, and on a file
+    system that writes blocks out of order the store may be damaged beyond opening.
+
+    Belongs to one event loop's thread; `reader` can be used from any thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use `LmdbStore.open`."""
+        self._path = path
+        self._pack = msgpack.Packer().pack
+        self._pending: dict[int, _Pending] = {}
+        self._last_number = 0
+        self._closing = False
+        self._drained = asyncio.Event()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.WriteTransport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: LmdbReader | None = None
+        self.failed = asyncio.Event()
+        """Set when the store can't go on; watch it to shut down. `failure` says why."""
+        self.failure: StoreFailedError | None = None
+        self.pending_bytes = 0
+        """Bytes of the batches that were submitted and have not ended."""
+        self.stats = StoreStats()
+        self.on_work: Callable[[Work], None] | None = None
+        """Called after each turn of the writer, with what it did."""
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        durability: Literal["commit", "interval"] = "commit",
+        interval_seconds: float = 1.0,
+        initial_map_bytes: int = GIBI,
+        max_map_bytes: int = 1024 * GIBI,
+        lock_timeout_seconds: float = 10.0,
+    ) -> Self:
+        """Open the store at `path`, or make one.
+
+        Args:
+            path: Its directory; made if there is none.
+            durability: What a commit waits for; see the class.
+            interval_seconds: The longest time between commit and fsync with "interval", above 0.
+            initial_map_bytes: Address space set aside at first; it doubles when it is full.
+            max_map_bytes: The most that the store may take, a reserve for removals included.
+            lock_timeout_seconds: How long to wait for an earlier owner's writer to finish.
+
+        Raises:
+            StoreFormatError: The directory holds something else, or another format version.
+            StoreFullError: The disk is full.
+            StoreFailedError: The directory is in use, or can't be opened.
+        """
+        if durability == "interval" and not interval_seconds > 0:
+            raise ValueError(f"interval_seconds is {interval_seconds}; it must be above 0")
+        store = cls(path)
+        try:
+            process, connection = start_writer(
+                path,
+                initial_map_bytes=initial_map_bytes,
+                max_map_bytes=max_map_bytes,
+                sync_interval_seconds=interval_seconds if durability == "interval" else 0.0,
+                lock_timeout_seconds=lock_timeout_seconds,
+            )
+            store._process = process
+            link = WriterLink(store._on_frame, store._on_lost)
+            store._transport = await link.connect(connection)
+            await store._ready
+            store._reader = LmdbReader(path)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def reader(self) -> LmdbReader:
+        """Read access for other threads of this process."""
+        if self._reader is None:
+            raise StoreFailedError(f"the store at {self._path} is closed")
+        return self._reader
+
+    def batch(self) -> LmdbWriteBatch:
+        """Start a batch of changes."""
+        return LmdbWriteBatch(self._pack)
+
+    def commit(self, batch: WriteBatch) -> Awaitable[None]:
+        """Submit a batch now; the awaitable ends when it is as durable as configured.
+
+        Submission needs no awaiting, and cancelling who awaits does not withdraw it.
+
+        Raises:
+            StoreFullError: From the awaitable: no room; nothing of this batch is stored.
+            StoreError: From the awaitable: a key or value is too long; nothing of it is stored.
+            StoreFailedError: From the awaitable: the store can't go on; whether the batch is
+                stored is not known.
+            TypeError: The batch is another store's.
+        """
+        if not isinstance(batch, LmdbWriteBatch):
+            raise TypeError(f"a batch of this store is needed, got {type(batch).__name__}")
+        return self._submit(batch, counts=False)
+
+    def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
+        """Forget up to `limit` values remembered before `before_time`; how many were forgotten."""
+        batch = self.batch()
+        limits = PRUNE_LIMITS.pack(before_time, limit)
+        batch.operations.append((PRUNE, disk.buffer_key(buffer_id), limits))
+        return self._submit(batch, counts=True)
+
+    def _submit(self, batch: LmdbWriteBatch, *, counts: bool) -> asyncio.Future[Any]:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        failure = self.failure
+        if self._closing or self._transport is None:
+            failure = StoreFailedError(f"the store at {self._path} is closed")
+        if failure is not None or self._transport is None:
+            done.set_exception(failure or StoreFailedError("not open"))
+            return done
+        self._last_number += 1
+        body = self._pack((self._last_number, batch.append_bytes, batch.operations))
+        self._pending[self._last_number] = _Pending(done, len(body), counts)
+        self.pending_bytes += len(body)
+        self._transport.writelines((LENGTH.pack(len(body)), body))
+        return done
+
+    def _on_frame(self, body: bytes) -> None:
+        if not self._ready.done():
+            ready = frames.decode_ready(body)
+            if ready.status == Status.OK:
+                self._ready.set_result(None)
+            else:
+                self._ready.set_exception(_ERRORS[ready.status](ready.message))
+            return
+        reply = frames.decode_reply(body)
+        self._count(reply.work)
+        for result in reply.results:
+            if result.status == Status.FAILED:
+                self._fail(result.message)
+            pending = self._pending.pop(result.number, None)
+            if pending is None:
+                continue
+            self.pending_bytes -= pending.num_bytes
+            self.stats.num_full += result.status == Status.FULL
+            if pending.done.done():
+                continue  # Nobody waits any more.
+            if result.status == Status.OK:
+                pending.done.set_result(result.num_forgotten if pending.counts else None)
+            else:
+                pending.done.set_exception(_ERRORS[result.status](result.message))
+        if not self._pending:
+            self._drained.set()
+
+    def _count(self, work: Work) -> None:
+        stats = self.stats
+        stats.num_transactions += work.num_transactions
+        stats.num_batches += work.num_batches
+        stats.num_operations += work.num_operations
+        stats.apply_seconds += work.apply_seconds
+        stats.commit_seconds += work.commit_seconds
+        if work.map_bytes:
+            stats.live_bytes = work.live_bytes
+            stats.file_bytes = work.file_bytes
+            stats.map_bytes = work.map_bytes
+        if self.on_work is not None:
+            self.on_work(work)
+
+    def _on_lost(self) -> None:
+        pid = self._process.pid if self._process is not None else 0
+        gone = f"the writer process of {self._path} (pid {pid}) is gone; restart the server"
+        if not self._ready.done():
+            self._ready.set_exception(StoreFailedError(gone))
+        if not self._closing or self._pending:
+            self._fail(gone)
+        error = self.failure or StoreFailedError(gone)
+        for pending in self._pending.values():
+            if not pending.done.done():
+                pending.done.set_exception(error)
+        self._pending.clear()
+        self.pending_bytes = 0
+        self._drained.set()
+
+    def _fail(self, message: str) -> None:
+        if self.failure is None:
+            self.failure = StoreFailedError(message)
+        self.failed.set()
+
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[bytes | None]:
+        """The stored payloads in the order asked, committed ones only; None where there is none."""
+        return self.reader.payloads(buffer_id, uids)
+
+    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[AdvantageRow | None]:
+        """What was computed, in the order asked; None where nothing was.
+
+        Raises:
+            DamagedRecordError: A row can't be read back.
+        """
+        return self.reader.advantages(buffer_id, seqs)
+
+    def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
+        """The remembered values in the order asked; None where nothing is remembered."""
+        return self.reader.recall(buffer_id, kind, keys)
+
+    def load(self) -> Iterator[BufferState]:
+        """Read the state of every buffer, by id; damaged rows are left out, see `damaged`."""
+        return self.reader.load()
+
+    @property
+    def damaged(self) -> list[str]:
+        """The rows that `load` could not read and left out."""
+        return self.reader.damaged
+
+    async def close(self) -> None:
+        """Finish what was submitted, end the writer process and release the store. Idempotent."""
+        self._closing = True
+        if self._transport is not None and self._pending:
+            self._drained.clear()
+            await self._drained.wait()
+        if self._transport is not None:
+            self._transport.close()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,219 @@
+"""The writer process of a store: `python -m experience_buffer_server.store.writer`.
+
+A process of its own, because an LMDB transaction releases and retakes the interpreter's lock at
+every put and would starve beside a busy event loop. One thread receives, one writes: what arrives
+while a commit waits for the disk goes into the next transaction together. It ends when its owner
+closes the socket or dies, after committing what it has completely received. Not for use by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import lmdb
+
+from experience_buffer_server.store import frames
+from experience_buffer_server.store.base import StoreFormatError
+from experience_buffer_server.store.engine import Engine
+from experience_buffer_server.store.frames import Ready, Reply, Result, Status, Work
+
+LOCK_NAME = "writer.lock"
+MAX_TURN_BYTES = 16 << 20
+"""Batches beyond this wait for the next transaction."""
+MAX_TURN_BATCHES = 1024
+READER_CHECK_SECONDS = 60.0
+_LOCK_POLL_SECONDS = 0.05
+
+_Frames = queue.SimpleQueue[bytearray | None]
+
+
+class _InUseError(Exception):
+    """Another writer has the directory."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve one owner; the exit status is 1 after an error that it was told of."""
+    options = _parse(arguments)
+    # The owner decides when to stop: a signal to the whole process group must not cut the drain.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=options.fd) as connection:
+        try:
+            return _serve(connection, options)
+        except (BrokenPipeError, ConnectionResetError):
+            return 0  # The owner is gone; so is everyone who could be told.
+
+
+def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        opened = _open(options, stack)
+        if isinstance(opened, Ready):
+            connection.sendall(frames.encode(opened))
+            return 1
+        connection.sendall(frames.encode(Ready(Status.OK)))
+        return _Loop(connection, opened, options.sync_interval_seconds).run()
+
+
+def _open(options: argparse.Namespace, stack: ExitStack) -> Engine | Ready:
+    """Lock and open the store until `stack` is closed, or say why not."""
+    path: Path = options.path
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(_locked(path, options.lock_timeout_seconds))
+        engine = Engine(
+            path,
+            sync=options.sync_interval_seconds == 0,
+            initial_map_bytes=options.initial_map_bytes,
+            max_map_bytes=options.max_map_bytes,
+        )
+    except _InUseError as error:
+        return Ready(Status.BUSY, str(error))
+    except StoreFormatError as error:
+        return Ready(Status.FORMAT, str(error))
+    except (lmdb.DiskError, lmdb.MapFullError) as error:
+        return Ready(Status.FULL, f"no room to open the store at {path}: {error}")
+    except (lmdb.Error, OSError) as error:
+        return Ready(Status.FAILED, f"can't open the store at {path}: {error}")
+    stack.callback(engine.close)
+    return engine
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="experience_buffer_server.store.writer")
+    parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
+    parser.add_argument("--path", type=Path, required=True)
+    parser.add_argument("--initial-map-bytes", type=int, required=True)
+    parser.add_argument("--max-map-bytes", type=int, required=True)
+    parser.add_argument("--sync-interval-seconds", type=float, default=0.0, help="0: every commit")
+    parser.add_argument("--lock-timeout-seconds", type=float, default=10.0)
+    return parser.parse_args(arguments)
+
+
+@contextmanager
+def _locked(path: Path, timeout_seconds: float) -> Iterator[None]:
+    """Keep other writers out; wait for one that is finishing."""
+    deadline = time.monotonic() + timeout_seconds
+    with open(path / LOCK_NAME, "a+", encoding="ascii") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise _InUseError(_explain_holder(path, timeout_seconds)) from None
+                time.sleep(_LOCK_POLL_SECONDS)
+        file.truncate(0)
+        file.write(f"{os.getpid()} {os.getppid()}\n")
+        file.flush()
+        yield
+
+
+def _explain_holder(path: Path, timeout_seconds: float) -> str:
+    pids = (path / LOCK_NAME).read_text(encoding="ascii", errors="replace").split()
+    writer, server = pids if len(pids) == 2 else ("unknown", "unknown")
+    return (
+        f"{path} is in use by another server (pid {server}, its writer process pid {writer}) and "
+        f"was not released within {timeout_seconds:g} s; stop that server or use another directory"
+    )
+
+
+class _Loop:
+    """Receives batches, commits many at once, replies."""
+
+    def __init__(self, connection: socket.socket, engine: Engine, interval_seconds: float) -> None:
+        self._connection = connection
+        self._engine = engine
+        self._interval_seconds = interval_seconds
+        self._frames: _Frames = queue.SimpleQueue()
+        self._next_sync = float("inf")
+        self._next_reader_check = time.monotonic() + READER_CHECK_SECONDS
+
+    def run(self) -> int:
+        """Serve until the owner closes the socket; 1 if the store can't go on."""
+        receiver = threading.Thread(target=self._receive, name="receive", daemon=True)
+        receiver.start()
+        open_ = True
+        while open_:
+            turn, open_ = self._take()
+            if turn:
+                results, work = self._engine.write([frames.decode_request(body) for body in turn])
+                self._note_written()
+                self._connection.sendall(frames.encode(Reply(results, work)))
+            if self._engine.failed or not self._keep_house(last=not open_):
+                return 1
+        return 0
+
+    def _receive(self) -> None:
+        """Queue every complete frame, then None."""
+        header = bytearray(frames.LENGTH.size)
+        while self._fill(header):
+            body = bytearray(frames.LENGTH.unpack(header)[0])
+            if not self._fill(body):
+                break
+            self._frames.put(body)
+        self._frames.put(None)
+
+    def _fill(self, buffer: bytearray) -> bool:
+        view = memoryview(buffer)
+        while view:
+            try:
+                count = self._connection.recv_into(view)
+            except ConnectionResetError:
+                return False
+            if count == 0:
+                return False
+            view = view[count:]
+        return True
+
+    def _take(self) -> tuple[list[bytearray], bool]:
+        """Wait for a batch and take those behind it; false if they are the last."""
+        turn: list[bytearray] = []
+        num_bytes = 0
+        try:
+            wake = min(self._next_sync, self._next_reader_check)
+            body = self._frames.get(timeout=max(0.0, wake - time.monotonic()))
+            while body is not None:
+                turn.append(body)
+                num_bytes += len(body)
+                if num_bytes >= MAX_TURN_BYTES or len(turn) >= MAX_TURN_BATCHES:
+                    return turn, True
+                body = self._frames.get_nowait()
+        except queue.Empty:
+            return turn, True
+        return turn, False
+
+    def _note_written(self) -> None:
+        if self._interval_seconds:
+            due = time.monotonic() + self._interval_seconds
+            self._next_sync = min(self._next_sync, due)
+
+    def _keep_house(self, *, last: bool) -> bool:
+        """What is due by the clock; false if the store can't go on."""
+        now = time.monotonic()
+        if now >= self._next_reader_check:
+            self._engine.check_readers()
+            self._next_reader_check = now + READER_CHECK_SECONDS
+        if now >= self._next_sync or (last and self._next_sync != float("inf")):
+            self._next_sync = float("inf")
+            try:
+                self._engine.sync()
+            except lmdb.Error as error:
+                failure = Result(0, Status.FAILED, f"acknowledged data may be lost: {error}")
+                self._connection.sendall(frames.encode(Reply([failure], Work())))
+                return False
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Between the contract's messages and the server's values. No rules, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+
+from experience_buffer import errors
+from experience_buffer.eid import EID
+from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from experience_buffer_server.admission import Reason
+from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.ingest import Outcome, PushStatus
+from experience_buffer_server.registry import checked_settings
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.stats import BufferStats
+
+_STATUS: Final = {
+    PushStatus.STORED: types_pb2.PUSH_STATUS_STORED,
+    PushStatus.DUPLICATE: types_pb2.PUSH_STATUS_DUPLICATE,
+    PushStatus.REFUSED: types_pb2.PUSH_STATUS_REFUSED,
+}
+_REASON: Final = {
+    Reason.INVALID: types_pb2.REFUSAL_REASON_INVALID,
+    Reason.CONFLICT: types_pb2.REFUSAL_REASON_CONFLICT,
+    Reason.LATE: types_pb2.REFUSAL_REASON_LATE,
+    Reason.MISSING_FIELD: types_pb2.REFUSAL_REASON_MISSING_FIELD,
+    Reason.GROUP_SIZE: types_pb2.REFUSAL_REASON_GROUP_SIZE,
+}
+_ENUMS: Final[dict[str, Any]] = {
+    "group_by": config_pb2.GroupBy,
+    "on_group_deadline": config_pb2.DeadlinePolicy,
+    "late_members": config_pb2.LatePolicy,
+    "on_bad_reward": config_pb2.BadRewardPolicy,
+    "unit": config_pb2.Unit,
+}
+_ENUM_PREFIXES: Final = {
+    "group_by": "GROUP_BY_",
+    "on_group_deadline": "DEADLINE_POLICY_",
+    "late_members": "LATE_POLICY_",
+    "on_bad_reward": "BAD_REWARD_POLICY_",
+    "unit": "UNIT_",
+}
+_PLAIN_FIELDS: Final = (
+    "group_size",
+    "group_deadline_seconds",
+    "min_group_size",
+    "lease_seconds",
+    "max_items",
+    "max_bytes",
+    "duplicate_horizon_seconds",
+)
+
+
+def settings_from(config: config_pb2.BufferConfig) -> BufferSettings:
+    """The settings that a configuration asks for; what isn't set takes its default.
+
+    Raises:
+        InvalidRequestError: A value is unknown or out of bounds; the message names the field.
+    """
+    return checked_settings(values_from(config))
+
+
+def values_from(config: config_pb2.BufferConfig) -> dict[str, Any]:
+    """The fields that are set, as `BufferSettings` names and spells them."""
+    values: dict[str, Any] = {
+        name: getattr(config, name) for name in _PLAIN_FIELDS if config.HasField(name)
+    }
+    for name in ("group_by", "on_group_deadline", "late_members", "on_bad_reward"):
+        number = getattr(config, name)
+        if config.HasField(name) and number:
+            values[name] = _enum_word(name, number)
+    if config.consumers:
+        values["consumers"] = [
+            {"name": consumer.name, "unit": _enum_word("unit", consumer.unit)}
+            if consumer.unit
+            else {"name": consumer.name}
+            for consumer in config.consumers
+        ]
+    if config.HasField("advantage"):
+        parameters = MessageToDict(config.advantage.parameters)
+        values["advantage"] = parameters | {"estimator": config.advantage.estimator}
+    return values
+
+
+def changes_from(request: service_pb2.UpdateBufferRequest) -> dict[str, Any]:
+    """The fields that an update names, with their new values; unset ones become the defaults.
+
+    Raises:
+        InvalidRequestError: The mask is empty or names what can't be changed.
+    """
+    paths = list(request.update_mask.paths)
+    known = set(BufferSettings.model_fields)
+    unknown = [path for path in paths if path not in known]
+    if unknown or not paths:
+        raise errors.InvalidRequestError(
+            f"update_mask {paths} must name at least one of {sorted(known)}", subject="update_mask"
+        )
+    defaults = BufferSettings().model_dump()
+    values = values_from(request.config)
+    return {path: values.get(path, defaults[path]) for path in paths}
+
+
+def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
+    """A buffer as the server holds it."""
+    settings = buffer.settings
+    config = config_pb2.BufferConfig(
+        name=buffer.name,
+        consumers=[
+            config_pb2.ConsumerConfig(name=c.name, unit=_enum_number("unit", c.unit))
+            for c in settings.consumers
+        ],
+        advantage=config_pb2.AdvantageConfig(estimator=settings.advantage.estimator),
+    )
+    config.advantage.parameters.update(settings.advantage.parameters)
+    for name in _PLAIN_FIELDS:
+        setattr(config, name, getattr(settings, name))
+    for name in ("group_by", "on_group_deadline", "late_members", "on_bad_reward"):
+        setattr(config, name, _enum_number(name, getattr(settings, name)))
+    return config_pb2.Buffer(
+        config=config,
+        policy_version=buffer.row.policy_version,
+        create_time=buffer.row.create_time,
+        num_items=buffer.contents.num_items,
+        num_bytes=buffer.contents.num_bytes,
+    )
+
+
+def tombstones_from(messages: Iterable[types_pb2.Tombstone]) -> list[tuple[EID, str]]:
+    """Identities and reasons of failed rollouts."""
+    return [
+        (
+            EID(
+                batch=message.id.batch,
+                task=message.id.task,
+                run=message.id.run,
+                step=message.id.step,
+                suffix=message.id.suffix,
+            ),
+            message.reason or "no reason given",
+        )
+        for message in messages
+    ]
+
+
+def outcome_message(index: int, outcome: Outcome) -> types_pb2.PushOutcome:
+    """What became of one pushed item."""
+    message = types_pb2.PushOutcome(index=index, uid=outcome.uid, status=_STATUS[outcome.status])
+    if outcome.reason is not None:
+        message.reason = _REASON[outcome.reason]
+        message.message = outcome.message
+    return message
+
+
+def lease_message(lease: Lease, now: float) -> types_pb2.Lease:
+    """A lease, with the time it has left."""
+    return types_pb2.Lease(
+        id=lease.id, consumer=lease.consumer, expires_in_seconds=max(lease.deadline - now, 0.0)
+    )
+
+
+def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary:
+    """What is known of an experience without its payload."""
+    record = entry.record
+    return types_pb2.ExperienceSummary(
+        uid=record.uid,
+        tid=record.tid,
+        rid=record.rid,
+        sid=record.sid,
+        state=state_of(buffer, entry),
+        reward=record.reward,
+        response_tokens=record.response_tokens,
+        payload_bytes=record.payload_bytes,
+        min_policy_version=record.min_version,
+        max_policy_version=record.max_version,
+        push_time=record.push_time,
+        message=record.note or entry.quarantine,
+    )
+
+
+def state_of(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceState.ValueType:
+    """Where an experience is on its way."""
+    if entry.record.tombstone:
+        return types_pb2.EXPERIENCE_STATE_TOMBSTONE
+    if entry.quarantine:
+        return types_pb2.EXPERIENCE_STATE_QUARANTINED
+    if not entry.available:
+        if buffer.settings.needs_groups and entry.group is not None and not entry.group.is_whole:
+            return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
+        return types_pb2.EXPERIENCE_STATE_COMPUTING
+    orders = buffer.unit_orders([entry])
+    states = set()
+    for consumer in buffer.delivery.consumers.values():
+        if consumer.name in entry.acked:
+            continue
+        units = [consumer.units.get(order) for order in orders[consumer.settings.unit]]
+        found = next((unit for unit in units if unit is not None), None)
+        states.add("waiting" if found is None else "leased" if found.lease_id else "ready")
+    if "ready" in states:
+        return types_pb2.EXPERIENCE_STATE_READY
+    if "leased" in states:
+        return types_pb2.EXPERIENCE_STATE_LEASED
+    return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
+
+
+def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
+    """The state of one buffer."""
+    return service_pb2.BufferStats(
+        name=stats.name,
+        num_items=stats.num_items,
+        num_bytes=stats.num_bytes,
+        num_open_groups=stats.num_open_groups,
+        num_overdue_groups=stats.num_overdue_groups,
+        num_computing_groups=stats.num_computing_groups,
+        num_quarantined_groups=stats.num_quarantined_groups,
+        oldest_open_group=stats.oldest_open_group,
+        policy_version=stats.policy_version,
+        consumers=[
+            service_pb2.ConsumerStats(
+                name=consumer.name,
+                unit=_enum_number("unit", consumer.unit),
+                num_ready_units=consumer.num_ready_units,
+                num_leased_units=consumer.num_leased_units,
+                num_leases=consumer.num_leases,
+                num_waiting=consumer.num_waiting,
+                waiting_for=consumer.waiting_for,
+                num_acked_units=consumer.num_acked_units,
+                num_redelivered_units=consumer.num_redelivered_units,
+            )
+            for consumer in stats.consumers
+        ],
+    )
+
+
+def _enum_word(field: str, number: int) -> str:
+    """GROUP_BY_TASK -> "task"; an unknown number stays visible in the error that follows."""
+    try:
+        name: str = _ENUMS[field].Name(number)
+    except ValueError:
+        return str(number)
+    return name.removeprefix(_ENUM_PREFIXES[field]).lower()
+
+
+def _enum_number(field: str, word: str) -> Any:
+    return _ENUMS[field].Value(_ENUM_PREFIXES[field] + word.upper())

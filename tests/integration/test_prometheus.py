@@ -1,0 +1,269 @@
+"""A real Prometheus scrapes a real server, and every query of the dashboard returns data."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experience_buffer.client import Client
+from experience_buffer.eid import EID
+from experience_buffer.errors import NotFoundError
+from experience_buffer.experience import Experience
+from experience_buffer.options import AdvantageConfig, BufferConfig, ConsumerConfig
+
+DOCKER = Path(__file__).parent.parent.parent / "docker"
+DASHBOARD = DOCKER / "grafana" / "dashboards" / "experience-buffer.json"
+BUFFER = "math"
+RATE_WINDOW = "30s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitored:
+    """Addresses of a server that has had traffic and of the Prometheus that scrapes it."""
+
+    metrics_url: str
+    prometheus_url: str
+
+
+@pytest.fixture(scope="module")
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+    """Both processes, after two rounds of traffic with a scrape after each."""
+    prometheus, folder = _tool("prometheus"), tmp_path_factory.mktemp("prometheus")
+    port, metrics_port, prometheus_port = _free_ports(3)
+    serve = [sys.executable, "-m", "experience_buffer_server", "serve", "--data", "data"]
+    serve += ["--port", str(port), "--metrics-port", str(metrics_port)]
+    scrape = [prometheus, "--config.file=prometheus.yml", "--storage.tsdb.path=series"]
+    scrape += [f"--web.listen-address=127.0.0.1:{prometheus_port}"]
+    _write_configuration(folder / "prometheus.yml", f"127.0.0.1:{metrics_port}")
+    addresses = Monitored(
+        metrics_url=f"http://127.0.0.1:{metrics_port}/metrics",
+        prometheus_url=f"http://127.0.0.1:{prometheus_port}",
+    )
+    with (
+        _process(serve, folder, "server.log"),
+        _process(scrape, folder, "prometheus.log"),
+        Client(f"127.0.0.1:{port}", timeout=60.0) as client,
+    ):
+        config = BufferConfig(
+            BUFFER,
+            group_size=2,
+            consumers=(ConsumerConfig("trainer", "group"),),
+            advantage=AdvantageConfig("grpo"),
+        )
+        client.create_buffer(config)
+        for number in range(2):
+            _make_traffic(client, number)
+            _wait_for_scrape(addresses, after=time.time())
+        yield addresses
+
+
+def test_the_target_is_up(monitored: Monitored) -> None:
+    targets = _ask(monitored, "/api/v1/targets")["activeTargets"]
+    assert [(t["health"], t["lastError"]) for t in targets] == [("up", "")]
+
+
+def test_promtool_accepts_the_metrics(monitored: Monitored) -> None:
+    checked = subprocess.run(
+        [_tool("promtool"), "check", "metrics"],
+        input=_read(monitored.metrics_url),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+
+
+def test_promtool_accepts_the_configuration() -> None:
+    command = [_tool("promtool"), "check", "config", str(DOCKER / "prometheus.yml")]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_dashboard_query_returns_data(monitored: Monitored) -> None:
+    without = [
+        f"{title}: {expression}"
+        for title, expression in _dashboard_queries()
+        if not any(math.isfinite(value) for value in _values(monitored, expression))
+    ]
+    assert not without, "\n".join(["no data for:", *without])
+
+
+def test_every_dashboard_variable_has_a_value(monitored: Monitored) -> None:
+    found = {}
+    for variable in _dashboard()["templating"]["list"]:
+        parts = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+        assert parts, f"{variable['name']}: not a query for label values"
+        match = urllib.parse.urlencode({"match[]": _without_variables(parts[1])})
+        found[variable["name"]] = _ask(monitored, f"/api/v1/label/{parts[2]}/values?{match}")
+    assert BUFFER in found["buffer"]
+    assert "trainer" in found["consumer"]
+
+
+def test_every_metric_of_the_server_is_on_the_dashboard(monitored: Monitored) -> None:
+    text = _read(monitored.metrics_url)
+    families = set(re.findall(r"^# TYPE (experience_buffer_\w+|grpc_\w+) ", text, re.MULTILINE))
+    families = {name for name in families if not name.endswith("_created")}
+    queries = " ".join(expression for _, expression in _dashboard_queries())
+    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\w+", queries)}
+    assert families
+    assert not families - shown
+
+
+def test_no_label_holds_an_identity(monitored: Monitored) -> None:
+    assert not re.findall(r'="[^"]*task-[^"]*"', _read(monitored.metrics_url))
+
+
+def _make_traffic(client: Client, number: int) -> None:
+    """Do everything that the server counts: use policy version `number`, then publish the next."""
+    client.publish_policy_version(number, buffer=BUFFER)
+    groups = [
+        [_experience(f"task-{number}-{g}", run, number) for run in range(2)] for g in range(3)
+    ]
+    for group in groups:
+        assert client.push(group, buffer=BUFFER).num_stored == 2
+    assert client.push(groups[0], buffer=BUFFER).num_duplicates == 2
+    conflict = _experience(f"task-{number}-0", 0, number, reward=0.25)
+    assert client.push([conflict], buffer=BUFFER, raise_on_refused=False).refused
+    aborted = _experience(f"task-{number}-aborted", 0, number)
+    client.push([aborted], buffer=BUFFER)
+    assert client.drop_group(aborted.eid.tid, buffer=BUFFER, reason="aborted") == 1
+    client.publish_policy_version(number + 1, buffer=BUFFER)
+
+    taken = client.sample(2, buffer=BUFFER, timeout=30.0)
+    assert len(taken) == 4
+    taken.ack()
+    client.sample(1, buffer=BUFFER, timeout=30.0).nack("given back")
+    client.sample(1, buffer=BUFFER, timeout=30.0).ack()
+    missing = client.sample(1, buffer=BUFFER, timeout=0.0)
+    assert missing.shortfall
+    with pytest.raises(NotFoundError):
+        client.get("no such uid", buffer=BUFFER)
+
+
+def _experience(task: str, run: int, version: int, reward: float | None = None) -> Experience:
+    return Experience(
+        eid=EID(batch="0", task=task, run=run, step=0, suffix="a"),
+        tokens=[2, 3, 5, 7, 11],
+        prompt_length=2,
+        logprobs=[-0.5, -0.25, -0.125],
+        reward=float(run) if reward is None else reward,
+        info={"model_version": version},
+    )
+
+
+def _tool(name: str) -> str:
+    """Path of a program from the Debian package `prometheus`."""
+    path = shutil.which(name)
+    if path is None:
+        message = f"{name} isn't installed; install the Debian package prometheus"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [held.getsockname()[1] for held in sockets]
+    for held in sockets:
+        held.close()
+    return ports
+
+
+def _write_configuration(path: Path, target: str) -> None:
+    """The configuration that users get, with this target and without their patience."""
+    config = yaml.safe_load((DOCKER / "prometheus.yml").read_text(encoding="utf-8"))
+    config["global"].update(scrape_interval="300ms", scrape_timeout="300ms")
+    for job in config["scrape_configs"]:
+        job["static_configs"] = [{"targets": [target]}]
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+@contextmanager
+def _process(command: list[str], folder: Path, log_name: str) -> Iterator[None]:
+    """Run a command in `folder` and stop it with SIGTERM, which must end it with status 0."""
+    log = folder / log_name
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield
+        process.terminate()
+        assert process.wait(timeout=30) == 0, log.read_text(encoding="utf-8")
+    except BaseException:
+        sys.stderr.write(log.read_text(encoding="utf-8"))
+        raise
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for_scrape(monitored: Monitored, *, after: float) -> None:
+    def scraped() -> bool:
+        try:
+            times = _values(monitored, 'timestamp(up{job="experience-buffer"} == 1)')
+        except OSError:
+            return False
+        return any(value > after for value in times)
+
+    _wait_until(scraped, "a scrape of the server")
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline, pause = time.monotonic() + 60.0, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"waited 60 s for {what}"
+        pause.wait(0.05)
+
+
+def _dashboard() -> Any:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
+def _dashboard_queries() -> list[tuple[str, str]]:
+    """Title and expression of every panel's queries, with Grafana's variables filled in."""
+    return [
+        (panel["title"], _without_variables(target["expr"]))
+        for panel in _dashboard()["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def _without_variables(expression: str) -> str:
+    filled = expression.replace("$__rate_interval", RATE_WINDOW)
+    filled = filled.replace("$buffer", BUFFER).replace("$consumer", "trainer")
+    assert "$" not in filled, f"unknown variable in {expression}"
+    return filled
+
+
+def _values(monitored: Monitored, expression: str) -> list[float]:
+    query = urllib.parse.urlencode({"query": expression})
+    series = _ask(monitored, f"/api/v1/query?{query}")["result"]
+    return [float(sample["value"][1]) for sample in series]
+
+
+def _ask(monitored: Monitored, path: str) -> Any:
+    return json.loads(_read(monitored.prometheus_url + path))["data"]
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode("utf-8")
+    return text

@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    EID,
+    AlreadyExistsError,
+    BufferConfig,
+    BufferFullError,
+    CallCancelledError,
+    Client,
+    ClientOptions,
+    DeadlineExceededError,
+    Experience,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    MessageTooLargeError,
+    PushRefusedError,
+    RetryOptions,
+    Tombstone,
+    UnavailableError,
+    UnsupportedError,
+    WriterOptions,
+    trxp,
+)
+
+FAST = ClientOptions(
+    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05, reconnect_seconds=20)
+)
+
+
+def experience(run: int, length: int = 7) -> Experience:
+    return Experience(
+        eid=EID(3, 5, run, 0, "abcdef"),
+        tokens=list(range(length)),
+        logprobs=[0.5] * (length - 2),
+        prompt_length=2,
+        reward=float(run),
+    )
+
+
+def payload(run: int) -> bytes:
+    return trxp.encode([experience(run)])
+
+
+@pytest.fixture
+def script(server: tuple[Any, str]) -> Any:
+    return server[0]
+
+
+@pytest.fixture
+def buffer(server: tuple[Any, str]) -> Any:
+    with Client(server[1], token="secret", options=FAST) as client:
+        yield client
+
+
+def test_push_returns_outcomes_at_the_callers_positions(script: Any, buffer: Client) -> None:
+    options = ClientOptions(max_push_items=3, retry=FAST.retry)
+    with Client(buffer.address, options=options) as client:
+        result = client.push(
+            [experience(run) for run in range(7)],
+            tombstones=[Tombstone(EID(3, 5, 11)), Tombstone(EID(3, 5, 13))],
+            group_size=11,
+        )
+    assert [outcome.index for outcome in result.outcomes] == list(range(9))
+    assert [o.uid for o in result.outcomes[:7]] == [experience(run).eid.uid for run in range(7)]
+    assert (result.num_stored, result.num_duplicates, result.refused) == (9, 0, ())
+    assert result.policy_version == 17
+    sizes = [len(trxp.split(request.payload)) for request in script.requests]
+    assert sizes == [3, 3, 1, 0]
+    assert [request.group_size for request in script.requests] == [11] * 4
+
+
+def test_push_is_retried_until_the_server_is_back(script: Any, buffer: Client) -> None:
+    script.failures += [UnavailableError("starting"), UnavailableError("starting")]
+    assert buffer.push([experience(1)]).num_stored == 1
+    assert len(script.requests) == 3
+
+
+def test_push_to_a_full_buffer_waits_as_long_as_the_server_says(
+    script: Any, buffer: Client
+) -> None:
+    script.failures.append(BufferFullError("full", retry_delay_seconds=0.2))
+    waits: list[float] = []
+    wait = buffer._stopped.wait
+    buffer._stopped.wait = lambda delay=None: waits.append(delay) or wait(0)  # type: ignore
+    assert buffer.push([experience(1)]).num_stored == 1
+    assert len(waits) == 1
+    assert waits[0] >= 0.2
+
+
+def test_full_without_a_delay_is_final(script: Any, buffer: Client) -> None:
+    script.failures.append(BufferFullError("larger than the buffer", subject="math"))
+    with pytest.raises(BufferFullError, match="larger than the buffer") as caught:
+        buffer.push([experience(1)], buffer="math")
+    assert caught.value.subject == "math"
+    assert len(script.requests) == 1
+
+
+def test_retries_end_at_the_deadline_with_the_cause(script: Any, buffer: Client) -> None:
+    script.failures.append(BufferFullError("full", retry_delay_seconds=60))
+    with pytest.raises(BufferFullError) as caught:
+        buffer.push([experience(1)], timeout=0.5)
+    assert "gave up after 1 attempts" in caught.value.__notes__[0]
+
+
+def test_no_server_is_explained() -> None:
+    with (
+        Client("127.0.0.1:1", timeout=0.3, options=FAST) as client,
+        pytest.raises(UnavailableError, match=r"GetStats to 127\.0\.0\.1:1 failed .*server runs"),
+    ):
+        client.get_stats()
+
+
+def test_calls_that_must_not_run_twice_are_not_retried(script: Any, buffer: Client) -> None:
+    script.failures.append(UnavailableError("connection lost"))
+    with pytest.raises(UnavailableError):
+        buffer.create_buffer("math")
+    script.failures.append(UnavailableError("starting", retry_delay_seconds=0.001))
+    assert buffer.create_buffer("math").config.name == "math"
+    script.failures.append(UnavailableError("connection lost"))
+    assert buffer.create_buffer("math", exist_ok=True).config.name == "math"
+
+
+def test_refused_items_raise_after_the_others_are_stored(script: Any, buffer: Client) -> None:
+    bad = experience(2).eid.uid
+    script.refuse = lambda uid: uid == bad
+    with pytest.raises(PushRefusedError, match=r"item 1 \(3/5/2/0/abcdef\): late") as caught:
+        buffer.push([experience(1), experience(2), experience(3)])
+    result = caught.value.result
+    assert [outcome.uid for outcome in result.refused] == [bad]
+    assert len(script.stored) == 2
+    again = buffer.push([experience(1), experience(2)], raise_on_refused=False)
+    assert (again.num_duplicates, len(again.refused)) == (1, 1)
+
+
+def test_raw_payload_goes_as_it_is(script: Any, buffer: Client) -> None:
+    raw = trxp.encode([experience(1), experience(2)])
+    result = buffer.push(raw)
+    assert script.requests[0].payload == raw
+    assert [outcome.index for outcome in result.outcomes] == [0, 1]
+
+
+def test_one_experience_over_the_limit_names_it(buffer: Client) -> None:
+    options = ClientOptions(max_message_bytes=64 * 1024)
+    large = experience(1, length=30_000)
+    with (
+        Client(buffer.address, options=options) as client,
+        pytest.raises(MessageTooLargeError, match="experience 1 takes .*max_message_bytes"),
+    ):
+        client.push([experience(0), large, experience(2)])
+
+
+def test_pushing_nothing_calls_nobody(script: Any, buffer: Client) -> None:
+    assert buffer.push([]).outcomes == ()
+    assert script.requests == []
+
+
+def test_token_travels(script: Any, buffer: Client) -> None:
+    buffer.get_stats()
+    assert script.metadata[0]["authorization"] == "Bearer secret"
+
+
+def test_sample_and_unary_ack(script: Any, buffer: Client) -> None:
+    script.batches.append([payload(1), payload(2)])
+    batch = buffer.sample(2, timeout=5)
+    assert (len(batch), batch.num_units, batch.policy_version) == (2, 2, 17)
+    assert batch.uids == (experience(1).eid.uid, experience(2).eid.uid)
+    assert batch.groups == ("3/5", "3/5")
+    assert batch.staleness == (2, 2)
+    assert [item.reward for item in batch.experiences] == [1.0, 2.0]
+    pickle.loads(pickle.dumps(batch)).ack()
+    assert script.acked == [batch.lease_id]
+
+
+def test_empty_batch_is_falsy_and_says_why(script: Any, buffer: Client) -> None:
+    batch = buffer.sample(64, timeout=0)
+    assert not batch
+    assert batch.shortfall == "0 ready of 64"
+    batch.ack()
+    assert script.acked == []
+
+
+def test_client_works_after_pickling_and_in_many_threads(script: Any, buffer: Client) -> None:
+    buffer.get_stats()
+    with pickle.loads(pickle.dumps(buffer)) as twin:
+        threads = [
+            threading.Thread(target=twin.push, args=([experience(run)],)) for run in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(script.stored) == 8
+    assert script.metadata[-1]["authorization"] == "Bearer secret"
+
+
+def test_closed_client_says_so(buffer: Client) -> None:
+    buffer.get_stats()
+    buffer.close()
+    with pytest.raises(CallCancelledError, match="closed"):
+        buffer.get_stats()
+
+
+def test_closing_ends_a_retrying_call(script: Any, buffer: Client) -> None:
+    script.failures.append(UnavailableError("starting", retry_delay_seconds=25))
+    failure: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            buffer.get_stats()
+        except CallCancelledError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    while not script.requests:
+        thread.join(0.01)
+    buffer.close()
+    thread.join(5)
+    assert len(failure) == 1
+
+
+def test_list_walks_the_pages(script: Any, buffer: Client) -> None:
+    buffer.push([experience(run) for run in range(7)])
+    found = list(buffer.list(page_size=3, tid="3/5", state="ready"))
+    assert [item.uid for item in found] == sorted(script.stored)
+    assert {item.state for item in found} == {"ready"}
+    pages = [request for request in script.requests if hasattr(request, "page_token")]
+    assert [page.page_token for page in pages] == ["", "3", "6"]
+    assert pages[0].filter.tid == "3/5"
+
+
+def test_delete_wants_uids_or_keys(script: Any, buffer: Client) -> None:
+    assert buffer.delete(["a", "x"]).unknown_uids == ("x",)
+    assert buffer.delete([]).num_deleted == 0
+    assert len(script.requests) == 1
+    with pytest.raises(InvalidRequestError, match="at least one"):
+        buffer.delete()
+    with pytest.raises(InvalidRequestError, match="not both"):
+        buffer.delete("a", tid="3/5")
+
+
+def test_update_sends_a_mask_of_what_changes(script: Any, buffer: Client) -> None:
+    info = buffer.update_buffer("math", group_size=8, group_by="run")
+    assert info.config == BufferConfig("math", group_size=8, group_by="run")
+    assert sorted(script.requests[0].update_mask.paths) == ["group_by", "group_size"]
+    with pytest.raises(InvalidRequestError, match="changes nothing"):
+        buffer.update_buffer("math")
+
+
+def test_errors_keep_their_class(script: Any, buffer: Client) -> None:
+    script.failures.append(AlreadyExistsError("taken", subject="math"))
+    with pytest.raises(AlreadyExistsError, match="taken"):
+        buffer.create_buffer("math")
+    with pytest.raises(UnsupportedError, match="GetBuffer"):
+        buffer.get_buffer("math")
+
+
+def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: Client) -> None:
+    script.batches += [[payload(1), payload(2)], [payload(3)], [payload(4)]]
+    with buffer.stream(2, prefetch=2) as stream:
+        first = next(stream)
+        assert [item.reward for item in first.experiences] == [1.0, 2.0]
+        first.ack()
+        second, third = next(stream), next(stream)
+        assert stream.waiting == ""
+        assert (second.uids, third.uids) == (
+            (experience(3).eid.uid,),
+            (experience(4).eid.uid,),
+        )
+        second.ack()
+        assert script.acked == [first.lease_id, second.lease_id]
+        assert script.credits[:2] == [2, 1]
+    assert script.ended_streams.acquire(timeout=10)
+    with pytest.raises(LeaseNotFoundError):
+        third.ack()
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_stream_reconnects_and_old_acks_go_unary(script: Any, buffer: Client) -> None:
+    script.batches += [[payload(1)], [payload(2)]]
+    script.break_sample_after.append(1)
+    with buffer.stream(1, prefetch=1) as stream:
+        first = next(stream, None)
+        while first is not None and first.uids == (experience(1).eid.uid,):
+            # The break may come before the batch is handed out: it is dropped then.
+            assert script.ended_streams.acquire(timeout=10)
+            with pytest.raises(LeaseNotFoundError):
+                first.ack()
+            first = next(stream)
+        assert first is not None
+        assert first.uids == (experience(2).eid.uid,)
+        first.ack()
+        assert script.acked == [first.lease_id]
+
+
+def test_stream_raises_what_the_server_ends_it_with(script: Any, buffer: Client) -> None:
+    script.failures.append(InvalidRequestError("batch_size must be at least 1"))
+    with buffer.stream(0) as stream, pytest.raises(InvalidRequestError, match="at least 1"):
+        next(stream)
+
+
+def test_closing_the_stream_wakes_its_waiters(script: Any, buffer: Client) -> None:
+    stream = buffer.stream(1)
+    ended = threading.Event()
+
+    def wait() -> None:
+        for _ in stream:
+            pass
+        ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert script.open_streams.acquire(timeout=10)
+    stream.close()
+    assert ended.wait(10)
+    thread.join()
+
+
+def test_writer_batches_and_flushes(script: Any, buffer: Client) -> None:
+    options = WriterOptions(max_batch_items=5, linger_seconds=30)
+    with buffer.writer(buffer="math", group_size=7, options=options) as writer:
+        for run in range(11):
+            writer.append(experience(run))
+        writer.append([experience(11), experience(12)])
+        writer.flush()
+        assert writer.counts.num_stored == 13
+        assert writer.counts.num_pending == 0
+    sizes = [len(trxp.split(request.push.payload)) for request in script.requests]
+    assert sizes == [5, 5, 3]
+    assert {request.push.buffer for request in script.requests} == {"math"}
+    assert {request.push.group_size for request in script.requests} == {7}
+
+
+def test_writer_sends_again_what_a_broken_stream_left_unanswered(
+    script: Any, buffer: Client
+) -> None:
+    script.break_push_after += [2, 1]
+    script.failures.append(UnavailableError("starting"))
+    with buffer.writer(options=WriterOptions(max_batch_items=1)) as writer:
+        for run in range(13):
+            writer.append(experience(run))
+        writer.flush()
+        counts = writer.counts
+    assert len(script.stored) == 13
+    assert counts.num_stored + counts.num_duplicates == 13
+    assert counts.num_duplicates == 1
+    assert len(script.requests) >= 15
+
+
+def test_writer_raises_refusals_at_the_next_call(script: Any, buffer: Client) -> None:
+    bad = experience(2).eid.uid
+    script.refuse = lambda uid: uid == bad
+    writer = buffer.writer()
+    writer.append([experience(1), experience(2), experience(3)])
+    with pytest.raises(PushRefusedError) as caught:
+        writer.flush()
+    assert [(o.index, o.uid) for o in caught.value.result.refused] == [(1, bad)]
+    writer.append(experience(4))
+    writer.close()
+    assert writer.counts.num_stored == 3
+    assert writer.counts.num_refused == 1
+    with pytest.raises(CallCancelledError):
+        writer.append(experience(5))
+
+
+def test_writer_waits_when_the_server_is_full(script: Any, buffer: Client) -> None:
+    script.push_errors += [BufferFullError("full", retry_delay_seconds=0.02)] * 2
+    with buffer.writer() as writer:
+        writer.append(experience(1))
+        writer.flush()
+        assert writer.counts.num_stored == 1
+
+
+def test_full_writer_blocks_until_its_deadline_and_says_why(script: Any, buffer: Client) -> None:
+    script.push_errors.append(BufferFullError("math is full", retry_delay_seconds=60))
+    writer = buffer.writer(options=WriterOptions(max_pending_bytes=100))
+    writer.append(experience(1))
+    while not script.requests:
+        threading.Event().wait(0.01)
+    with pytest.raises(DeadlineExceededError, match="stayed full"):
+        writer.append(experience(2), timeout=0.1)
+    with pytest.raises(DeadlineExceededError, match="1 experiences have no outcome.*math is full"):
+        writer.close(timeout=0.2)
+
+
+def test_request_that_fails_as_a_whole_is_raised_and_counted(script: Any, buffer: Client) -> None:
+    script.push_errors.append(InvalidRequestError("no such buffer"))
+    writer = buffer.writer()
+    writer.append([experience(1), experience(2)])
+    with pytest.raises(InvalidRequestError, match="no such buffer"):
+        writer.flush()
+    assert writer.counts.num_failed == 2
+    writer.close()
+
+
+def test_writer_that_cannot_reach_the_server_fails_with_the_reason() -> None:
+    retry = RetryOptions(initial_backoff_seconds=0.01, reconnect_seconds=0.2)
+    with Client("127.0.0.1:1", options=ClientOptions(retry=retry)) as client:
+        writer = client.writer()
+        writer.append(experience(1))
+        with pytest.raises(UnavailableError) as caught:
+            writer.close()
+    assert "1 experiences are not stored" in caught.value.__notes__

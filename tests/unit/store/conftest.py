@@ -1,0 +1,75 @@
+"""Rows and stores for the tests of the store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experience_buffer_server.store import BufferRow, LmdbStore, Record
+
+MakeRecord = Callable[..., Record]
+OpenStore = Callable[..., Awaitable[LmdbStore]]
+
+MEBI = 1 << 20
+
+
+@pytest.fixture
+def make_record() -> MakeRecord:
+    def make(seq: int, **changes: Any) -> Record:
+        values: dict[str, Any] = {
+            "seq": seq,
+            "uid": f"3/math-{seq}/5/7/é",
+            "batch": "3",
+            "task": f"math-{seq}",
+            "run": 5,
+            "step": 7,
+            "digest": bytes(range(16)),
+            "group_id": 11,
+            "tombstone": False,
+            "reward": 0.13,
+            "response_tokens": 17,
+            "payload_bytes": 19,
+            "min_version": 23,
+            "max_version": 29,
+            "push_time": 31.5,
+            "note": "",
+        }
+        return Record(**(values | changes))
+
+    return make
+
+
+@pytest.fixture
+def buffer_row() -> Callable[[int], BufferRow]:
+    def make(buffer_id: int) -> BufferRow:
+        return BufferRow(
+            id=buffer_id,
+            name=f"buffer-{buffer_id}",
+            config='{"group_size": 8}',
+            policy_version=37,
+            create_time=41.25,
+        )
+
+    return make
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "nested" / "store"
+
+
+@pytest.fixture
+async def open_store(path: Path) -> AsyncIterator[OpenStore]:
+    """Opens stores at `path` and closes them at the end."""
+    opened: list[LmdbStore] = []
+
+    async def open_(**options: Any) -> LmdbStore:
+        store = await LmdbStore.open(options.pop("at", path), **options)
+        opened.append(store)
+        return store
+
+    yield open_
+    for store in opened:
+        await store.close()

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+from experience_buffer_server.store import (
+    BufferRow,
+    LmdbReader,
+    LmdbStore,
+    Record,
+    StoreFailedError,
+    StoreFormatError,
+)
+from experience_buffer_server.store.format import FORMAT_KEY, MAGIC
+
+MakeRecord = Callable[..., Record]
+OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
+MEBI = 1 << 20
+
+
+def writer_pid(path: Path) -> int:
+    return int((path / "writer.lock").read_text().split()[0])
+
+
+async def append(store: LmdbStore, record: Record, payload: bytes = b"payload") -> None:
+    batch = store.batch()
+    batch.append(1, record, payload)
+    await store.commit(batch)
+
+
+async def test_a_second_owner_is_told_who_has_the_directory(
+    open_store: OpenStore, path: Path, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    with pytest.raises(StoreFailedError, match=f"{path}.*pid {os.getpid()}, .*{writer_pid(path)}"):
+        await open_store(lock_timeout_seconds=0.1)
+    await append(store, make_record(1))
+
+
+async def test_a_new_owner_waits_for_the_last_writer(open_store: OpenStore, path: Path) -> None:
+    first = await open_store()
+    opening = asyncio.ensure_future(open_store())
+    await first.close()
+    second = await opening
+    assert writer_pid(path) != 0
+    assert not second.failed.is_set()
+
+
+async def test_another_format_version_is_refused(open_store: OpenStore, path: Path) -> None:
+    await (await open_store()).close()
+    with lmdb.open(str(path), max_dbs=16) as env:
+        meta = env.open_db(b"meta")
+        with env.begin(write=True) as txn:
+            txn.put(FORMAT_KEY, MAGIC + b"997", db=meta)
+    with pytest.raises(StoreFormatError, match=r"version 997, this server reads version 1"):
+        await open_store()
+    with pytest.raises(StoreFormatError, match="version 997"):
+        LmdbReader(path)
+
+
+async def test_a_foreign_database_is_refused_and_left_as_it_is(
+    open_store: OpenStore, path: Path
+) -> None:
+    path.mkdir(parents=True)
+    with lmdb.open(str(path)) as env, env.begin(write=True) as txn:
+        txn.put(b"foreign", b"value")
+    before = (path / "data.mdb").read_bytes()
+    with pytest.raises(StoreFormatError, match="not an experience buffer store"):
+        await open_store()
+    with pytest.raises(StoreFormatError, match="not an experience buffer store"):
+        LmdbReader(path)
+    assert (path / "data.mdb").read_bytes() == before
+
+
+async def test_a_foreign_file_is_refused(open_store: OpenStore, path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / "data.mdb").write_bytes(b"something else" * 1000)
+    with pytest.raises(StoreFormatError, match=r"data\.mdb"):
+        await open_store()
+
+
+async def test_a_directory_that_cannot_be_made_is_named(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreFailedError, match="file/store"):
+        await open_store(at=tmp_path / "file" / "store")
+
+
+async def test_the_writer_outlives_signals_to_the_group(
+    open_store: OpenStore, path: Path, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    assert os.getpgid(writer_pid(path)) != os.getpgid(0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(writer_pid(path), number)
+    await append(store, make_record(1))
+
+
+async def test_the_writers_death_fails_what_is_pending_and_what_follows(
+    open_store: OpenStore, path: Path, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    os.kill(writer_pid(path), signal.SIGSTOP)
+    pending = asyncio.ensure_future(append(store, make_record(1)))
+    await asyncio.sleep(0)
+    assert store.pending_bytes > 0
+    os.kill(writer_pid(path), signal.SIGKILL)
+    with pytest.raises(StoreFailedError, match="restart"):
+        await pending
+    await store.failed.wait()
+    assert store.pending_bytes == 0
+    with pytest.raises(StoreFailedError, match="restart"):
+        await append(store, make_record(2))
+    await store.close()
+    await (await open_store()).close()
+
+
+async def test_close_finishes_what_was_submitted(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    commits = []
+    for seq in range(1, 101):
+        batch = store.batch()
+        batch.append(1, make_record(seq), bytes(MEBI // 4))
+        commits.append(store.commit(batch))
+    await store.close()
+    assert await asyncio.gather(*commits) == [None] * 100
+    assert not store.failed.is_set()
+    await store.close()
+    with pytest.raises(StoreFailedError, match="closed"):
+        await store.commit(store.batch())
+    with pytest.raises(StoreFailedError, match="closed"):
+        store.payloads(1, ["u"])
+    store = await open_store()
+    assert None not in store.payloads(1, [make_record(seq).uid for seq in range(1, 101)])
+
+
+async def test_cancelling_a_waiter_withdraws_nothing(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    tasks = [asyncio.ensure_future(append(store, make_record(seq))) for seq in range(1, 21)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(result, asyncio.CancelledError) for result in results] == [True, False] * 10
+    await store.commit(store.batch())
+    assert None not in store.payloads(1, [make_record(seq).uid for seq in range(1, 21)])
+    assert store.pending_bytes == 0
+
+
+async def test_concurrent_commits_share_transactions(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    turns: list[int] = []
+    store.on_work = lambda work: turns.append(work.num_batches)
+    await asyncio.gather(*(append(store, make_record(seq)) for seq in range(1, 501)))
+    assert store.stats.num_batches == sum(turns) == 500
+    assert store.stats.num_transactions < 100
+    assert store.stats.num_operations == 1000
+    assert store.stats.commit_seconds > 0
+
+
+async def test_the_map_grows_under_concurrent_reads(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store(initial_map_bytes=MEBI // 4)
+    acked: list[str] = []
+    done = threading.Event()
+    checks = 0
+
+    def read() -> None:
+        nonlocal checks
+        while not done.is_set():
+            uids = acked[-50:]
+            assert store.reader.payloads(1, uids) == [uid.encode() * 500 for uid in uids]
+            checks += 1
+
+    reading = asyncio.gather(*(asyncio.to_thread(read) for _ in range(2)))
+    for start in range(1, 1001, 20):
+        records = [make_record(seq) for seq in range(start, start + 20)]
+        await asyncio.gather(*(append(store, r, r.uid.encode() * 500) for r in records))
+        acked += [record.uid for record in records]
+        assert None not in store.payloads(1, acked[-20:])
+    done.set()
+    await reading
+    assert checks > 10
+    assert store.stats.map_bytes >= 8 * MEBI
+    assert None not in store.payloads(1, acked)
+
+
+async def test_a_reader_in_another_process_follows_a_growing_map(
+    open_store: OpenStore, path: Path, make_record: MakeRecord
+) -> None:
+    store = await open_store(initial_map_bytes=MEBI // 4)
+    child = (
+        "import sys; from pathlib import Path\n"
+        "from experience_buffer_server.store import LmdbReader\n"
+        "reader = LmdbReader(Path(sys.argv[1])); print('ready', flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    print(len(reader.payloads(1, [line.strip()])[0]), flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", child, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for seq in range(1, 6):
+            await append(store, make_record(seq), bytes(MEBI * seq))
+            process.stdin.write(make_record(seq).uid + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == f"{MEBI * seq}\n"
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+async def test_a_dead_readers_slot_is_freed_at_the_start(open_store: OpenStore, path: Path) -> None:
+    await (await open_store()).close()
+    child = (
+        "import sys, os, lmdb\n"
+        "env = lmdb.open(sys.argv[1], readonly=True, max_dbs=16); txn = env.begin()\n"
+        "print('reading', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", child, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    # The one that lives keeps LMDB from starting the table of readers afresh.
+    with subprocess.Popen(command, **pipes) as alive, subprocess.Popen(command, **pipes) as dead:
+        for process in (alive, dead):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"reading\n"
+        dead.kill()
+        dead.wait()
+        store = await open_store()
+        readers = store.reader._env.readers()
+        assert f" {alive.pid} " in readers
+        assert f" {dead.pid} " not in readers
+        assert alive.stdin is not None
+        alive.stdin.close()
+
+
+async def test_interval_durability_survives_the_death_of_the_processes(
+    open_store: OpenStore,
+    path: Path,
+    make_record: MakeRecord,
+    buffer_row: Callable[[int], BufferRow],
+) -> None:
+    store = await open_store(durability="interval", interval_seconds=0.05)
+    await append(store, make_record(1))
+    batch = store.batch()
+    batch.put_buffer(buffer_row(1))
+    await store.commit(batch)
+    os.kill(writer_pid(path), signal.SIGKILL)
+    await store.failed.wait()
+    await store.close()
+    store = await open_store(durability="interval", interval_seconds=1e6)
+    (state,) = store.load()
+    assert state.records == [make_record(1)]
+    with pytest.raises(ValueError, match="interval_seconds"):
+        await open_store(durability="interval", interval_seconds=0.0)

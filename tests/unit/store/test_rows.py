@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+from experience_buffer_server.store import (
+    AdvantageRow,
+    BufferRow,
+    DamagedRecordError,
+    GroupRow,
+    LeaseRow,
+    LmdbStore,
+    ProgressRow,
+    Record,
+    StoreError,
+)
+from experience_buffer_server.store.format import numbered_key
+
+MakeRecord = Callable[..., Record]
+OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
+MakeBuffer = Callable[[int], BufferRow]
+
+
+async def fill(store: LmdbStore, buffer: BufferRow, records: list[Record]) -> None:
+    batch = store.batch()
+    batch.put_buffer(buffer)
+    for record in records:
+        batch.append(buffer.id, record, b"payload of " + record.uid.encode())
+    await store.commit(batch)
+
+
+async def test_every_row_comes_back_after_a_restart(
+    open_store: OpenStore, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    records = [
+        make_record(1),
+        make_record(2, reward=None, min_version=None, max_version=None, group_id=0),
+        make_record(3, tombstone=True, note="timeout", payload_bytes=0),
+    ]
+    group = GroupRow(
+        id=43, key="3/math", size=47, open_time=53.5, closed="sealed", note="n", quarantined=True
+    )
+    lease = LeaseRow(
+        id=59,
+        consumer="actor",
+        units=[[1, 2], [3]],
+        deadline=61.5,
+        state="acked",
+        num_experiences=67,
+    )
+    progress = ProgressRow(seq=2, acked=["actor", "critic"], num_deliveries={"actor": 71})
+    advantage = AdvantageRow(
+        seq=1, advantages=b"\0\1" * 4, returns=b"\2" * 8, details={"mean": 0.5, "sizes": {3: [1]}}
+    )
+    store = await open_store()
+    await fill(store, buffer_row(1), records)
+    batch = store.batch()
+    batch.put_group(1, group)
+    batch.put_lease(1, lease)
+    batch.put_progress(1, progress)
+    batch.put_advantages(1, advantage)
+    batch.remember(1, "uid", "gone", b"digest", 73.5)
+    await store.commit(batch)
+    await store.close()
+
+    store = await open_store()
+    (state,) = store.load()
+    assert state.row == buffer_row(1)
+    assert state.records == records
+    assert state.groups == [group]
+    assert state.leases == [lease]
+    assert state.progress == [progress]
+    assert state.computed == {1}
+    assert store.damaged == []
+    assert store.advantages(1, [2, 1]) == [None, advantage]
+    assert store.recall(1, "uid", ["gone", "never"]) == [b"digest", None]
+    assert store.recall(1, "group", ["gone"]) == [None]
+    payload = b"payload of " + records[0].uid.encode()
+    assert store.payloads(1, [records[2].uid, records[0].uid]) == [None, payload]
+
+
+async def test_buffers_and_rows_load_in_the_order_of_their_numbers(
+    open_store: OpenStore, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    for buffer_id in (256, 1, 2):
+        await fill(store, buffer_row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
+    states = list(store.load())
+    assert [state.row.id for state in states] == [1, 2, 256]
+    assert all([r.seq for r in state.records] == [3, 256, 257] for state in states)
+
+
+async def test_remove_takes_payload_record_advantages_and_progress(
+    open_store: OpenStore, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    gone, kept = make_record(1), make_record(2)
+    await fill(store, buffer_row(1), [gone, kept])
+    batch = store.batch()
+    for record in (gone, kept):
+        batch.put_progress(1, ProgressRow(seq=record.seq))
+        row = AdvantageRow(seq=record.seq, advantages=b"", returns=b"", details={})
+        batch.put_advantages(1, row)
+    batch.put_group(1, GroupRow(id=1, key="k", size=2, open_time=0.0))
+    batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=0.0))
+    await store.commit(batch)
+    batch = store.batch()
+    batch.remove(1, gone)
+    batch.delete_group(1, 1)
+    batch.delete_lease(1, 1)
+    await store.commit(batch)
+    (state,) = store.load()
+    assert state.records == [kept]
+    assert state.computed == {2}
+    assert [row.seq for row in state.progress] == [2]
+    assert (state.groups, state.leases) == ([], [])
+    assert store.payloads(1, [gone.uid]) == [None]
+    assert store.payloads(1, [kept.uid]) != [None]
+
+
+async def test_delete_buffer_takes_all_of_it_and_nothing_else(
+    open_store: OpenStore, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    records = [make_record(seq) for seq in range(1, 500)]
+    for buffer_id in (1, 2, 3):
+        await fill(store, buffer_row(buffer_id), records)
+        batch = store.batch()
+        batch.remember(buffer_id, "uid", "u", b"d", 5.0)
+        await store.commit(batch)
+    batch = store.batch()
+    batch.delete_buffer(2)
+    await store.commit(batch)
+    assert [(s.row.id, len(s.records)) for s in store.load()] == [(1, 499), (3, 499)]
+    assert store.payloads(2, [records[0].uid]) == [None]
+    assert [store.recall(b, "uid", ["u"]) for b in (1, 2, 3)] == [[b"d"], [None], [b"d"]]
+    assert None not in store.payloads(3, [r.uid for r in records])
+    # The id's tables are empty, not only its row gone.
+    await fill(store, buffer_row(2), [])
+    assert next(s for s in store.load() if s.row.id == 2).records == []
+    assert await store.prune(2, 10.0) == 0
+
+
+async def test_changes_of_a_batch_apply_in_order(
+    open_store: OpenStore, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    record = make_record(1)
+    batch = store.batch()
+    batch.put_buffer(buffer_row(1))
+    batch.append(1, record, b"first")
+    batch.remove(1, record)
+    batch.append(1, record, b"second")
+    await store.commit(batch)
+    assert store.payloads(1, [record.uid]) == [b"second"]
+
+
+async def test_prune_forgets_the_oldest_up_to_its_limit(open_store: OpenStore) -> None:
+    store = await open_store()
+    batch = store.batch()
+    for number in range(10):
+        batch.remember(1, "uid", f"u{number}", b"v", float(number))
+        batch.remember(2, "uid", f"u{number}", b"v", float(number))
+    await store.commit(batch)
+    keys = [f"u{number}" for number in range(10)]
+    assert await store.prune(1, 7.0, limit=3) == 3
+    assert store.recall(1, "uid", keys) == [None] * 3 + [b"v"] * 7
+    assert await store.prune(1, 7.0) == 4
+    assert await store.prune(1, 7.0) == 0
+    assert store.recall(1, "uid", keys) == [None] * 7 + [b"v"] * 3
+    assert store.recall(2, "uid", keys) == [b"v"] * 10
+
+
+async def test_prune_spares_what_was_remembered_again(open_store: OpenStore) -> None:
+    store = await open_store()
+    for time, value in ((1.0, b"old"), (9.0, b"fresh")):
+        batch = store.batch()
+        batch.remember(1, "uid", "again", value, time)
+        batch.remember(1, "uid", f"once at {time}", value, time)
+        await store.commit(batch)
+    assert await store.prune(1, 5.0) == 1
+    assert store.recall(1, "uid", ["again", "once at 1.0"]) == [b"fresh", None]
+    assert await store.prune(1, 10.0) == 2
+    assert store.recall(1, "uid", ["again"]) == [None]
+
+
+async def test_prune_does_not_wait_behind_a_clock_that_was_ahead(open_store: OpenStore) -> None:
+    store = await open_store()
+    batch = store.batch()
+    batch.remember(1, "uid", "from the future", b"", 1e10)
+    batch.remember(1, "uid", "from now", b"", 1e9)
+    await store.commit(batch)
+    assert await store.prune(1, 2e9) == 1
+    assert store.recall(1, "uid", ["from the future", "from now"]) == [b"", None]
+
+
+async def test_what_the_store_cannot_hold_is_refused_when_it_is_noted(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    batch = store.batch()
+    with pytest.raises(ValueError, match="513 bytes"):
+        batch.append(1, make_record(1, uid="u" * 509), b"")
+    with pytest.raises(ValueError, match="NUL"):
+        batch.remember(1, "a\0b", "key", b"", 1.0)
+    with pytest.raises(ValueError, match="bytes"):
+        batch.remember(1, "uid", "k" * 504, b"", 1.0)
+    with pytest.raises(ValueError, match="epoch"):
+        batch.remember(1, "uid", "key", b"", float("nan"))
+    assert batch.operations == []
+    longest = make_record(1, uid="u" * 500)
+    batch.append(1, longest, b"fits")
+    batch.remember(1, "group", "k" * 500, b"fits", 1.0)
+    await store.commit(batch)
+    assert store.payloads(1, [longest.uid]) == [b"fits"]
+    assert store.recall(1, "group", ["k" * 500]) == [b"fits"]
+
+
+async def test_a_batch_that_cannot_be_applied_fails_alone(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    batches = [store.batch() for _ in range(3)]
+    for seq, batch in enumerate(batches, 1):
+        batch.append(1, make_record(seq), b"payload")
+    batches[1].operations.append((2, b"k" * 600, b""))
+    commits = [store.commit(batch) for batch in batches]
+    first, second, third = await asyncio.gather(*commits, return_exceptions=True)
+    assert first is None
+    assert isinstance(second, StoreError)
+    assert third is None
+    uids = [make_record(seq).uid for seq in (1, 2, 3)]
+    assert store.payloads(1, uids) == [b"payload", None, b"payload"]
+    assert not store.failed.is_set()
+
+
+async def test_damaged_rows_are_left_out_and_named(
+    open_store: OpenStore, path: Path, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    await fill(store, buffer_row(1), [make_record(seq) for seq in (1, 2, 3)])
+    await store.close()
+    with lmdb.open(str(path), max_dbs=16) as env:
+        tables = {name: env.open_db(name) for name in (b"records", b"advantages", b"leases")}
+        with env.begin(write=True) as txn:
+            txn.put(numbered_key(1, 2), b"\xc1 not msgpack", db=tables[b"records"])
+            txn.put(numbered_key(1, 3), b"\x91\x01", db=tables[b"advantages"])
+            txn.put(numbered_key(1, 4), b"", db=tables[b"leases"])
+    store = await open_store()
+    (state,) = store.load()
+    assert [record.seq for record in state.records] == [1, 3]
+    assert store.damaged == ["records: buffer 1 row 2", "leases: buffer 1 row 4"]
+    with pytest.raises(DamagedRecordError, match="advantages: buffer 1 row 3"):
+        store.advantages(1, [3])

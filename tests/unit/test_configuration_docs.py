@@ -1,0 +1,112 @@
+"""docs/configuration.md names every setting with its default, and its example loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from experience_buffer_server.advantages import ESTIMATORS
+from experience_buffer_server.config import (
+    AdvantageSettings,
+    BufferSettings,
+    ComputeSection,
+    ConsumerSettings,
+    ServerSection,
+    Settings,
+    StoreSection,
+    load_settings,
+)
+
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "configuration.md").read_text("utf-8")
+SECTIONS: dict[str, type[BaseModel]] = {
+    "`[server]`": ServerSection,
+    "`[store]`": StoreSection,
+    "`[compute]`": ComputeSection,
+    "`[buffers.NAME]`": BufferSettings,
+    "`[[buffers.NAME.consumers]]`": ConsumerSettings,
+    "`[buffers.NAME.advantage]`": AdvantageSettings,
+}
+
+
+def _rows(heading: str) -> list[list[str]]:
+    """The cells of the tables' rows below a heading, up to the next heading."""
+    start = TEXT.index(f"# {heading}\n")
+    section = re.split(r"^#+ ", TEXT[start + 2 :], flags=re.MULTILINE)[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def _parsed(cell: str) -> object:
+    return json.loads(cell.strip("`")) if cell else None
+
+
+def _plain(value: object) -> object:
+    """A default as the documentation writes it."""
+    match value:
+        case Path():
+            return str(value)
+        case AdvantageSettings():
+            return value.model_dump(exclude_defaults=True)
+        case tuple():
+            return [consumer.name for consumer in value]
+        case _:
+            return value
+
+
+def test_every_section_is_listed_here() -> None:
+    top_level = {name.strip("`[]").split(".")[0] for name in SECTIONS}
+    assert top_level == Settings.model_fields.keys()
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_key_is_documented_with_its_default(heading: str) -> None:
+    rows = {cells[0].strip("`"): cells for cells in _rows(heading)}
+    fields = SECTIONS[heading].model_fields
+    assert list(rows) == list(fields)
+    for key, field in fields.items():
+        default = None if field.is_required() else _plain(field.get_default())
+        documented = _parsed(rows[key][1])
+        assert (documented, type(documented)) == (default, type(default)), f"{heading} {key}"
+        assert rows[key][3], f"{heading} {key}: say what it means"
+
+
+def test_every_estimator_is_documented_with_its_parameters() -> None:
+    documented = {
+        (estimator, parameter.strip("`"), _parsed(default))
+        for names, parameter, default, _ in _rows("Estimators")
+        for estimator in re.findall(r"`(\w+)`", names)
+    }
+    actual = {
+        (name, field.name, field.default)
+        for name, spec in ESTIMATORS.items()
+        for field in dataclasses.fields(spec.parameters)
+    }
+    assert documented == actual
+
+
+def test_the_example_loads(tmp_path: Path) -> None:
+    example = re.search(r"^```toml\n(.+?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
+    assert example
+    path = tmp_path / "server.toml"
+    path.write_text(example[1], encoding="utf-8")
+    settings = load_settings(path)
+    assert settings.buffers["math"].advantage.parameters == {"eps": 1e-4}
+    assert settings.buffers["math"].consumers[1].unit == "group"
+
+
+def test_the_environment_wins_over_the_file_and_the_command_line_over_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('[server]\nport = 1\nhost = "localhost"\nmetrics_port = 2\n', encoding="utf-8")
+    monkeypatch.setenv("EXPERIENCE_BUFFER_SERVER__PORT", "3")
+    monkeypatch.setenv("EXPERIENCE_BUFFER_SERVER__METRICS_PORT", "4")
+    server = load_settings(path, server={"metrics_port": 5, "insecure": None}).server
+    assert (server.host, server.port, server.metrics_port) == ("localhost", 3, 5)
+    monkeypatch.setenv("EXPERIENCE_BUFFER_BUFFERS__MATH__GROUP_SIZE", "7")
+    assert load_settings(path).buffers["math"].group_size == 7
