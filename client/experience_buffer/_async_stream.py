@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from experience_buffer import _sampling
+from experience_buffer import _calls, _sampling
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer._signal import Signal
-from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.errors import (
+    DeadlineExceededError,
+    ExperienceBufferError,
+    NotFoundError,
+    UnavailableError,
+)
 from experience_buffer.v1 import service_pb2
 from experience_buffer.values import BatchData
 
@@ -80,6 +85,7 @@ class AsyncSampleStream:
         self._outbox: Outbox | None = None
         self._connection = 0
         self._assembler = _sampling.FrameAssembler(plan)
+        self._dropped: list[int] = []
         self._waiting = ""
         self._failure: ExperienceBufferError | None = None
         self._closed = False
@@ -151,6 +157,7 @@ class AsyncSampleStream:
         try:
             while not self._closed:
                 error: ExperienceBufferError
+                await self._return_dropped()
                 call = self._connect()
                 try:
                     async for message in call:
@@ -172,6 +179,20 @@ class AsyncSampleStream:
             # Also when this task dies of a bug: nobody may wait for it forever.
             self._failure = self._failure or closed_error("sample stream")
             self._drop_connection()
+
+    async def _return_dropped(self) -> None:
+        """Give back what was read ahead on a connection that broke; the rest next time."""
+        while self._dropped and not self._closed:
+            call = _calls.nack(
+                self._dropped[-1], buffer=self._plan.buffer, reason=_sampling.RETURN_REASON
+            )
+            try:
+                await self._client._run(call, _sampling.RETURN_SECONDS)
+            except NotFoundError:
+                pass  # The server gave it back itself: the usual case.
+            except (UnavailableError, DeadlineExceededError):
+                return
+            self._dropped.pop()
 
     def _connect(self) -> Any:
         outbox: Outbox = asyncio.Queue()
@@ -205,6 +226,10 @@ class AsyncSampleStream:
         if self._outbox is not None:
             self._outbox.put_nowait(None)
             self._outbox = None
+        # A server that died still holds them as leased when it is back.
+        self._dropped += [batch.lease_id for batch in self._ready]
+        self._dropped += self._assembler.partial_leases
+        self._assembler = _sampling.FrameAssembler(self._plan)
         self._ready.clear()
         for future in self._acks.values():
             if not future.done():

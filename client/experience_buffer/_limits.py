@@ -16,8 +16,8 @@ class Limits:
     """Experiences in a payload."""
     max_metadata_bytes: int = 64 * 1024 * 1024
     """Size of the metadata section."""
-    max_header_bytes: int = 64 * 1024 * 1024
-    """Size of the JSON that describes the tensors."""
+    max_header_bytes: int = 8 * 1024 * 1024
+    """Size of the JSON that describes the tensors, some 75 bytes each."""
     max_nodes: int = 1_000_000
     """Values in the metadata, a shared one counted as often as it is reached."""
     max_depth: int = 64

@@ -17,8 +17,7 @@ MAX_INT_BYTES: Final = 1024
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _CURES: Final = (
-    ("numpy.ndarray", "send value.tolist(), or a tensor in `extra`"),
-    ("numpy", "send value.item() or value.tolist()"),
+    ("numpy", "send value.tolist(), or a tensor in `extra`"),
     ("torch", "send float(value) or value.tolist(), or put the tensor in `extra`"),
     ("datetime", "send value.isoformat()"),
     ("collections", "send dict(value) or list(value)"),

@@ -18,7 +18,6 @@ from typing import Final
 
 from experience_buffer import _convert, status
 from experience_buffer.errors import (
-    BufferNotFoundError,
     DeadlineExceededError,
     ExperienceBufferError,
     InternalServerError,
@@ -171,7 +170,7 @@ class PushQueue:
         if message.sequence not in self._under_way:
             return
         if message.WhichOneof("result") == "error":
-            error = status.from_request_error(message.error, not_found=BufferNotFoundError)
+            error = status.from_request_error(message.error)
             if error.retry_delay_seconds is not None:
                 self.last_delay = error
                 self._not_before = self._clock() + max(delay, error.retry_delay_seconds)

@@ -41,6 +41,7 @@ ITEM_BYTES: Final = {
 
 _RANKS: Final = {code: rank for rank, code in enumerate(ITEM_BYTES)}
 _MAX_DIMENSIONS: Final = 64
+_MAX_EMPTY_ELEMENTS: Final = 2**48
 _WHERE: Final = "tensor table"
 _ENTRY: Final = re.compile(
     r'([{,])"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+)","shape":\[((?:\d{1,18}(?:,\d{1,18})*)?)\]'
@@ -102,8 +103,13 @@ def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorVi
         item_bytes = ITEM_BYTES.get(dtype)
         if item_bytes is None:
             raise _error(f"dtype {dtype!r} isn't one of {', '.join(ITEM_BYTES)}", name)
+        if len(shape) > _MAX_DIMENSIONS:
+            raise _error(f"{len(shape)} dimensions exceed the limit of {_MAX_DIMENSIONS}", name)
         if prod(shape) * item_bytes != end - begin:
-            raise _error(f"{end - begin} bytes don't hold shape {list(shape)} of {dtype}", name)
+            raise _error(f"{end - begin} bytes don't hold a {dtype} of {list(shape)!s:.80}", name)
+        # Strides are computed of empty tensors too, and must not overflow.
+        if begin == end and prod(filter(None, shape)) > _MAX_EMPTY_ELEMENTS:
+            raise _error(f"shape {list(shape)!s:.80} is beyond what a tensor may have", name)
         views.append((name, TensorView(dtype, shape, data[start + begin : start + end])))
     return views
 
@@ -200,10 +206,8 @@ class _Pairs:
 
 
 def _is_sizes(value: object) -> TypeGuard[list[int]]:
-    return (
-        isinstance(value, list)
-        and len(value) <= _MAX_DIMENSIONS
-        and all(type(size) is int and 0 <= size < 2**63 for size in value)
+    return isinstance(value, list) and all(
+        type(size) is int and 0 <= size < 2**63 for size in value
     )
 
 

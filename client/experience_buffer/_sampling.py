@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from experience_buffer import _convert, status
 from experience_buffer._calls import build
 from experience_buffer._retry import is_retryable
-from experience_buffer.errors import DeadlineExceededError, InvalidRequestError, LeaseNotFoundError
+from experience_buffer.errors import DeadlineExceededError, InvalidRequestError
 from experience_buffer.v1 import service_pb2, types_pb2
 
 
@@ -55,6 +55,11 @@ def ack(lease_id: int) -> service_pb2.SampleStreamRequest:
     return service_pb2.SampleStreamRequest(ack=service_pb2.LeaseIds(ids=[lease_id]))
 
 
+RETURN_SECONDS: Final = 1.0
+"""How long one attempt to give back the leases of a broken stream may take."""
+RETURN_REASON: Final = "read ahead on a stream that broke"
+
+
 def unanswered_ack(lease_id: int, seconds: float) -> DeadlineExceededError:
     """Make the error of an ack that the stream didn't answer in time."""
     return DeadlineExceededError(
@@ -71,7 +76,7 @@ def check_result(result: service_pb2.LeaseResult) -> bool:
     """
     if not result.HasField("error"):
         return True
-    error = status.from_request_error(result.error, not_found=LeaseNotFoundError)
+    error = status.from_request_error(result.error)
     if not is_retryable(error, idempotent=True):
         raise error
     return False
@@ -87,10 +92,17 @@ class FrameAssembler:
     def __init__(self, plan: StreamPlan) -> None:
         self._plan = plan
         self._experiences: list[types_pb2.SampledExperience] = []
+        self._lease_id = 0
+
+    @property
+    def partial_leases(self) -> list[int]:
+        """The lease of the batch that is not complete yet, if there is one."""
+        return [self._lease_id] if self._experiences else []
 
     def add(self, frame: service_pb2.SampleFrame, *, received_time: float) -> dict[str, Any] | None:
         """Add a frame; the fields of the batch that it completes, if it does."""
         self._experiences.extend(frame.experiences)
+        self._lease_id = frame.lease.id
         if not frame.last:
             return None
         lease = frame.lease if frame.HasField("lease") else None

@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc
 
-from experience_buffer import _sampling
+from experience_buffer import _calls, _sampling
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
-from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.errors import (
+    DeadlineExceededError,
+    ExperienceBufferError,
+    NotFoundError,
+    UnavailableError,
+)
 from experience_buffer.v1 import service_pb2
 from experience_buffer.values import BatchData
 
@@ -82,6 +87,7 @@ class SampleStream:
         self._call: Any = None
         self._connection = 0
         self._assembler = _sampling.FrameAssembler(plan)
+        self._dropped: list[int] = []
         self._waiting = ""
         self._failure: ExperienceBufferError | None = None
         self._closed = False
@@ -156,6 +162,7 @@ class SampleStream:
         try:
             while not self._closed:
                 error: ExperienceBufferError
+                self._return_dropped()
                 try:
                     for message in self._connect():
                         attempts = None
@@ -179,6 +186,20 @@ class SampleStream:
             with self._changed:
                 self._failure = self._failure or closed_error("sample stream")
                 self._drop_connection()
+
+    def _return_dropped(self) -> None:
+        """Give back what was read ahead on a connection that broke; the rest next time."""
+        while self._dropped and not self._closed:
+            call = _calls.nack(
+                self._dropped[-1], buffer=self._plan.buffer, reason=_sampling.RETURN_REASON
+            )
+            try:
+                self._client._run(call, _sampling.RETURN_SECONDS)
+            except NotFoundError:
+                pass  # The server gave it back itself: the usual case.
+            except (UnavailableError, DeadlineExceededError):
+                return
+            self._dropped.pop()
 
     def _connect(self) -> Iterator[service_pb2.SampleStreamResponse]:
         outbox: Outbox = queue.SimpleQueue()
@@ -219,6 +240,10 @@ class SampleStream:
         if self._outbox is not None:
             self._outbox.put(None)
             self._outbox = None
+        # A server that died still holds them as leased when it is back.
+        self._dropped += [batch.lease_id for batch in self._ready]
+        self._dropped += self._assembler.partial_leases
+        self._assembler = _sampling.FrameAssembler(self._plan)
         self._ready.clear()
         for future in self._acks.values():
             future.set_result(None)

@@ -99,8 +99,7 @@ def from_rpc_error(
         if cls.cure:
             text = f"{text}; {cls.cure}"
         return cls(text, retry_delay_seconds=details.retry_delay_seconds if details else None)
-    named = _BY_REASON[details.reason]
-    cls = named if named.status == code.name else cls
+    cls = _class(details.reason, code)
     return cls(text, subject=details.subject, retry_delay_seconds=details.retry_delay_seconds)
 
 
@@ -110,23 +109,28 @@ def to_request_error(error: errors.ExperienceBufferError) -> types_pb2.RequestEr
         code=grpc.StatusCode[error.status].value[0],
         message=_cut(str(error), MAX_MESSAGE_BYTES),
         retry_delay_seconds=error.retry_delay_seconds or 0.0,
+        reason=error.reason,
+        subject=_cut(error.subject, MAX_SUBJECT_BYTES),
     )
 
 
-def from_request_error(
-    error: types_pb2.RequestError, *, not_found: type[errors.NotFoundError] = errors.NotFoundError
-) -> errors.ExperienceBufferError:
-    """Translate the error that answers a single message of a stream.
-
-    Args:
-        error: The answer.
-        not_found: The class that NOT_FOUND means for this kind of message.
-    """
+def from_request_error(error: types_pb2.RequestError) -> errors.ExperienceBufferError:
+    """Translate the error that answers a single message of a stream."""
     code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
-    cls = _BY_STATUS.get(code.name, errors.InternalServerError)
-    if cls is errors.NotFoundError:
-        cls = not_found
-    return cls(error.message, retry_delay_seconds=error.retry_delay_seconds or None)
+    cls = _class(error.reason, code)
+    return cls(
+        error.message,
+        subject=error.subject,
+        retry_delay_seconds=error.retry_delay_seconds or None,
+    )
+
+
+def _class(reason: str, code: grpc.StatusCode) -> type[errors.ExperienceBufferError]:
+    """The class of this reason if it belongs to the status, else the status's own."""
+    named = _BY_REASON.get(reason)
+    if named is not None and named.status == code.name:
+        return named
+    return _BY_STATUS.get(code.name, errors.InternalServerError)
 
 
 def _details(error: errors.ExperienceBufferError, message: str) -> Iterable[Message]:

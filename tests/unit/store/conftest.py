@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from experience_buffer_server.store import BufferRow, LmdbStore, Record
 
 MakeRecord = Callable[..., Record]

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
 import pytest
+
 from experience_buffer_server.store import (
     BufferRow,
     LmdbReader,
@@ -178,25 +178,19 @@ async def test_the_map_grows_under_concurrent_reads(
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI // 4)
     acked: list[str] = []
-    done = threading.Event()
-    checks = 0
 
-    def read() -> None:
-        nonlocal checks
-        while not done.is_set():
-            uids = acked[-50:]
+    def read(uids: list[str]) -> None:
+        for _ in range(5):
             assert store.reader.payloads(1, uids) == [uid.encode() * 500 for uid in uids]
-            checks += 1
 
-    reading = asyncio.gather(*(asyncio.to_thread(read) for _ in range(2)))
     for start in range(1, 1001, 20):
         records = [make_record(seq) for seq in range(start, start + 20)]
-        await asyncio.gather(*(append(store, r, r.uid.encode() * 500) for r in records))
+        await asyncio.gather(
+            *(append(store, r, r.uid.encode() * 500) for r in records),
+            *(asyncio.to_thread(read, acked[-50:]) for _ in range(2)),
+        )
         acked += [record.uid for record in records]
         assert None not in store.payloads(1, acked[-20:])
-    done.set()
-    await reading
-    assert checks > 10
     assert store.stats.map_bytes >= 8 * MEBI
     assert None not in store.payloads(1, acked)
 
@@ -238,9 +232,12 @@ async def test_a_dead_readers_slot_is_freed_at_the_start(open_store: OpenStore, 
         "print('reading', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", child, str(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
     # The one that lives keeps LMDB from starting the table of readers afresh.
-    with subprocess.Popen(command, **pipes) as alive, subprocess.Popen(command, **pipes) as dead:
+    with start() as alive, start() as dead:
         for process in (alive, dead):
             assert process.stdout is not None
             assert process.stdout.readline() == b"reading\n"

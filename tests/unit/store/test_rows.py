@@ -6,6 +6,7 @@ from pathlib import Path
 
 import lmdb
 import pytest
+
 from experience_buffer_server.store import (
     AdvantageRow,
     BufferRow,

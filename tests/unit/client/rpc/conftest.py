@@ -13,13 +13,8 @@ import pytest
 
 from experience_buffer import status, trxp
 from experience_buffer.errors import ExperienceBufferError, LeaseNotFoundError
-from experience_buffer.options import ClientOptions, RetryOptions
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import service_pb2_grpc, types_pb2
-
-FAST = ClientOptions(
-    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05, reconnect_seconds=20)
-)
 
 
 class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
@@ -43,8 +38,11 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         """Per sample stream: batches sent before it breaks."""
         self.credits: list[int] = []
         self.acked: list[int] = []
+        self.nacked: list[int] = []
         self.lost_leases: set[int] = set()
         self.next_lease = 1
+        self.changed = threading.Condition()
+        """Wakes the sample streams: notify it after adding to `batches`."""
         self.open_streams = threading.Semaphore(0)
         self.ended_streams = threading.Semaphore(0)
 
@@ -114,7 +112,7 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
     ) -> Iterator[pb.SampleStreamResponse]:
         self._begin(None, context)
         outbox: deque[pb.SampleStreamResponse] = deque()
-        changed = threading.Condition()
+        changed = self.changed
         state = {"credits": 0, "over": False}
 
         def over() -> None:
@@ -199,12 +197,16 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         end = start + request.page_size
         uids = sorted(self.stored)
         return pb.ListResponse(
-            experiences=[types_pb2.ExperienceSummary(uid=uid, state=3) for uid in uids[start:end]],
+            experiences=[
+                types_pb2.ExperienceSummary(uid=uid, state=types_pb2.EXPERIENCE_STATE_READY)
+                for uid in uids[start:end]
+            ],
             next_page_token=str(end) if end < len(uids) else "",
         )
 
     def Nack(self, request: pb.NackRequest, context: Any) -> pb.NackResponse:
         self._begin(request, context)
+        self.nacked.append(request.lease_id)
         return pb.NackResponse(num_experiences=5)
 
     def CreateBuffer(self, request: Any, context: Any) -> pb.CreateBufferResponse:

@@ -150,7 +150,7 @@ def test_one_experience_over_the_limit_names_it(buffer: Client) -> None:
     large = experience(1, length=30_000)
     with (
         Client(buffer.address, options=options) as client,
-        pytest.raises(MessageTooLargeError, match="experience 1 takes .*max_message_bytes"),
+        pytest.raises(MessageTooLargeError, match=r"experience 1 takes .*max_message_bytes"),
     ):
         client.push([experience(0), large, experience(2)])
 
@@ -291,6 +291,8 @@ def test_stream_reconnects_and_old_acks_go_unary(script: Any, buffer: Client) ->
         while first is not None and first.uids == (experience(1).eid.uid,):
             # The break may come before the batch is handed out: it is dropped then.
             assert script.ended_streams.acquire(timeout=10)
+            assert script.open_streams.acquire(timeout=10)
+            assert script.open_streams.acquire(timeout=10)
             with pytest.raises(LeaseNotFoundError):
                 first.ack()
             first = next(stream)
@@ -298,6 +300,20 @@ def test_stream_reconnects_and_old_acks_go_unary(script: Any, buffer: Client) ->
         assert first.uids == (experience(2).eid.uid,)
         first.ack()
         assert script.acked == [first.lease_id]
+
+
+def test_batches_read_ahead_on_a_broken_stream_are_given_back(script: Any, buffer: Client) -> None:
+    script.batches += [[payload(1)], [payload(2)]]
+    script.break_sample_after.append(2)
+    with buffer.stream(1, prefetch=2) as stream:
+        assert script.ended_streams.acquire(timeout=10)
+        assert script.open_streams.acquire(timeout=10)
+        assert script.open_streams.acquire(timeout=10)
+        script.batches.append([payload(3)])
+        with script.changed:
+            script.changed.notify_all()
+        assert next(stream).uids == (experience(3).eid.uid,)
+        assert sorted(script.nacked) == [1, 2]
 
 
 def test_stream_raises_what_the_server_ends_it_with(script: Any, buffer: Client) -> None:
@@ -386,7 +402,7 @@ def test_full_writer_blocks_until_its_deadline_and_says_why(script: Any, buffer:
         threading.Event().wait(0.01)
     with pytest.raises(DeadlineExceededError, match="stayed full"):
         writer.append(experience(2), timeout=0.1)
-    with pytest.raises(DeadlineExceededError, match="1 experiences have no outcome.*math is full"):
+    with pytest.raises(DeadlineExceededError, match=r"1 experiences have no outcome.*math is full"):
         writer.close(timeout=0.2)
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: run them with `make bench`; nothing here is part of the package."""

@@ -1,0 +1,74 @@
+"""A real server in a process of its own, and the CPU time that it uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_START_SECONDS = 20.0
+
+
+class Server:
+    """A running server: its address, and what it has cost."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self.process = process
+        self.address = address
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time so far, by process: the server itself, its store writer, its compute worker."""
+        times = {"server": _cpu_seconds(self.process.pid)}
+        for child in _children(self.process.pid):
+            command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            times["writer" if "store.writer" in command else "compute"] = _cpu_seconds(child)
+        return times
+
+
+@contextmanager
+def running_server(data: Path, *arguments: str) -> Iterator[Server]:
+    """Start a server on a free port over an empty folder; end it afterwards.
+
+    Raises:
+        RuntimeError: It did not come up; the message holds its log.
+    """
+    log = data.with_name("server.log")
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "experience_buffer_server", "serve"),
+                *("--data", str(data), "--port", "0", "--metrics-port", "-1", *arguments),
+            ],
+            stderr=stderr,
+        )
+    try:
+        yield Server(process, _wait_for_address(process, log))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in log.read_text().splitlines():
+            if line.startswith("{") and (entry := json.loads(line))["message"] == "listening":
+                return str(entry["address"])
+        time.sleep(0.05)
+    raise RuntimeError(f"the server did not come up:\n{log.read_text()}")
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experience_buffer import _push
+from experience_buffer._retry import Attempts
+from experience_buffer.errors import (
+    BufferFullError,
+    DeadlineExceededError,
+    ExperienceBufferError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    UnavailableError,
+)
+from experience_buffer.options import ClientOptions, RetryOptions
+from experience_buffer.v1 import service_pb2
+
+LIMIT = 64 * 1024 - _push.ENVELOPE_BYTES
+
+
+def encode_sizes(sizes: Sequence[Any]) -> bytes:
+    """Stands for a codec: an "experience" is its size, the payload as many bytes."""
+    return bytes(sum(sizes))
+
+
+@given(
+    sizes=st.lists(st.integers(1, LIMIT), max_size=40),
+    max_push_items=st.integers(1, 11),
+    max_push_bytes=st.integers(1, LIMIT),
+)
+def test_pieces_cover_everything_in_order_below_the_limits(
+    sizes: list[Any], max_push_items: int, max_push_bytes: int
+) -> None:
+    options = ClientOptions(
+        max_message_bytes=64 * 1024, max_push_items=max_push_items, max_push_bytes=max_push_bytes
+    )
+    pieces = list(_push.encode_pieces(sizes, options, encode=encode_sizes))
+    covered = [index for start, end, _ in pieces for index in range(start, end)]
+    assert covered == list(range(len(sizes)))
+    for start, end, payload in pieces:
+        assert len(payload) == sum(sizes[start:end]) <= LIMIT
+        assert end - start <= max_push_items
+        assert len(payload) <= 2 * max_push_bytes or end - start == 1
+
+
+def test_encoding_is_lazy_and_rarely_repeated() -> None:
+    encoded: list[int] = []
+
+    def encode(sizes: Sequence[Any]) -> bytes:
+        encoded.append(len(sizes))
+        return encode_sizes(sizes)
+
+    many: list[Any] = [1000] * 1000
+    options = ClientOptions(max_push_items=512, max_push_bytes=100_000)
+    pieces = _push.encode_pieces(many, options, encode=encode)
+    next(pieces)
+    assert len(encoded) <= 3
+    assert len(list(pieces)) >= 8
+    assert sum(encoded) <= 2000
+
+
+def test_one_over_the_limit_is_named_and_the_ones_before_are_not_lost() -> None:
+    options = ClientOptions(max_message_bytes=64 * 1024, max_push_items=100)
+    sizes: list[Any] = [10, 20, LIMIT + 1, 30]
+    pieces = _push.encode_pieces(sizes, options, encode=encode_sizes)
+    assert next(pieces)[:2] == (0, 2)
+    with pytest.raises(MessageTooLargeError, match=f"experience 2 takes {LIMIT + 1} .*{LIMIT}"):
+        next(pieces)
+
+
+def test_raw_payload_over_the_limit_is_refused() -> None:
+    options = ClientOptions(max_message_bytes=64 * 1024)
+    with pytest.raises(MessageTooLargeError, match="the payload takes"):
+        list(_push.split(b"x" * (LIMIT + 1), (), options))
+
+
+def test_outcomes_of_a_raw_payload_keep_the_servers_index() -> None:
+    response = service_pb2.PushResponse()
+    response.outcomes.add(index=7, uid="a", status=1)
+    [outcome] = _push.Chunk(b"", []).outcomes(response)
+    assert (outcome.index, outcome.status) == (7, "stored")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def attempts(
+    timeout: float = 1000.0, *, jitter: Callable[[], float] = lambda: 0.0, **options: Any
+) -> tuple[Attempts, Clock]:
+    clock = Clock()
+    return Attempts(RetryOptions(**options), timeout, clock=clock, jitter=jitter), clock
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    tries, _ = attempts(initial_backoff_seconds=0.1, max_backoff_seconds=1.0)
+    delays = [tries.delay_after(UnavailableError("x"), idempotent=True) for _ in range(6)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+def test_jitter_takes_up_to_half_away_but_never_below_what_the_server_asks() -> None:
+    tries, _ = attempts(initial_backoff_seconds=2.0, jitter=lambda: 1.0)
+    assert tries.delay_after(UnavailableError("x"), idempotent=True) == pytest.approx(1.0)
+    error = BufferFullError("full", retry_delay_seconds=7.0)
+    assert tries.delay_after(error, idempotent=True) == pytest.approx(7.0)
+
+
+def test_ten_thousand_failures_do_not_overflow() -> None:
+    tries, _ = attempts(multiplier=10.0)
+    for _ in range(10_000):
+        assert tries.delay_after(UnavailableError("x"), idempotent=True) <= 5.0
+
+
+@pytest.mark.parametrize(
+    ("error", "idempotent", "retried"),
+    [
+        (UnavailableError("x"), True, True),
+        (UnavailableError("x"), False, False),
+        (UnavailableError("x", retry_delay_seconds=0.5), False, True),
+        (BufferFullError("x"), True, False),
+        (BufferFullError("x", retry_delay_seconds=0.5), False, True),
+        (InvalidRequestError("x", retry_delay_seconds=0.5), True, False),
+        (DeadlineExceededError("x"), True, False),
+    ],
+)
+def test_what_is_retried(error: ExperienceBufferError, idempotent: bool, retried: bool) -> None:
+    tries, _ = attempts()
+    if retried:
+        assert tries.delay_after(error, idempotent=idempotent) > 0
+    else:
+        with pytest.raises(type(error)) as caught:
+            tries.delay_after(error, idempotent=idempotent)
+        assert caught.value is error
+
+
+def test_no_attempt_after_the_deadline() -> None:
+    tries, clock = attempts(timeout=10.0, initial_backoff_seconds=3.0, max_backoff_seconds=3.0)
+    assert tries.delay_after(UnavailableError("x"), idempotent=True) == 3.0
+    clock.now += 7.5
+    assert tries.remaining() == pytest.approx(2.5)
+    with pytest.raises(UnavailableError) as caught:
+        tries.delay_after(UnavailableError("x"), idempotent=True)
+    assert caught.value.__notes__ == ["gave up after 2 attempts in 7.5 s"]
+    clock.now += 100
+    assert tries.remaining() > 0
+
+
+def test_attempts_can_be_bounded() -> None:
+    tries, _ = attempts(max_attempts=2)
+    tries.delay_after(UnavailableError("x"), idempotent=True)
+    with pytest.raises(UnavailableError):
+        tries.delay_after(UnavailableError("x"), idempotent=True)
+
+
+def test_deadline_after_failures_tells_of_them() -> None:
+    tries, _ = attempts()
+    tries.delay_after(UnavailableError("refused"), idempotent=True)
+    with pytest.raises(DeadlineExceededError) as caught:
+        tries.delay_after(DeadlineExceededError("late"), idempotent=True)
+    assert caught.value.__notes__ == ["the attempt before failed with: refused"]

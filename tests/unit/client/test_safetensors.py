@@ -1,0 +1,163 @@
+"""The safetensors format: its writer's bytes, and a table that is refused unless it is sound."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from experience_buffer import _safetensors
+from experience_buffer._safetensors import ITEM_BYTES, TensorView
+from experience_buffer._torch import _DTYPES, tensor_view
+from experience_buffer.errors import TrxpError
+
+
+def file(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def read(data: bytes) -> list[tuple[str, TensorView]]:
+    return _safetensors.read(memoryview(data), max_header_bytes=100_000)
+
+
+def entry(begin: int, end: int, *, dtype: str = "U8", shape: object = None) -> dict[str, object]:
+    shape = [end - begin] if shape is None else shape
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_every_dtype_is_written_in_the_order_of_the_formats_own_writer() -> None:
+    tensors = {
+        f"{index:02}:{code}": torch.arange(32, dtype=torch.uint8).view(dtype)
+        for index, (code, dtype) in enumerate(_DTYPES.items())
+    }
+    assert len(tensors) == len(ITEM_BYTES)
+    expected = save(tensors)
+    views = [(name, tensor_view(tensor)) for name, tensor in tensors.items()]
+    assert b"".join(_safetensors.write(views)) == expected
+    assert [(name, view.dtype) for name, view in read(expected)] == sorted(
+        ((name, view.dtype) for name, view in views),
+        key=lambda pair: (list(ITEM_BYTES).index(pair[1]), pair[0]),
+    )
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(
+        st.text(max_size=12),
+        st.tuples(
+            st.sampled_from([torch.int64, torch.bfloat16, torch.bool, torch.float32]),
+            st.lists(st.integers(0, 4), max_size=3),
+        ),
+        max_size=6,
+    )
+)
+def test_any_table_is_written_and_read_as_safetensors_does(
+    described: dict[str, tuple[torch.dtype, list[int]]],
+) -> None:
+    tensors = {
+        name: torch.ones(shape).to(dtype)
+        for name, (dtype, shape) in described.items()
+        if name != "__metadata__"
+    }
+    views = {name: tensor_view(tensor) for name, tensor in tensors.items()}
+    data = b"".join(_safetensors.write(views.items()))
+    assert data == save(tensors)
+    found = read(data)
+    assert dict(found).keys() == tensors.keys()
+    for name, view in found:
+        assert (view.dtype, view.shape) == (views[name].dtype, views[name].shape)
+        assert view.data == views[name].data
+    # Any other spelling of the same header says the same.
+    end = 8 + int.from_bytes(data[:8], "little")
+    respelled = file(json.loads(data[8:end]), data[end:])
+    assert [(n, v.dtype, v.shape) for n, v in read(respelled)] == [
+        (n, v.dtype, v.shape) for n, v in found
+    ]
+
+
+def test_tensors_may_lie_in_another_order_than_their_names() -> None:
+    header = {"b": entry(3, 5), "a": entry(0, 3), "none": entry(3, 3)}
+    assert [(name, bytes(view.data)) for name, view in read(file(header, b"abcde"))] == [
+        ("b", b"de"),
+        ("a", b"abc"),
+        ("none", b""),
+    ]
+
+
+A = '"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}'
+BROKEN = {
+    "short": (b"\2\0\0\0", "has 4 bytes"),
+    "header_longer_than_file": ((99).to_bytes(8, "little") + b"{}", "only 2 follow"),
+    "header_huge": (b"\xff" * 8 + b"{}", "exceeds the limit"),
+    "no_utf8": (file(b'{"\xff":1}'), "UTF-8"),
+    "no_json": (file(b'{"a":'), "isn't JSON"),
+    "deep_json": (file(b"[" * 90_000), "isn't JSON"),
+    "long_number": (file(b'{"a":' + b"1" * 9_000 + b"}"), "isn't JSON"),
+    "no_object": (file(b"[]"), "isn't a JSON object"),
+    "entry_no_object": (file({"a": 1}), "each once"),
+    "metadata": (file({"__metadata__": {"format": "pt"}}), "each once"),
+    "field_missing": (file({"a": {"dtype": "U8", "shape": [0]}}), "each once"),
+    "field_twice": (
+        file(b'{"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+        "each once",
+    ),
+    "unknown_dtype": (file({"a": entry(0, 3, dtype="F4")}, b"abc"), "dtype 'F4'"),
+    "dtype_number": (file({"a": entry(0, 3) | {"dtype": 1}}, b"abc"), "dtype isn't text"),
+    "negative": (file({"a": entry(0, 3, shape=[-3])}, b"abc"), "no list of sizes"),
+    "float_shape": (file({"a": entry(0, 3, shape=[3.0])}, b"abc"), "no list of sizes"),
+    "bool_shape": (file({"a": entry(0, 1, shape=[True])}, b"a"), "no list of sizes"),
+    "many_dimensions": (file({"a": entry(0, 1, shape=[1] * 65)}, b"a"), "65 dimensions"),
+    "very_many_dimensions": (
+        file({"a": entry(0, 1, shape=[2**62] * 4_000)}, b"a"),
+        "4000 dimensions",
+    ),
+    "many_dimensions_canonical": (
+        file(
+            b'{"a":{"dtype":"U8","shape":[' + b"1," * 64 + b'1],"data_offsets":[0,1]}}',
+            b"a",
+        ),
+        "65 dimensions",
+    ),
+    "empty_but_vast": (file({"a": entry(0, 0, shape=[0, 2**40, 2**40])}), "beyond what"),
+    "three_offsets": (file({"a": entry(0, 3) | {"data_offsets": [0, 3, 3]}}, b"abc"), "a pair"),
+    "shape_lies": (file({"a": entry(0, 3, shape=[4])}, b"abc"), "don't hold a U8 of [4]"),
+    "shape_overflows": (file({"a": entry(0, 0, shape=[2**62] * 8)}), "don't hold"),
+    "item_size": (file({"a": entry(0, 3, dtype="F32")}, b"abc"), "don't hold a F32 of [3]"),
+    "overlap": (file({"a": entry(0, 3), "b": entry(2, 5)}, b"abcde"), "3 comes next"),
+    "same_range": (file({"a": entry(0, 3), "b": entry(0, 3)}, b"abc"), "3 comes next"),
+    "hole": (file({"a": entry(0, 1), "b": entry(2, 3)}, b"abc"), "1 comes next"),
+    "starts_late": (file({"a": entry(1, 3)}, b"abc"), "0 comes next"),
+    "backwards": (file({"a": entry(3, 0, shape=[0])}, b"abc"), "0 comes next"),
+    "beyond": (file({"a": entry(0, 4)}, b"abc"), "take 4 bytes of 3"),
+    "data_left": (file({"a": entry(0, 3)}, b"abcd"), "take 3 bytes of 4"),
+    "no_comma": (file(f"{{{A}{A}}}".encode(), b"abc"), "isn't JSON"),
+    "brace_for_comma": (file(f"{{{A}{{{A}}}".encode(), b"abc"), "isn't JSON"),
+    "no_end": (file(f"{{{A},".encode(), b"abc"), "isn't JSON"),
+    "unescaped_control": (file(b'{"\1":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_table_is_refused_with_a_reason(name: str) -> None:
+    data, reason = BROKEN[name]
+    with pytest.raises(TrxpError) as caught:
+        read(data)
+    assert reason in str(caught.value)
+    assert str(caught.value).startswith("tensor table")
+
+
+def test_a_name_given_twice_is_listed_twice() -> None:
+    nothing = '"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    for separator in (",", " , "):
+        found = read(file(f"{{{nothing}{separator}{nothing}}}".encode()))
+        assert [name for name, _ in found] == ["a", "a"]
+
+
+def test_half_a_surrogate_pair_is_no_name() -> None:
+    with pytest.raises(TrxpError, match="surrogate"):
+        _safetensors.write([("\ud800", TensorView("U8", (0,), memoryview(b"")))])

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import experience_buffer
+from experience_buffer import (
+    EID,
+    AdvantageConfig,
+    AsyncClient,
+    BufferConfig,
+    Client,
+    ClientOptions,
+    ConsumerConfig,
+    InvalidRequestError,
+    RetryOptions,
+    TlsOptions,
+    Tombstone,
+    _channel,
+    _convert,
+    options,
+    values,
+)
+from experience_buffer.v1 import config_pb2, types_pb2
+
+PUBLIC = """
+AdvantageConfig AlreadyExistsError AsyncBatch AsyncClient AsyncSampleStream AsyncWriter Batch
+BufferConfig BufferFullError BufferInfo BufferNotFoundError BufferStats CallCancelledError Client
+ClientOptions ConsumerConfig ConsumerNotFoundError ConsumerStats CustomField DataLossError
+DeadlineExceededError DeleteResult EID Experience ExperienceBufferError ExperienceNotFoundError
+ExperienceSummary ForbiddenError GroupNotFoundError InternalServerError InvalidRequestError
+LeaseNotFoundError MessageTooLargeError NotFoundError PushOutcome PushRefusedError PushResult
+ResourceExhaustedError RetryOptions SampleStream SealedGroup Stats StoredExperience TlsOptions
+Tombstone TrxpError UnauthenticatedError UnavailableError UnsupportedError Writer WriterCounts
+WriterOptions WrongStateError
+"""
+VERBS = """
+ack address close create_buffer delete delete_buffer drop_group get get_buffer get_stats list
+list_buffers nack options publish_policy_version push sample seal_group stream timeout
+update_buffer writer
+"""
+
+
+def test_public_surface() -> None:
+    assert sorted(experience_buffer._MODULES) == PUBLIC.split()
+    for name in experience_buffer._MODULES:
+        assert getattr(experience_buffer, name).__name__ == name
+    assert set(PUBLIC.split()) <= set(dir(experience_buffer))
+    with pytest.raises(AttributeError, match="nonsense"):
+        experience_buffer.nonsense  # noqa: B018
+
+
+def test_names_for_type_checkers_are_the_same() -> None:
+    source = inspect.getsource(experience_buffer)
+    declared = {line.split()[0] for line in source.splitlines() if " as " in line and "," in line}
+    declared |= {
+        line.split(" import ")[1].split()[0] for line in source.splitlines() if " import " in line
+    }
+    assert set(PUBLIC.split()) <= declared
+
+
+def test_both_clients_have_the_same_verbs_and_parameters() -> None:
+    for cls in (Client, AsyncClient):
+        assert [name for name in dir(cls) if not name.startswith("_")] == VERBS.split()
+    for name in VERBS.split():
+        ours, theirs = getattr(Client, name), getattr(AsyncClient, name)
+        if callable(ours):
+            assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
+
+
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_importing_loads_neither_grpc_nor_torch_and_a_client_no_torch() -> None:
+    heavy = "[m for m in ('grpc', 'torch', 'numpy') if m in sys.modules]"
+    out = run_python(
+        "import sys, time; start = time.perf_counter(); import experience_buffer; "
+        f"print(time.perf_counter() - start); print({heavy}); "
+        f"experience_buffer.Client('h'), experience_buffer.AsyncClient; print({heavy})"
+    )
+    seconds, alone, with_client = out.splitlines()
+    assert float(seconds) < 0.2
+    assert alone == "[]"
+    assert with_client == "['grpc']"
+
+
+@pytest.mark.parametrize("cls", [Client, AsyncClient])
+def test_clients_travel_without_their_channels(cls: Any) -> None:
+    given = {
+        "token": "secret",
+        "timeout": 7.0,
+        "tls": TlsOptions(server_name="x"),
+        "options": ClientOptions(max_push_items=3, retry=RetryOptions(max_attempts=2)),
+    }
+    copy = pickle.loads(pickle.dumps(cls("host:1", **given)))
+    assert type(copy) is cls
+    assert copy.address == "host:1"
+    assert copy.timeout == 7.0
+    assert copy.options == given["options"]
+    assert copy._metadata == (("authorization", "Bearer secret"),)
+    assert copy._tls == given["tls"]
+    assert "secret" not in repr(copy)
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("host", "host:50051"),
+        ("host:17", "host:17"),
+        ("10.0.0.7:17", "10.0.0.7:17"),
+        ("[::1]", "[::1]:50051"),
+        ("[::1]:17", "[::1]:17"),
+        ("unix:/run/buffer.sock", "unix:/run/buffer.sock"),
+        ("dns:///host:17", "dns:///host:17"),
+    ],
+)
+def test_addresses(address: str, target: str) -> None:
+    assert _channel.parse_address(address) == target
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host:", "host:0", "host:65536", "http://host:17", "::1", "a b", "host:x"]
+)
+def test_bad_addresses_say_what_is_possible(address: str) -> None:
+    with pytest.raises(ValueError, match="is none of 'host', 'host:port'"):
+        Client(address)
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:1", "[::1]:1", "unix:/x"])
+def test_token_may_go_unencrypted_to_this_machine(address: str) -> None:
+    Client(address, token="secret")
+
+
+@pytest.mark.parametrize("address", ["host:1", "10.0.0.7:1", "dns:///host:1", "localhost.evil:1"])
+def test_token_needs_tls_or_leave_for_another_machine(address: str) -> None:
+    with pytest.raises(ValueError, match="unencrypted"):
+        Client(address, token="secret")
+    Client(address, token="secret", tls=TlsOptions())
+    Client(address, token="secret", options=ClientOptions(allow_insecure_token=True))
+
+
+def test_channel_has_no_second_retry_mechanism_and_raised_limits() -> None:
+    arguments = dict(_channel.arguments(ClientOptions(max_message_bytes=70_000), None))
+    assert arguments["grpc.enable_retries"] == 0
+    assert arguments["grpc.max_send_message_length"] == 70_000
+    assert arguments["grpc.max_receive_message_length"] == 70_000
+    assert arguments["grpc.keepalive_time_ms"] == 60_000
+    off = dict(_channel.arguments(ClientOptions(keepalive_seconds=0), None))
+    assert "grpc.keepalive_time_ms" not in off
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RetryOptions(initial_backoff_seconds=0),
+        lambda: RetryOptions(multiplier=0.5),
+        lambda: ClientOptions(max_push_items=0),
+        lambda: ClientOptions(max_message_bytes=10),
+        lambda: TlsOptions(key_file="k"),
+        lambda: options.WriterOptions(max_pending_bytes=0),
+        lambda: Client("h", timeout=0),
+    ],
+)
+def test_impossible_options_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        make()
+
+
+FULL = BufferConfig(
+    "math",
+    group_by="run",
+    group_size=11,
+    group_deadline_seconds=13.5,
+    on_group_deadline="use_partial",
+    min_group_size=3,
+    late_members="new_group",
+    on_bad_reward="tombstone",
+    consumers=(ConsumerConfig("actor", "group"), ConsumerConfig("critic")),
+    advantage=AdvantageConfig("gae", {"lam": 0.95, "whiten": True, "mode": "x"}),
+    lease_seconds=17.0,
+    max_items=19,
+    max_bytes=23,
+    duplicate_horizon_seconds=29.0,
+)
+
+
+def test_configuration_survives_the_wire() -> None:
+    assert all(getattr(FULL, field.name) is not None for field in fields(FULL))
+    message = _convert.config_to_message(FULL)
+    assert {field.name for field, _ in message.ListFields()} == {
+        field.name for field in config_pb2.BufferConfig.DESCRIPTOR.fields
+    }
+    assert _convert.config_from_message(message) == FULL
+    bare = BufferConfig("math")
+    assert _convert.config_from_message(_convert.config_to_message(bare)) == bare
+
+
+def test_changes_are_the_configurations_fields() -> None:
+    names = [field.name for field in fields(BufferConfig) if field.name != "name"]
+    assert list(options.BufferChanges.__annotations__) == names
+    assert sorted(_convert.changed_fields(FULL)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"group_by": "tasks"}, "group_by"),
+        ({"group_size": -1}, "group_size"),
+        ({"max_items": "many"}, "max_items"),
+        ({"consumers": (ConsumerConfig("a", "batch"),)}, "consumers.unit"),  # type: ignore[arg-type]
+        ({"advantage": AdvantageConfig("x", {"a": object()})}, "advantage.parameters"),  # type: ignore[dict-item]
+    ],
+)
+def test_bad_configuration_names_the_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=field.split(".")[-1]) as caught:
+        _convert.config_to_message(BufferConfig("math", **changes))
+    assert caught.value.subject == field
+
+
+@pytest.mark.parametrize(
+    ("literal", "enum", "prefix"),
+    [
+        (options.GroupBy, config_pb2.GroupBy, "GROUP_BY_"),
+        (options.DeadlinePolicy, config_pb2.DeadlinePolicy, "DEADLINE_POLICY_"),
+        (options.LatePolicy, config_pb2.LatePolicy, "LATE_POLICY_"),
+        (options.BadRewardPolicy, config_pb2.BadRewardPolicy, "BAD_REWARD_POLICY_"),
+        (options.Unit, config_pb2.Unit, "UNIT_"),
+        (values.PushStatus, types_pb2.PushStatus, "PUSH_STATUS_"),
+        (values.RefusalReason, types_pb2.RefusalReason, "REFUSAL_REASON_"),
+        (values.ExperienceState, types_pb2.ExperienceState, "EXPERIENCE_STATE_"),
+    ],
+)
+def test_texts_are_the_enums_values(literal: Any, enum: Any, prefix: str) -> None:
+    texts = [text for text in typing.get_args(literal) if text]
+    assert texts == list(_convert.Names(enum, prefix).by_name)
+
+
+def test_tombstone_keeps_the_identity_apart() -> None:
+    message = _convert.tombstone_to_message(Tombstone(EID("0/eval", 7, 3, 5, "s"), "timed out"))
+    assert message.id == types_pb2.ExperienceId(batch="0/eval", task="7", run=3, step=5, suffix="s")
+    assert message.reason == "timed out"

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experience_buffer._queue import PushQueue
+from experience_buffer.errors import InternalServerError, InvalidRequestError, PushRefusedError
+from experience_buffer.options import WriterOptions
+from experience_buffer.v1 import service_pb2, types_pb2
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(**options: Any) -> tuple[PushQueue, Clock]:
+    clock = Clock()
+    queue = PushQueue(
+        buffer="math",
+        group_size=7,
+        options=WriterOptions(**options),
+        merge=b"+".join,
+        clock=clock,
+    )
+    return queue, clock
+
+
+def answer(sequence: int, *statuses: int) -> service_pb2.PushStreamResponse:
+    message = service_pb2.PushStreamResponse(sequence=sequence)
+    message.response.SetInParent()
+    for index, status in enumerate(statuses):
+        message.response.outcomes.add(index=index, uid=f"u{index}", status=status)
+    return message
+
+
+def failure(sequence: int, code: int, delay: float) -> service_pb2.PushStreamResponse:
+    error = types_pb2.RequestError(code=code, message="text", retry_delay_seconds=delay)
+    return service_pb2.PushStreamResponse(sequence=sequence, error=error)
+
+
+def test_waits_for_company_then_goes() -> None:
+    queue, clock = make(linger_seconds=0.5)
+    assert queue.seconds_until_next() is None
+    queue.add(b"a", 1)
+    clock.now += 0.2
+    queue.add(b"b", 1)
+    assert queue.next_request() is None
+    assert queue.seconds_until_next() == pytest.approx(0.3)
+    clock.now += 0.3
+    request = queue.next_request()
+    assert request is not None
+    assert request.push == service_pb2.PushRequest(buffer="math", payload=b"a+b", group_size=7)
+    assert queue.next_request() is None
+
+
+def test_goes_at_once_when_full_by_count_or_by_bytes() -> None:
+    queue, _ = make(linger_seconds=60, max_batch_items=3, max_batch_bytes=11)
+    queue.add(b"a", 2)
+    queue.add(b"b", 1)
+    queue.add(b"c" * 11, 1)
+    payloads = []
+    while (request := queue.next_request()) is not None:
+        payloads.append(request.push.payload)
+    assert payloads == [b"a+b", b"c" * 11]
+
+
+def test_room_is_given_back_by_answers_only() -> None:
+    queue, _ = make(linger_seconds=0, max_pending_bytes=10)
+    assert queue.has_room(1000)
+    queue.add(b"x" * 7, 1)
+    assert queue.has_room(3)
+    assert not queue.has_room(4)
+    assert queue.next_request() is not None
+    assert not queue.has_room(4)
+    queue.answered(answer(1, 1), delay=0)
+    assert queue.has_room(4)
+    assert queue.pending_bytes == 0
+
+
+def test_flush_waits_for_what_came_before_and_not_for_what_comes_after() -> None:
+    queue, _ = make(linger_seconds=60)
+    queue.add(b"a", 2)
+    mark = queue.hurry()
+    queue.add(b"b", 1)
+    first = queue.next_request()
+    assert first is not None
+    queue.add(b"c", 1)
+    assert not queue.is_settled(mark)
+    queue.answered(answer(1, *[1] * (2 if first.push.payload == b"a" else 3)), delay=0)
+    assert queue.is_settled(mark)
+
+
+def test_rewind_sends_the_unanswered_again_in_order() -> None:
+    queue, _ = make(linger_seconds=0, max_batch_items=1)
+    for payload in (b"a", b"b", b"c"):
+        queue.add(payload, 1)
+    sent = [queue.next_request() for _ in range(3)]
+    queue.answered(answer(2, 1), delay=0)
+    queue.rewind()
+    assert [queue.next_request(), queue.next_request()] == [sent[0], sent[2]]
+    assert queue.next_request() is None
+    queue.answered(answer(1, 2), delay=0)
+    queue.answered(answer(2, 1), delay=0)
+    queue.answered(answer(3, 1), delay=0)
+    counts = queue.counts()
+    assert (counts.num_stored, counts.num_duplicates, counts.num_pending) == (2, 1, 0)
+
+
+def test_postponed_request_holds_everything_back_for_the_delay() -> None:
+    queue, clock = make(linger_seconds=0)
+    queue.add(b"a", 1)
+    request = queue.next_request()
+    queue.add(b"b", 1)
+    queue.answered(failure(1, 8, 2.5), delay=0.1)
+    assert queue.next_request() is None
+    assert queue.seconds_until_next() == pytest.approx(2.5)
+    assert queue.last_delay is not None
+    clock.now += 2.5
+    assert queue.next_request() == request
+    queue.answered(answer(1, 1), delay=0)
+    assert queue.last_delay is None
+    assert queue.take_error() is None
+
+
+def test_errors_are_taken_once_with_positions_since_the_start() -> None:
+    queue, _ = make(linger_seconds=0, max_batch_items=2)
+    queue.add(b"a", 2)
+    queue.next_request()
+    queue.answered(answer(1, 1, 1), delay=0)
+    queue.add(b"b", 2)
+    queue.next_request()
+    queue.answered(answer(2, 1, 3), delay=0)
+    error = queue.take_error()
+    assert isinstance(error, PushRefusedError)
+    assert [outcome.index for outcome in error.result.refused] == [3]
+    assert queue.take_error() is None
+
+
+def test_failed_requests_and_refusals_come_together() -> None:
+    queue, _ = make(linger_seconds=0, max_batch_items=2)
+    for payload in (b"a", b"b"):
+        queue.add(payload, 2)
+        queue.next_request()
+    queue.answered(answer(1, 3, 1), delay=0)
+    queue.answered(failure(2, 3, 0), delay=0)
+    error = queue.take_error()
+    assert isinstance(error, InvalidRequestError)
+    assert "1 items refused" in error.__notes__[0]
+    counts = queue.counts()
+    assert (counts.num_failed, counts.num_refused, counts.num_stored) == (2, 1, 1)
+
+
+def test_missing_outcomes_are_a_bug_of_the_servers_not_a_hang() -> None:
+    queue, _ = make(linger_seconds=0)
+    queue.add(b"a", 2)
+    mark = queue.hurry()
+    queue.next_request()
+    queue.answered(answer(1, 1), delay=0)
+    assert queue.is_settled(mark)
+    assert isinstance(queue.take_error(), InternalServerError)
+
+
+def test_refusals_can_be_counted_only() -> None:
+    queue, _ = make(linger_seconds=0, raise_on_refused=False)
+    queue.add(b"a", 1)
+    queue.next_request()
+    queue.answered(answer(1, 3), delay=0)
+    assert queue.take_error() is None
+    assert queue.counts().num_refused == 1
