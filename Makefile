@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Arguments for the command behind a target, e.g. make run ARGS="--port 6000".
 ARGS ?=
 DEMO_MODULE ?= examples.demo
-BENCH_MODULE ?= benchmarks.bench
+BENCH_MODULE ?= benchmarks
 # Through the interpreter, not the scripts beside it: their first line breaks on a path with spaces.
 RUN := .venv/bin/python -m
 

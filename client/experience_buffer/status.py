@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
 
 from experience_buffer import errors
 from experience_buffer.v1 import types_pb2
