@@ -40,10 +40,10 @@ def main() -> int:
                 display, plot_path=plot_path
             )
         except (DemoError, ServerError) as error:
-            display.say(f"demo: {error}; its files are in {folder}")
+            display.say(f"demo: {error}; the files of this run are in {folder}")
             return 1
         except KeyboardInterrupt:
-            display.say(f"demo: interrupted; its files are in {folder}")
+            display.say(f"demo: interrupted; the files of this run are in {folder}")
             return 130
     for line in summary(outcome):
         print(line)

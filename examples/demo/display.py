@@ -20,7 +20,8 @@ class Display:
         self._progress = Progress(
             TextColumn("update"),
             MofNCompleteColumn(),
-            BarColumn(),
+            # All of it fits into 80 columns.
+            BarColumn(bar_width=20),
             TimeElapsedColumn(),
             TextColumn("{task.fields[figures]}"),
             console=self._console,
@@ -46,11 +47,14 @@ class Display:
 
     def show(self, update: Update, history: History) -> None:
         """Move the bar; print a line for an update whose accuracy was measured."""
-        depth = history.depths[-1][1] if history.depths else 0
-        figures = f"accuracy {history.last_accuracy:6.1%}   buffer {depth:4d}"
-        if update.reward is not None:
-            figures = f"reward {update.reward:.2f}   {figures}   staleness {update.staleness:.1f}"
+        reward = "" if update.reward is None else f"reward {update.reward:.2f}   "
+        figures = f"{reward}accuracy {history.last_accuracy:6.1%}"
         self._progress.update(self._bar, completed=update.version, figures=figures)
         if update.accuracy is not None:
             seconds = update.time - history.start_time
-            self.say(f"{seconds:6.1f} s   update {update.version:4d}   {figures}")
+            depth = history.depths[-1][1] if history.depths else 0
+            staleness = "" if update.staleness is None else f"   staleness {update.staleness:.1f}"
+            self.say(
+                f"{seconds:6.1f} s   update {update.version:4d}   {figures}   "
+                f"buffer {depth:4d}{staleness}"
+            )

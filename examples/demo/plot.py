@@ -88,7 +88,8 @@ def _draw_kill(axes: Any, history: History) -> None:
     axes.axvline(killed, color=RED, linestyle="--", linewidth=1)
     # Horizontally in seconds, vertically in shares of the axes.
     place = axes.get_xaxis_transform()
-    axes.text(killed, 0.02, " server killed", color=RED, fontsize=9, transform=place)
+    label = axes.text(killed, 0.02, " server killed", color=RED, fontsize=9, transform=place)
+    label.set_in_layout(False)
 
 
 def _series(history: History, name: str) -> tuple[list[float], list[float]]:

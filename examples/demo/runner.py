@@ -131,7 +131,7 @@ class Runner:
             self._note_depth(observer)
             self._check_alive()
             if time.monotonic() > end_time:
-                raise DemoError("the training is stuck; the server's log is in the run's folder")
+                raise DemoError("the training is stuck")
 
     def _kill_and_restart(self, display: Display) -> None:
         killed_time = time.monotonic()
@@ -158,9 +158,9 @@ class Runner:
     def _check_alive(self) -> None:
         for process in self._workers:
             if not process.is_alive():
-                raise DemoError(f"{process.name} ended with {process.exitcode}; see above")
+                raise DemoError(f"{process.name} ended with exit status {process.exitcode}")
         if self._server.has_ended:
-            raise DemoError("the server ended by itself; its log is in the run's folder")
+            raise DemoError("the server ended by itself, see its server.log")
 
     def _end_processes(self) -> None:
         """Let the workers finish what they push, so that their journals are complete."""
@@ -168,7 +168,7 @@ class Runner:
         for process in (self._trainer, *self._workers):
             process.join(EXIT_TIMEOUT_SECONDS)
             if process.exitcode != 0:
-                raise DemoError(f"{process.name} ended with {process.exitcode}; see above")
+                raise DemoError(f"{process.name} ended with exit status {process.exitcode}")
 
     def _abandon(self) -> None:
         """End whatever still runs; nothing does after a run without errors."""

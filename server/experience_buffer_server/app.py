@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIServer
 
 import grpc
 import prometheus_client
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from experience_buffer.v1 import service_pb2, service_pb2_grpc
@@ -23,7 +23,9 @@ from experience_buffer_server.backend import Backend
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ConfigurationError, ServerSection, Settings
 from experience_buffer_server.gauges import Gauges
+from experience_buffer_server.health import HealthServicer
 from experience_buffer_server.interceptors import BoundaryInterceptor
+from experience_buffer_server.interceptors.size import receive_limit
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.service import Service
@@ -33,6 +35,7 @@ from experience_buffer_server.store.lmdb_store import LmdbStore
 _log = logging.getLogger(__name__)
 
 SERVICE_NAME = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
+_HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _TICK_SECONDS = 0.1
 
 
@@ -65,13 +68,18 @@ async def serve(settings: Settings, *, ready: Callable[[str, int, int], None] | 
             max_map_bytes=settings.store.max_map_bytes,
         )
         stack.push_async_callback(store.close)
+        store.on_work = lambda work: metrics.written(
+            num_transactions=work.num_transactions,
+            num_batches=work.num_batches,
+            seconds=work.apply_seconds + work.commit_seconds,
+        )
         computer = Computer(settings.compute, settings.store.path, metrics)
         computer.start()
         stack.push_async_callback(computer.close)
         registry = Registry(settings, store, computer, metrics)
         await registry.load()
         backend = Backend(registry, store, server_settings, asyncio.Event())
-        server, port, health_servicer = await _start_grpc(backend, metrics)
+        server, port = await _start_grpc(backend, metrics)
         metrics.registry.register(
             Gauges(lambda: [buffer_stats(buffer) for buffer in registry.all()], loop)
         )
@@ -85,7 +93,6 @@ async def serve(settings: Settings, *, ready: Callable[[str, int, int], None] | 
         if ready is not None:
             ready(server_settings.host, port, metrics_port)
         failed = await _wait(stop, store)
-        await health_servicer.enter_graceful_shutdown()
         _log.info("draining")
         backend.draining.set()
         await server.stop(server_settings.shutdown_grace_seconds)
@@ -113,14 +120,12 @@ def check_exposure(settings: ServerSection) -> None:
         )
 
 
-async def _start_grpc(
-    backend: Backend, metrics: Metrics
-) -> tuple[grpc.aio.Server, int, health.aio.HealthServicer]:
+async def _start_grpc(backend: Backend, metrics: Metrics) -> tuple[grpc.aio.Server, int]:
     settings = backend.limits
     server = grpc.aio.server(
-        interceptors=[BoundaryInterceptor(metrics)],
+        interceptors=[BoundaryInterceptor(metrics, max_message_bytes=settings.max_message_bytes)],
         options=[
-            ("grpc.max_receive_message_length", settings.max_message_bytes),
+            ("grpc.max_receive_message_length", receive_limit(settings.max_message_bytes)),
             ("grpc.max_send_message_length", settings.max_message_bytes),
             # Clients may ping idle streams; the default answers that with "too many pings".
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -129,10 +134,11 @@ async def _start_grpc(
         ],
     )
     service_pb2_grpc.add_ExperienceBufferServicer_to_server(Service(backend), server)
-    health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(
+        HealthServicer((SERVICE_NAME,), backend.draining), server
+    )
     if settings.reflection:
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (SERVICE_NAME, _HEALTH_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
     address = f"{settings.host}:{settings.port}"
     try:
@@ -142,9 +148,7 @@ async def _start_grpc(
             f"server.port: can't listen on {address}; is another server running there?"
         ) from error
     await server.start()
-    for name in ("", SERVICE_NAME):
-        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    return server, port, health_servicer
+    return server, port
 
 
 def _start_metrics(settings: ServerSection, metrics: Metrics, stack: AsyncExitStack) -> int:

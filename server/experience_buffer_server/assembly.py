@@ -22,9 +22,7 @@ def read_payloads(store: Store, buffer: Buffer, entries: Sequence[Entry]) -> lis
         DataLossError: A payload is gone or damaged; the message names its uid.
     """
     payloads = store.payloads(buffer.id, [entry.record.uid for entry in entries])
-    computed: Sequence[AdvantageRow | None] = [None] * len(entries)
-    if buffer.settings.advantage.estimator:
-        computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
+    computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
     result = []
     for entry, payload, row in zip(entries, payloads, computed, strict=True):
         if payload is None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from experience_buffer_server.compute import Computer, Job
+from experience_buffer_server.compute import Computer
+from experience_buffer_server.computing import Computing
 from experience_buffer_server.config import BufferSettings, ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.delivery import Consumer, Delivery, Want
@@ -19,11 +20,16 @@ from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.ingest import Ingest
 from experience_buffer_server.leasing import Leasing
 from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.retirement import Retirement
+from experience_buffer_server.retirement import LeaveReason, Retirement
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.queue import Unit
-from experience_buffer_server.store.base import AdvantageRow, BufferRow, Store
+from experience_buffer_server.store.base import BufferRow, Store
 from experience_buffer_server.tasks import Tasks
+
+_PRUNE_SECONDS = 60.0
+"""Between rounds of forgetting what was remembered for longer than the horizon."""
+_PRUNE_STEP = 1000
+"""Most that is forgotten in one commit: pushes don't wait for long behind it."""
 
 
 class Buffer:
@@ -42,14 +48,15 @@ class Buffer:
         self.settings = BufferSettings.model_validate_json(row.config)
         self.closed = False
         """Deleted: what is still under way for it has no effect."""
-        self.contents = Contents()
-        self.num_computing = 0
+        self.contents = contents = Contents()
         self._store = store
         self._computer = computer
         self._metrics = metrics
-        self._tasks = Tasks()
-        self.ingest = Ingest(self, self.contents, store, metrics, max_items=limits.max_push_items)
-        self.grouping = Grouping(self, self.contents, store, metrics)
+        self._tasks = tasks = Tasks()
+        self._next_prune = 0.0
+        self.ingest = Ingest(self, contents, store, metrics, tasks, max_items=limits.max_push_items)
+        self.grouping = Grouping(self, contents, store, metrics, tasks)
+        self.computing = Computing(self, store, computer, metrics, tasks)
         self.delivery = Delivery(
             lambda: self.name,
             self.grouping.describe,
@@ -58,12 +65,14 @@ class Buffer:
             max_waiting=limits.max_waiting_samples,
             max_leased_experiences=limits.max_leased_experiences,
         )
-        self.retirement = Retirement(row.id, self.contents, self.delivery.consumers)
+        self.retirement = Retirement(row.id, contents, self.delivery.consumers)
         self.leasing = Leasing(
-            row.id, lambda: self.name, self.delivery, self.retirement, store, metrics
+            row.id, lambda: self.name, self.delivery, self.retirement, store, metrics, tasks
         )
         for consumer in self.settings.consumers:
             self.delivery.add_consumer(consumer)
+        if self.settings.advantage.estimator:
+            computer.warm_up()
 
     @property
     def id(self) -> int:
@@ -87,66 +96,37 @@ class Buffer:
 
     def advance(self, entries: Sequence[Entry]) -> None:
         """Bring durable entries and their groups as far as they can go."""
+        if self.closed:
+            return
         if not self.settings.needs_groups:
-            self._compute_or_offer([e for e in entries if not e.record.tombstone], alone=True)
+            self._advance_alone([entry for entry in entries if _can_advance(entry)])
         for group in groups_of(entries):
             self.check_whole(group)
 
+    def _advance_alone(self, entries: Sequence[Entry]) -> None:
+        if not self.settings.advantage.estimator:
+            self.make_available(entries)
+        else:
+            for entry in entries:
+                self.computing.submit([entry])
+
     def check_whole(self, group: Group) -> None:
-        """Go on with a group that is closed and all on disk."""
+        """Go on with a group that is closed and all on disk, and with one that was dropped."""
         if group.row.closed == "dropped":
             self.discard([entry for entry in group.members if entry.durable])
-        if not group.is_whole or group.available:
+        if not group.is_whole or group.available or self.closed:
             return
-        votes = group.votes
+        votes = [entry for entry in group.votes if entry.is_staying]
         if not votes:
-            self.grouping.drop_soon(group, "every member is a tombstone")
+            self.discard(group.members)
         elif all(entry.available for entry in votes):
             self._offer_group(group)
-        elif self.settings.needs_groups and not any(entry.available for entry in votes):
-            self._compute_or_offer(votes, alone=False)
+        elif self.settings.needs_groups and not any(e.computing or e.quarantine for e in votes):
+            # All together, also those that could be sampled before the estimator was set.
+            self.computing.submit(votes)
 
-    def _compute_or_offer(self, entries: Sequence[Entry], *, alone: bool) -> None:
-        waiting = [entry for entry in entries if not entry.available and not entry.quarantine]
-        if not waiting or self.closed:
-            return
-        if not self.settings.advantage.estimator:
-            self._make_available(waiting)
-            return
-        for members in [[entry] for entry in waiting] if alone else [waiting]:
-            self.num_computing += 1
-            self._computer.submit(
-                Job(
-                    owner=self,
-                    entries=members,
-                    estimator=self.settings.advantage.estimator,
-                    parameters=self.settings.advantage.parameters,
-                    runs=run_labels(members, self.settings.group_by),
-                )
-            )
-
-    def computed(self, job: Job, rows: Sequence[AdvantageRow]) -> None:
-        """Store the advantages of what is still here; then it can be sampled."""
-        self.num_computing -= 1
-        if not self.closed:
-            self._tasks.spawn(self._store_advantages(rows))
-
-    async def _store_advantages(self, rows: Sequence[AdvantageRow]) -> None:
-        batch = self._store.batch()
-        for row in rows:
-            if self.contents.by_seq(row.seq) is not None:
-                batch.put_advantages(self.id, row)
-        await self._store.commit(batch)
-        self._make_available(self.contents.by_seqs(row.seq for row in rows))
-
-    def not_computed(self, job: Job, reason: str) -> None:
-        """Quarantine what can't be computed; it stays visible and can be deleted."""
-        self.num_computing -= 1
-        for entry in job.entries:
-            entry.quarantine = reason
-        self._metrics.quarantined(self.name, job.entries[0].record.uid, len(job.entries), reason)
-
-    def _make_available(self, entries: Sequence[Entry]) -> None:
+    def make_available(self, entries: Sequence[Entry]) -> None:
+        """Let consumers sample the entries, and the groups that are available with them."""
         fresh = [entry for entry in entries if not entry.available]
         for entry in fresh:
             entry.available = True
@@ -161,34 +141,32 @@ class Buffer:
             self._offer_votes(consumer, group)
 
     def _offer_item(self, consumer: Consumer, entry: Entry) -> None:
-        if consumer.settings.unit == "item":
+        if consumer.settings.unit == "item" and entry.available:
             self._offer(consumer, [entry])
 
     def _offer_votes(self, consumer: Consumer, group: Group) -> None:
-        if consumer.settings.unit == "group":
+        if consumer.settings.unit == "group" and group.available:
             self._offer(consumer, group.votes)
 
     def _offer(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
-        entries = [entry for entry in entries if consumer.name not in entry.acked]
-        if not entries:
+        entries = [entry for entry in entries if entry.is_staying]
+        if all(consumer.name in entry.acked for entry in entries) or any(
+            entry.record.seq in consumer.units for entry in entries
+        ):
             return
         unit = Unit(
             tuple(sorted(entry.record.seq for entry in entries)),
             sum(entry.record.payload_bytes for entry in entries),
         )
-        if unit.order in consumer.units:
-            return
         unit.num_deliveries = self.retirement.num_deliveries(unit.order, consumer.name)
         self.delivery.offer(consumer, unit)
 
     def offer_all(self, consumer: Consumer) -> None:
         """Offer a consumer everything that is available and that it hasn't got or consumed."""
         for entry in self.contents:
-            if entry.available:
-                self._offer_item(consumer, entry)
+            self._offer_item(consumer, entry)
         for group in self.contents.groups:
-            if group.available:
-                self._offer_votes(consumer, group)
+            self._offer_votes(consumer, group)
 
     # --- sampling
 
@@ -230,9 +208,11 @@ class Buffer:
 
     def change_settings(self, new: BufferSettings) -> None:
         """Take over new settings: consumers come and go, what waits is looked at again."""
-        old_units = {consumer.name: consumer.unit for consumer in self.settings.consumers}
+        old, self.settings = self.settings, new
+        if new.advantage.estimator:
+            self._computer.warm_up()
+        old_units = {consumer.name: consumer.unit for consumer in old.consumers}
         new_units = {consumer.name: consumer.unit for consumer in new.consumers}
-        self.settings = new
         for name, unit in old_units.items():
             if new_units.get(name) != unit:
                 held = [lease.id for lease in self.leasing.table.of_consumer(name)]
@@ -243,46 +223,52 @@ class Buffer:
                 self.offer_all(self.delivery.add_consumer(consumer))
         for group in self.contents.groups:
             self.contents.groups.schedule(group, new)
+        if new.advantage != old.advantage:
+            for entry in self.contents:
+                entry.quarantine = ""
         self.discard([entry for entry in self.contents if self.retirement.is_done(entry)])
         self.advance([entry for entry in self.contents if entry.durable])
 
     def close(self) -> None:
         """Deleted: calls that wait end, what is under way has no effect."""
-        self.closed = True
+        self.closed = self.leasing.closed = True
         for name in list(self.delivery.consumers):
             self.delivery.remove_consumer(name)
 
     # --- leaving without being consumed
 
-    def unit_orders(self, entries: Iterable[Entry]) -> dict[str, set[int]]:
-        """The units, by kind, that hold any of the entries."""
-        entries = list(entries)
-        firsts = {
-            min(e.record.seq for e in group.votes) for group in groups_of(entries) if group.votes
-        }
-        return {"item": {entry.record.seq for entry in entries}, "group": firsts}
-
     def is_leased(self, entry: Entry) -> bool:
-        """True if a consumer holds it."""
-        orders = self.unit_orders([entry])
-        return any(self.delivery.is_leased(kind, found) for kind, found in orders.items())
+        """True if a consumer holds it, or is about to."""
+        return self.delivery.is_leased(entry.record.seq)
 
     def withdraw(self, entries: Sequence[Entry]) -> None:
         """Stop offering the units that hold any of the entries."""
-        for kind, orders in self.unit_orders(entries).items():
-            self.delivery.withdraw(kind, orders)
+        self.delivery.withdraw(entry.record.seq for entry in entries)
 
     def discard(self, entries: Sequence[Entry]) -> None:
-        """Remove entries that nobody is to get any more."""
-        if entries:
-            self._tasks.spawn(self.remove(entries))
+        """Remove those of the entries that nobody holds, and that nobody is to get any more."""
+        free = [entry for entry in entries if not entry.leaving and not self.is_leased(entry)]
+        if free and not self.closed:
+            self._tasks.spawn(self.remove(free))
 
-    async def remove(self, entries: Sequence[Entry], *, remember_uids: bool = True) -> None:
-        """Remove durable entries that nobody holds."""
+    def _discarded(self, units: Sequence[Unit]) -> None:
+        """Units of dropped groups came back from their lease."""
+        self.discard(self.contents.by_seqs(seq for unit in units for seq in unit.seqs))
+
+    async def remove(self, entries: Sequence[Entry], reason: LeaveReason = "discarded") -> None:
+        """Remove durable entries that nobody holds.
+
+        Raises:
+            StoreFullError: The removal can't be stored; nothing is removed.
+        """
         batch = self._store.batch()
-        self.retirement.leave(batch, entries, remember_uids=remember_uids)
-        await self._store.commit(batch)
-        self.retirement.forget(entries)
+        leaving = self.retirement.leave(batch, entries, reason)
+        try:
+            await self._store.commit(batch)
+        except BaseException:
+            self.retirement.stay(leaving, reason)
+            raise
+        self.retirement.forget(leaving)
 
     async def delete(self, entries: Sequence[Entry]) -> None:
         """Remove entries that nobody holds, and offer again what is left of their groups.
@@ -290,50 +276,51 @@ class Buffer:
         Raises:
             StoreFullError: The removal can't be stored; nothing is removed.
         """
-        groups = groups_of(entries)
+        await self._tasks.finish(self._delete(entries))
+
+    async def _delete(self, entries: Sequence[Entry]) -> None:
         self.withdraw(entries)
         try:
-            await self._tasks.finish(self.remove(entries, remember_uids=False))
+            await self.remove(entries, "deleted")
         finally:
             for entry in entries:
-                if entry.available and self.contents.by_seq(entry.record.seq) is entry:
-                    for consumer in self.delivery.consumers.values():
-                        self._offer_item(consumer, entry)
-            for group in groups:
-                if group.available and group.members:
-                    self._offer_group(group)
-                else:
-                    self.check_whole(group)
+                for consumer in self.delivery.consumers.values():
+                    self._offer_item(consumer, entry)
+            for group in groups_of(entries):
+                self._look_again(group)
         self._metrics.dropped(self.name, "deleted", len(entries))
 
-    def _discarded(self, units: Sequence[Unit]) -> None:
-        """Units of dropped groups came back from their lease."""
-        entries = self.contents.by_seqs(seq for unit in units for seq in unit.seqs)
-        self.discard([entry for entry in entries if not self.is_leased(entry)])
+    def _look_again(self, group: Group) -> None:
+        """Some members have been deleted: offer the rest, or compute it without them."""
+        if group.available:
+            self._offer_group(group)
+            return
+        for entry in group.members:
+            entry.quarantine = ""
+        self.check_whole(group)
+
+    # --- time
 
     def tick(self, now: float) -> None:
-        """Do what time asks for: expire leases, close groups at their deadline."""
+        """Do what time asks for: expire leases, close groups at their deadline, forget."""
         self.leasing.expire(now)
         self.grouping.expire(now)
+        self.computing.retry(now)
+        if now >= self._next_prune:
+            self._next_prune = now + _PRUNE_SECONDS
+            self._tasks.spawn(self._prune(now - self.settings.duplicate_horizon_seconds))
+
+    async def _prune(self, before_time: float) -> None:
+        while not self.closed:
+            count = await self._store.prune(self.id, before_time, limit=_PRUNE_STEP)
+            if count < _PRUNE_STEP:
+                break
 
     async def drain(self) -> None:
         """Wait for what is under way."""
-        for part in (self.ingest, self.grouping, self.leasing, self._tasks):
-            await part.drain()
+        await self._tasks.drain()
 
 
-def run_labels(entries: Sequence[Entry], group_by: str) -> list[str]:
-    """Which entries are the steps of one run, and so have one vote together; empty: alone.
-
-    Only in groups by task, and only where the run's steps differ: equal steps under one run are
-    separate samples whose run was never set.
-    """
-    if group_by != "task":
-        return [""] * len(entries)
-    steps: dict[str, list[int]] = {}
-    for entry in entries:
-        steps.setdefault(entry.record.rid, []).append(entry.record.step)
-    return [
-        rid if len(set(steps[rid])) == len(steps[rid]) else ""
-        for rid in (entry.record.rid for entry in entries)
-    ]
+def _can_advance(entry: Entry) -> bool:
+    idle = not (entry.available or entry.computing or entry.quarantine)
+    return idle and entry.is_staying and not entry.record.tombstone

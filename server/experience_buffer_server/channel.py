@@ -7,6 +7,7 @@ outlives the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -24,6 +25,11 @@ _CLOSE_SECONDS = 10.0
 
 class ChildGoneError(Exception):
     """The child process ended before it answered."""
+
+    def __init__(self, message: str, *, was_running: bool) -> None:
+        super().__init__(message)
+        self.was_running = was_running
+        """The child may have been at work on this request when it ended."""
 
 
 class Child:
@@ -67,7 +73,7 @@ class Child:
             ChildGoneError: The child ended first.
         """
         if self.gone:
-            raise ChildGoneError(self._epitaph())
+            raise ChildGoneError(self._epitaph(), was_running=False)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._unanswered.append(answer)
         data = msgpack.packb(message)
@@ -96,9 +102,11 @@ class Child:
             self.gone = True
             self._writer.close()
             await asyncio.to_thread(self._process.wait)
-            for waiting in self._unanswered:
+            for index, waiting in enumerate(self._unanswered):
                 if not waiting.done():
-                    waiting.set_exception(ChildGoneError(self._epitaph()))
+                    # It answers in order: only the first one can have ended it.
+                    gone = ChildGoneError(self._epitaph(), was_running=index == 0)
+                    waiting.set_exception(gone)
             self._unanswered.clear()
 
     def _epitaph(self) -> str:
@@ -127,10 +135,11 @@ class Parent:
         return None if body is None else msgpack.unpackb(body)
 
     def answer(self, message: Any) -> None:
-        """Answer the last request."""
+        """Answer the last request; without effect when the server has gone."""
         data = msgpack.packb(message)
-        self._socket.sendall(_LENGTH.pack(len(data)))
-        self._socket.sendall(data)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(_LENGTH.pack(len(data)))
+            self._socket.sendall(data)
 
     def _read(self, size: int) -> bytes | None:
         data = bytearray(size)

@@ -32,8 +32,10 @@ def serve(
     ] = None,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
+    import uvloop
+
     from experience_buffer_server import app as server
-    from experience_buffer_server import logs
+    from experience_buffer_server import logs, memory
 
     try:
         settings = load_settings(
@@ -48,7 +50,9 @@ def serve(
             store={"path": data},
         )
         logs.configure(settings.server.log_format, settings.server.log_level)
-        raise SystemExit(asyncio.run(server.serve(settings)))
+        memory.keep_large_blocks()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            raise SystemExit(runner.run(server.serve(settings)))
     except (ConfigurationError, StoreError) as error:
         typer.echo(f"experience-buffer: {error}", err=True)
         raise SystemExit(2) from error

@@ -73,10 +73,16 @@ class Computer:
         self._child: Child | None = None
         self._starting = asyncio.Lock()
         self._runner: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to compute. The worker process starts with the first job."""
+        """Begin to compute. The worker process starts with the first job, or by `warm_up`."""
         self._runner = asyncio.get_running_loop().create_task(self._run())
+
+    def warm_up(self) -> None:
+        """Start the worker process now: loading torch takes seconds that no group should wait."""
+        if not self._warming and self._runner is not None:
+            self._warming = asyncio.get_running_loop().create_task(self._warm_up())
 
     def submit(self, job: Job) -> None:
         """Queue a job; its owner hears of the result."""
@@ -85,8 +91,9 @@ class Computer:
 
     async def close(self) -> None:
         """Stop. Jobs that aren't done are computed after the next start. Idempotent."""
-        if self._runner is not None:
-            self._runner.cancel()
+        for own in (self._runner, self._warming):
+            if own is not None:
+                own.cancel()
         for task in list(self._in_flight):
             task.cancel()
         if self._child is not None:
@@ -175,7 +182,7 @@ class Computer:
         """The worker died: try each job alone, so that only the one that kills it is given up."""
         _log.error("the advantage worker died with %d jobs: %s", len(launch), error)
         for job in reversed(launch):
-            job.attempts += 1
+            job.attempts += error.was_running
             if len(launch) == 1 and job.attempts > _MAX_ATTEMPTS:
                 reason = f"computing it ends the advantage worker ({error})"
                 self._metrics.groups_computed(job.owner.name, job.estimator, "failed")
@@ -184,6 +191,9 @@ class Computer:
                 self._waiting.appendleft(job)
         if self._waiting:
             self._arrival.set()
+
+    async def _warm_up(self) -> None:
+        await self._worker()
 
     async def _worker(self) -> Child:
         async with self._starting:

@@ -43,7 +43,7 @@ def compute_launch(reader: LmdbReader, request: Mapping[str, Any], device: str) 
 
 def experience_input(item: trxp.Item, run: str) -> ExperienceInput:
     """What estimators may read of an experience; extra inputs come as tensors or lists in info."""
-    tensors, info = item.tensors, item.meta.get("info") or {}
+    tensors, info = item.tensors, item.meta.get("info")
     mask = tensors.get("action_mask")
     if mask is None:
         length = tensors["tokens"].shape[0] - int(item.meta.get("prompt_length", 1))
@@ -62,19 +62,17 @@ def experience_input(item: trxp.Item, run: str) -> ExperienceInput:
     )
 
 
-def _column(
-    tensors: Mapping[str, trxp.TensorView], info: Mapping[str, Any], name: str
-) -> Column | None:
+def _column(tensors: Mapping[str, trxp.TensorView], info: object, name: str) -> Column | None:
     tensor = tensors.get(name)
     if tensor is not None:
         return Column(tensor.dtype, tensor.data)
-    values = info.get(name)
+    values = info.get(name) if isinstance(info, Mapping) else None
     if not isinstance(values, list | tuple):
         return None
 
     try:
         return Column("F64", array("d", values).tobytes())
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise LookupError(f"info[{name!r}] holds other things than numbers: {error}") from error
 
 

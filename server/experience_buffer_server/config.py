@@ -23,6 +23,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from experience_buffer_server import advantages
@@ -40,7 +41,8 @@ class ConfigurationError(ValueError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Infinity isn't JSON: settings that hold it could be stored and not be read back.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ConsumerSettings(_Section):
@@ -86,7 +88,7 @@ class BufferSettings(_Section):
     group_deadline_seconds: float = Field(0.0, ge=0)
     """From a group's first member to its deadline; 0: none."""
     on_group_deadline: Literal["wait", "use_partial", "drop"] = "wait"
-    min_group_size: int = Field(1, ge=1)
+    min_group_size: int = Field(1, ge=1, le=1_000_000)
     """Fewest members with which `use_partial` uses a group; smaller ones are dropped."""
     late_members: Literal["refuse", "new_group"] = "refuse"
     on_bad_reward: Literal["refuse", "tombstone"] = "refuse"
@@ -94,9 +96,9 @@ class BufferSettings(_Section):
     advantage: AdvantageSettings = AdvantageSettings()
     lease_seconds: float = Field(600.0, gt=0, le=7 * 86400)
     """Until an unacknowledged delivery is offered again."""
-    max_items: int = Field(0, ge=0)
+    max_items: int = Field(0, ge=0, lt=2**63)
     """Most experiences stored; 0: bounded by `max_bytes` only."""
-    max_bytes: int = Field(64 * GIBI, gt=0)
+    max_bytes: int = Field(64 * GIBI, gt=0, lt=2**63)
     """Most payload bytes stored."""
     duplicate_horizon_seconds: float = Field(86400.0, ge=0)
     """For how long consumed uids and closed groups are remembered."""
@@ -238,6 +240,10 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
             settings = settings.model_copy(update={section: changed})
     except ValidationError as error:
         raise ConfigurationError(explain(error)) from error
+    except SettingsError as error:
+        raise ConfigurationError(
+            f"environment: {error}; give JSON, or one variable per key"
+        ) from error
     return settings
 
 

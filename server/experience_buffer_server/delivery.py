@@ -46,10 +46,11 @@ class Consumer:
     settings: ConsumerSettings
     queue: ReadyQueue = field(default_factory=ReadyQueue)
     units: dict[int, Unit] = field(default_factory=dict)
-    """Waiting and leased units by their order."""
+    """Waiting and leased units, each under the seq of every experience in it."""
     waiters: deque[_Waiter] = field(default_factory=deque)
     """First come, first served: a large batch is not starved by small ones."""
-    num_leases: int = 0
+    leases: set[int] = field(default_factory=set)
+    """Ids of its open leases."""
     num_leased: int = 0
     num_leased_experiences: int = 0
     num_acked: int = 0
@@ -61,6 +62,15 @@ class Consumer:
     def name(self) -> str:
         """Its name."""
         return self.settings.name
+
+    def hold(self, unit: Unit) -> None:
+        """Note a unit that waits or is leased."""
+        self.units.update(dict.fromkeys(unit.seqs, unit))
+
+    def let_go(self, unit: Unit) -> None:
+        """Forget a unit: consumed, or not to be delivered."""
+        for seq in unit.seqs:
+            del self.units[seq]
 
 
 class Delivery:
@@ -115,32 +125,32 @@ class Delivery:
 
     def offer(self, consumer: Consumer, unit: Unit) -> None:
         """Let a consumer sample a unit, and serve who waits for it."""
-        consumer.units[unit.order] = unit
+        consumer.hold(unit)
         consumer.queue.push(unit)
         self._serve(consumer)
 
-    def withdraw(self, kind: str, orders: Iterable[int]) -> None:
-        """Take units of one kind back from all consumers; a leased one isn't offered again."""
-        for consumer, unit in self._units(kind, orders):
-            if unit.lease_id:
-                unit.gone = True
-            else:
+    def withdraw(self, seqs: Iterable[int]) -> None:
+        """Take back the units that hold these experiences; a leased one isn't offered again."""
+        for consumer, unit in self._units(seqs):
+            if unit.waiting:
                 consumer.queue.discard(unit)
-                del consumer.units[unit.order]
+                consumer.let_go(unit)
+            else:
+                unit.gone = True
 
-    def is_leased(self, kind: str, orders: Iterable[int]) -> bool:
-        """True if any consumer holds one of the units."""
-        return any(unit.lease_id for _, unit in self._units(kind, orders))
+    def is_leased(self, seq: int) -> bool:
+        """True if any consumer holds the experience, or is about to."""
+        return any(not unit.waiting for _, unit in self._units([seq]))
 
-    def _units(self, kind: str, orders: Iterable[int]) -> list[tuple[Consumer, Unit]]:
-        wanted = list(orders)
-        return [
-            (consumer, unit)
-            for consumer in self.consumers.values()
-            if consumer.settings.unit == kind
-            for order in wanted
-            if (unit := consumer.units.get(order)) is not None
-        ]
+    def _units(self, seqs: Iterable[int]) -> list[tuple[Consumer, Unit]]:
+        wanted = list(seqs)
+        found: dict[int, tuple[Consumer, Unit]] = {}
+        for consumer in self.consumers.values():
+            for seq in wanted:
+                unit = consumer.units.get(seq)
+                if unit is not None:
+                    found[id(unit)] = (consumer, unit)
+        return list(found.values())
 
     # --- waiting for a batch
 
@@ -165,6 +175,8 @@ class Delivery:
         if len(units) == want.batch_size:
             return units, ""
         self._metrics.shortfall(self._name(), consumer.name)
+        if stop.is_set() and not units:
+            return units, "the server is stopping"
         return units, self._shortfall(consumer, want, units)
 
     def explain_wait(self, consumer: Consumer, batch_size: int) -> str:
@@ -182,18 +194,22 @@ class Delivery:
     async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> list[Unit]:
         if not consumer.waiters and len(consumer.queue) >= want.batch_size:
             return consumer.queue.take(want.batch_size, want.max_bytes)
+        was_first = not consumer.waiters
         if want.timeout_seconds > 0 and not stop.is_set():
-            units = await self._wait_in_line(consumer, want, stop)
+            units, was_first = await self._wait_in_line(consumer, want, stop)
             if units:
                 return units
-        num_ready = len(consumer.queue)
-        if consumer.waiters or consumer.closed or num_ready < want.min_batch_size:
-            return []
-        return consumer.queue.take(min(num_ready, want.batch_size), want.max_bytes)
+        units, num_ready = [], len(consumer.queue)
+        may_go = was_first and not consumer.closed and not stop.is_set()
+        if may_go and num_ready >= want.min_batch_size:
+            units = consumer.queue.take(want.batch_size, want.max_bytes)
+        self._serve(consumer)
+        return units
 
     async def _wait_in_line(
         self, consumer: Consumer, want: Want, stop: asyncio.Event
-    ) -> list[Unit]:
+    ) -> tuple[list[Unit], bool]:
+        """Units, or none and whether nobody had come earlier when the wait ended."""
         num_waiting = sum(len(other.waiters) for other in self.consumers.values())
         if num_waiting >= self._max_waiting:
             raise errors.ResourceExhaustedError(
@@ -205,6 +221,7 @@ class Delivery:
         waiter = _Waiter(want, loop.create_future())
         consumer.waiters.append(waiter)
         stopping = loop.create_task(stop.wait())
+        was_first = False
         try:
             await asyncio.wait(
                 (waiter.units, stopping),
@@ -217,15 +234,18 @@ class Delivery:
         finally:
             stopping.cancel()
             if waiter in consumer.waiters:
+                was_first = consumer.waiters[0] is waiter
                 consumer.waiters.remove(waiter)
-                self._serve(consumer)
-        return _result(waiter)
+        if consumer.closed:
+            self.put_back(consumer, _result(waiter))
+            return [], was_first
+        return _result(waiter), was_first
 
     def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
         """Offer units that were taken and not delivered."""
         for unit in units:
-            if unit.gone:
-                consumer.units.pop(unit.order, None)
+            if unit.gone or consumer.closed:
+                consumer.let_go(unit)
             else:
                 consumer.queue.push(unit)
         self._discarded([unit for unit in units if unit.gone])
@@ -259,29 +279,35 @@ class Delivery:
 
     def lent(self, lease: Lease) -> None:
         """A lease's units are out now."""
-        self._count(lease, lease.units, 1)
+        consumer = self.consumers.get(lease.consumer)
+        if consumer is not None:
+            consumer.leases.add(lease.id)
+            consumer.num_leased += len(lease.units)
+            consumer.num_leased_experiences += lease.num_experiences
 
     def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
         """A lease ended with an ack."""
-        consumer = self._count(lease, units, -1)
+        consumer = self._took_back(lease, units)
         if consumer is not None:
             consumer.num_acked += len(units)
             for unit in units:
-                consumer.units.pop(unit.order, None)
+                consumer.let_go(unit)
+        self._discarded([unit for unit in units if unit.gone])
 
     def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
         """A lease ended without an ack: offer its units again, in their old places."""
-        consumer = self._count(lease, units, -1)
+        consumer = self._took_back(lease, units)
         if consumer is not None:
             consumer.num_redelivered += len(units) if redeliver else 0
             self.put_back(consumer, units)
 
-    def _count(self, lease: Lease, units: Sequence[Unit], sign: int) -> Consumer | None:
+    def _took_back(self, lease: Lease, units: Sequence[Unit]) -> Consumer | None:
         consumer = self.consumers.get(lease.consumer)
-        if consumer is not None:
-            consumer.num_leases += sign
-            consumer.num_leased += sign * len(units)
-            consumer.num_leased_experiences += sign * lease.num_experiences
+        if consumer is None or lease.id not in consumer.leases:
+            return None  # Its consumer was removed; one that was added since has its name only.
+        consumer.leases.remove(lease.id)
+        consumer.num_leased -= len(units)
+        consumer.num_leased_experiences -= lease.num_experiences
         return consumer
 
 

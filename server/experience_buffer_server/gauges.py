@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -54,9 +53,8 @@ class Gauges(Collector):
         Raises:
             TimeoutError: The event loop did not answer.
         """
-        result: concurrent.futures.Future[Sequence[BufferStats]] = concurrent.futures.Future()
-        self._loop.call_soon_threadsafe(lambda: result.set_result(self._snapshot()))
-        buffers = result.result(_TIMEOUT_SECONDS)
+        asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        buffers = asked.result(_TIMEOUT_SECONDS)
         for name, text, value in _BUFFER_GAUGES:
             family = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer"])
             for stats in buffers:
@@ -70,3 +68,6 @@ class Gauges(Collector):
                 for consumer in stats.consumers:
                     family.add_metric([stats.name, consumer.name], getattr(consumer, attribute))
             yield family
+
+    async def _ask(self) -> Sequence[BufferStats]:
+        return self._snapshot()

@@ -6,7 +6,7 @@ Belongs to one buffer and its event loop. Who may join which group is in `groups
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
@@ -40,19 +40,21 @@ class Owner(Protocol):
     def is_leased(self, entry: Entry) -> bool:
         """True if a consumer holds it."""
 
-    async def remove(self, entries: Sequence[Entry], *, remember_uids: bool = True) -> None:
-        """Remove durable entries that nobody holds."""
+    async def remove(self, entries: Sequence[Entry]) -> None:
+        """Remove durable entries that nobody holds; later pushes of them are recognised."""
 
 
 class Grouping:
     """Seals, drops and expires groups. Not thread-safe."""
 
-    def __init__(self, owner: Owner, contents: Contents, store: Store, metrics: Metrics) -> None:
+    def __init__(
+        self, owner: Owner, contents: Contents, store: Store, metrics: Metrics, tasks: Tasks
+    ) -> None:
         self._owner = owner
         self._contents = contents
         self._store = store
         self._metrics = metrics
-        self._tasks = Tasks()
+        self._tasks = tasks
 
     async def seal(self, key: str, size: int) -> Group:
         """Close a group with the members it has, or with `size` members once they are there.
@@ -60,6 +62,7 @@ class Grouping:
         Raises:
             GroupNotFoundError: No group with this key has members.
             WrongStateError: The group was dropped, or has more than `size` members.
+            StoreFullError: It can't be stored; the group stays as it was.
         """
         group = self._contents.groups.get(key)
         name = self._owner.name
@@ -67,7 +70,7 @@ class Grouping:
             raise errors.GroupNotFoundError(
                 f"buffer {name!r} holds no member of group {key!r}", subject=key
             )
-        num_members = len(group.members)
+        num_members = group.num_members
         if group.row.closed == "dropped":
             raise errors.WrongStateError(
                 f"group {key!r} of buffer {name!r} was dropped: {group.row.note}", subject=key
@@ -80,12 +83,21 @@ class Grouping:
             )
         if not group.is_open:
             return group
-        if size > num_members:
+        await self._tasks.finish(self._seal(group, size))
+        return group
+
+    async def _seal(self, group: Group, size: int) -> None:
+        previous_size = group.row.size
+        if size > group.num_members:
             group.row.size = size
         else:
             self._close(group, "sealed")
-        await self._tasks.finish(self._store_row(group))
-        return group
+        try:
+            await self._store_row(group)
+        except BaseException:
+            if group.row.closed in ("", "sealed"):
+                self._contents.groups.reopen(group, size=previous_size)
+            raise
 
     async def drop(self, key: str, reason: str) -> int:
         """Discard a group; later members are refused. Returns how many experiences it had."""
@@ -94,12 +106,10 @@ class Grouping:
             return await self._tasks.finish(self._drop(group, reason))
         batch = self._store.batch()
         batch.remember(self._owner.id, "group", key, b"dropped", time.time())
-        await self._tasks.watch(self._store.commit(batch))
-        return 0
-
-    def drop_soon(self, group: Group, reason: str) -> None:
-        """Discard a group without waiting for it."""
-        self._tasks.spawn(self._drop(group, reason))
+        await self._tasks.finish(self._store.commit(batch))
+        # Members may have come while nothing said yet that they are too late.
+        group = self._contents.groups.get(key)
+        return 0 if group is None else await self._tasks.finish(self._drop(group, reason))
 
     def expire(self, now: float) -> None:
         """Close or drop the groups past their deadline, by the buffer's policy."""
@@ -109,12 +119,18 @@ class Grouping:
                 group.overdue = True
             elif (
                 settings.on_group_deadline == "use_partial"
-                and len(group.votes) >= settings.min_group_size
+                and len(group.votes) + group.row.num_consumed >= settings.min_group_size
             ):
                 self._close(group, "deadline")
                 self._tasks.spawn(self._store_row(group))
             else:
-                self.drop_soon(group, "not whole at its deadline")
+                self._tasks.spawn(self._drop(group, "not whole at its deadline"))
+
+    def tidy(self) -> None:
+        """Forget groups without members; a crash may leave their rows."""
+        for group in [group for group in self._contents.groups if group.is_over]:
+            self._contents.groups.remove(group)
+            self._tasks.spawn(self._submit_row(group))
 
     def describe(self) -> str:
         """What is incomplete, in words; empty when nothing is."""
@@ -129,28 +145,37 @@ class Grouping:
         )
 
     def _close(self, group: Group, reason: Closing) -> None:
-        self._contents.groups.close(group, reason, size=len(group.members))
+        self._contents.groups.close(group, reason, size=group.num_members)
         self._metrics.group_closed(self._owner.name, reason)
 
     async def _store_row(self, group: Group) -> None:
-        batch = self._store.batch()
-        batch.put_group(self._owner.id, group.row)
-        await self._store.commit(batch)
+        await self._submit_row(group)
+        if group.is_over:
+            self._contents.groups.remove(group)
         self._owner.check_whole(group)
 
-    async def _drop(self, group: Group, reason: str) -> int:
-        self._contents.groups.close(group, "dropped", note=reason)
-        self._metrics.group_closed(self._owner.name, "dropped")
-        members = [entry for entry in group.members if entry.durable]
-        self._owner.withdraw(members)
+    def _submit_row(self, group: Group) -> Awaitable[None]:
         batch = self._store.batch()
-        batch.put_group(self._owner.id, group.row)
-        await self._store.commit(batch)
+        if not group.is_over:
+            batch.put_group(self._owner.id, group.row)
+        else:
+            batch.delete_group(self._owner.id, group.row.id)
+            if not group.is_open:
+                closed = group.row.closed.encode()
+                batch.remember(self._owner.id, "group", group.row.key, closed, time.time())
+        return self._store.commit(batch)
+
+    async def _drop(self, group: Group, reason: str) -> int:
+        if group.row.closed != "dropped":
+            self._contents.groups.close(group, "dropped", note=reason)
+            self._metrics.group_closed(self._owner.name, "dropped")
+        members = [entry for entry in group.members if entry.durable and not entry.leaving]
+        self._owner.withdraw(members)
+        stored = self._tasks.start(self._submit_row(group))
         await self._owner.remove([e for e in members if not self._owner.is_leased(e)])
+        await stored
+        if group.is_over:
+            self._contents.groups.remove(group)
         num_dropped = sum(not entry.record.tombstone for entry in members)
         self._metrics.dropped(self._owner.name, "group_dropped", num_dropped)
         return num_dropped
-
-    async def drain(self) -> None:
-        """Wait for what is under way."""
-        await self._tasks.drain()

@@ -6,6 +6,7 @@ Pure logic over keys and counts: the caller brings the clock and stores the rows
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,7 +22,7 @@ Closing = Literal["whole", "sealed", "deadline", "dropped"]
 class Entry:
     """One stored experience or tombstone in memory.
 
-    `pending -> durable -> available -> retired`; a tombstone is never available.
+    `pending -> durable -> (computing ->) available -> leaving`; a tombstone is never available.
     """
 
     record: Record
@@ -32,8 +33,17 @@ class Entry:
     """Consumers may sample it."""
     acked: frozenset[str] = frozenset()
     """Consumers that have consumed it."""
+    computing: bool = False
+    """Its advantages are being computed or stored."""
     quarantine: str = ""
     """Why it can't be delivered."""
+    leaving: bool = False
+    """Its removal is on its way to the disk, or has got there."""
+
+    @property
+    def is_staying(self) -> bool:
+        """Neither on its way out nor a member of a dropped group."""
+        return not self.leaving and (self.group is None or self.group.row.closed != "dropped")
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +59,8 @@ class Group:
     num_durable: int = 0
     available: bool = False
     """Consumers may sample it as a whole."""
+    deadline: float = math.inf
+    """Seconds since the Unix epoch."""
     overdue: bool = False
     """Open past its deadline."""
 
@@ -64,13 +76,24 @@ class Group:
         return closed not in ("", "dropped") and self.num_durable == len(self.members)
 
     @property
+    def num_members(self) -> int:
+        """Members that have come, those consumed before it closed included."""
+        return len(self.members) + self.row.num_consumed
+
+    @property
+    def is_over(self) -> bool:
+        """Holds nothing, and nothing is to be remembered but that it closed."""
+        counts = self.is_open and self.row.size and self.row.num_consumed
+        return not self.members and not counts
+
+    @property
     def votes(self) -> list[Entry]:
         """Members that are experiences, not tombstones."""
         return [entry for entry in self.members if not entry.record.tombstone]
 
     def describe(self) -> str:
         """`5 of 8`, or `5 of unknown`."""
-        return f"{len(self.members)} of {self.row.size or 'unknown'}"
+        return f"{self.num_members} of {self.row.size or 'unknown'}"
 
 
 class GroupTable:
@@ -89,7 +112,7 @@ class GroupTable:
         return len(self._by_id)
 
     def get(self, key: str) -> Group | None:
-        """The newest group with this key that has members."""
+        """The newest group with this key."""
         return self._newest.get(key)
 
     def by_id(self, group_id: int) -> Group | None:
@@ -133,7 +156,7 @@ class GroupTable:
     def add_member(self, group: Group, entry: Entry) -> bool:
         """Add a pending member; True when the group's row has changed (it is closed now)."""
         group.members.append(entry)
-        if group.row.size and len(group.members) >= group.row.size:
+        if group.row.size and group.num_members >= group.row.size:
             group.row.closed = "whole"
             return True
         return False
@@ -141,9 +164,9 @@ class GroupTable:
     def withdraw(self, group: Group, entry: Entry) -> None:
         """Take back a pending member whose commit failed; a group closed by it is open again."""
         group.members.remove(entry)
-        if group.row.closed == "whole":
-            group.row.closed = ""
-        if not group.members:
+        if group.row.closed == "whole" and group.num_members < group.row.size:
+            self.reopen(group, size=group.row.size)
+        if group.is_over:
             self.remove(group)
 
     def close(self, group: Group, reason: Closing, *, size: int = 0, note: str = "") -> None:
@@ -152,24 +175,36 @@ class GroupTable:
         group.row.size = size or group.row.size
         group.row.note = note
 
+    def reopen(self, group: Group, *, size: int) -> None:
+        """Take members again: what closed the group could not be stored."""
+        group.row.closed = ""
+        group.row.size = size
+        self._watch_deadline(group)
+
     def overdue(self, now: float) -> list[Group]:
         """Open groups whose deadline has passed since the last call, earliest first."""
-        due = []
+        due: dict[int, Group] = {}
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, group_id = heapq.heappop(self._deadlines)
+            deadline, group_id = heapq.heappop(self._deadlines)
             group = self._by_id.get(group_id)
-            if group is not None and group.is_open:
-                due.append(group)
-        return due
+            # A deadline that was changed since has its own place in the heap.
+            if group is not None and group.is_open and group.deadline == deadline:
+                due[group_id] = group
+        return list(due.values())
 
     def schedule(self, group: Group, settings: BufferSettings) -> None:
-        """Note the group's deadline, if the settings give it one."""
-        if settings.group_deadline_seconds and group.is_open:
-            deadline = group.row.open_time + settings.group_deadline_seconds
-            heapq.heappush(self._deadlines, (deadline, group.row.id))
+        """Give the group the deadline that the settings ask for."""
+        seconds = settings.group_deadline_seconds
+        group.deadline = group.row.open_time + seconds if seconds else math.inf
+        group.overdue = False
+        self._watch_deadline(group)
+
+    def _watch_deadline(self, group: Group) -> None:
+        if group.is_open and group.deadline < math.inf:
+            heapq.heappush(self._deadlines, (group.deadline, group.row.id))
 
     def remove(self, group: Group) -> None:
-        """Forget a group that has no members."""
+        """Forget a group that is over."""
         self._by_id.pop(group.row.id, None)
         if self._newest.get(group.row.key) is group:
             del self._newest[group.row.key]
@@ -190,10 +225,10 @@ class GroupTable:
                 f"this push states {stated_size}",
             )
         if stated_size and not size:
-            if stated_size <= len(group.members):
+            if stated_size <= group.num_members:
                 return Refusal(
                     Reason.GROUP_SIZE,
-                    f"group {group.row.key!r} has {len(group.members)} members already; "
+                    f"group {group.row.key!r} has {group.num_members} members already; "
                     f"this push states {stated_size}",
                 )
             group.row.size = stated_size

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -18,7 +18,7 @@ from experience_buffer.eid import EID
 from experience_buffer_server.admission import Candidate, Reason, Refusal, admit, entomb
 from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry, Group, group_key
+from experience_buffer_server.groups import Entry, Group, group_key, groups_of
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.base import Record, Store, StoreFullError, WriteBatch
 from experience_buffer_server.tasks import Tasks
@@ -68,19 +68,29 @@ class Owner(Protocol):
     def stored(self, entries: Sequence[Entry]) -> None:
         """The entries are on disk."""
 
+    def check_whole(self, group: Group) -> None:
+        """Go on with a group that is closed and all on disk."""
+
 
 class Ingest:
     """The push path of one buffer. Not thread-safe; belongs to its event loop."""
 
     def __init__(
-        self, owner: Owner, contents: Contents, store: Store, metrics: Metrics, *, max_items: int
+        self,
+        owner: Owner,
+        contents: Contents,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+        *,
+        max_items: int,
     ) -> None:
         self._owner = owner
         self._contents = contents
         self._store = store
         self._metrics = metrics
         self._max_items = max_items
-        self._tasks = Tasks()
+        self._tasks = tasks
 
     async def push(self, push: Push) -> list[Outcome]:
         """Store what can be stored; one outcome per experience, then one per tombstone.
@@ -265,7 +275,8 @@ class Ingest:
         ]
         if not entries and not pending:
             return
-        await self._tasks.finish(self._commit(batch, entries))
+        # Submitted here and now: what is submitted later must come later in the store, too.
+        await self._tasks.finish(self._commit(self._store.commit(batch), entries))
         if any(not entry.durable for entry in pending):
             raise errors.BufferFullError(
                 f"buffer {self._owner.name!r}: the first push of a repeated experience could not "
@@ -273,9 +284,9 @@ class Ingest:
                 retry_delay_seconds=1.0,
             )
 
-    async def _commit(self, batch: WriteBatch, entries: list[Entry]) -> None:
+    async def _commit(self, committed: Awaitable[None], entries: list[Entry]) -> None:
         try:
-            await self._store.commit(batch)
+            await committed
         except BaseException as error:
             self._withdraw(entries)
             if isinstance(error, StoreFullError):
@@ -288,17 +299,26 @@ class Ingest:
         self._owner.stored(entries)
 
     def _withdraw(self, entries: list[Entry]) -> None:
+        """The commit failed: forget its entries; what later pushes stored of their groups is wrong."""
+        batch = self._store.batch()
         for entry in entries:
+            entry.leaving = True
             self._contents.remove(entry)
             if entry.group is not None:
                 self._contents.groups.withdraw(entry.group, entry)
+        groups = groups_of(entries)
+        for group in groups:
+            if group.is_over:
+                batch.delete_group(self._owner.id, group.row.id)
+            else:
+                batch.put_group(self._owner.id, group.row)
+        if groups:
+            self._tasks.spawn(self._store.commit(batch))
+        for group in groups:
+            self._owner.check_whole(group)
 
     def _count(self, outcomes: list[Outcome]) -> list[Outcome]:
         kinds = Counter((outcome.status, outcome.reason or "") for outcome in outcomes)
         for (status, reason), count in kinds.items():
             self._metrics.pushed(self._owner.name, status, reason, count)
         return outcomes
-
-    async def drain(self) -> None:
-        """Wait for the commits that are under way."""
-        await self._tasks.drain()

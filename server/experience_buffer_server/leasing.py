@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
 from experience_buffer import errors
+from experience_buffer_server.groups import Entry
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.retirement import Retirement
 from experience_buffer_server.sampling.leases import Lease, LeaseState, LeaseTable
@@ -50,7 +51,10 @@ class Leasing:
         retirement: Retirement,
         store: Store,
         metrics: Metrics,
+        tasks: Tasks,
     ) -> None:
+        self.closed = False
+        """Its buffer was deleted: leases are not known any more."""
         self.table = LeaseTable()
         self._id = buffer_id
         self._name = buffer_name
@@ -58,8 +62,8 @@ class Leasing:
         self._retirement = retirement
         self._store = store
         self._metrics = metrics
-        self._ending: dict[int, asyncio.Future[None]] = {}
-        self._tasks = Tasks()
+        self._ending: dict[int, asyncio.Task[None]] = {}
+        self._tasks = tasks
 
     async def grant(self, consumer: str, units: list[Unit], seconds: float) -> Lease:
         """Lease units for some seconds; they are on their way once the lease is on disk.
@@ -67,21 +71,28 @@ class Leasing:
         Raises:
             StoreFullError: The lease can't be stored; the units are offered again.
         """
-        return await self._tasks.finish(self._grant(consumer, units, seconds))
-
-    async def _grant(self, consumer: str, units: list[Unit], seconds: float) -> Lease:
         lease = self.table.grant(consumer, units, time.time() + seconds)
         self._desk.lent(lease)
         batch = self._store.batch()
         batch.put_lease(self._id, _row(lease))
+        granting = self._tasks.start(self._granted(lease, self._store.commit(batch)))
         try:
-            await self._store.commit(batch)
-        except BaseException:
-            for unit in units:
-                unit.num_deliveries -= 1
-            self._end(lease, "nacked", redeliver=False)
+            await asyncio.shield(granting)
+        except asyncio.CancelledError:
+            # Nobody will hear of the lease: without this its units would wait for its expiry.
+            self.give_back([lease.id], "stream_closed")
             raise
         return lease
+
+    async def _granted(self, lease: Lease, committed: Awaitable[None]) -> None:
+        try:
+            await committed
+        except BaseException:
+            if lease.state == "open":
+                for unit in lease.units:
+                    unit.num_deliveries -= 1
+                self._end(lease, "nacked", redeliver=False)
+            raise
 
     async def ack(self, lease_id: int) -> int:
         """End a lease: its experiences are consumed. Returns their number. Idempotent.
@@ -92,34 +103,35 @@ class Leasing:
         """
         lease = self._find(lease_id, ("open", "ending", "acked"))
         if lease.state == "open":
-            await self._tasks.finish(self._ack(lease))
-        elif lease.state == "ending":
+            self._begin_ack(lease)
+        if lease.state == "ending":
             await asyncio.shield(self._ending[lease_id])
         return lease.num_experiences
 
-    async def _ack(self, lease: Lease) -> None:
+    def _begin_ack(self, lease: Lease) -> None:
         lease.state = "ending"
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ending[lease.id] = done
         seqs = [seq for unit in lease.units for seq in unit.seqs]
         batch = self._store.batch()
         batch.put_lease(self._id, _row(lease, state="acked"))
-        self._retirement.note_consumed(batch, seqs, lease.consumer)
+        leaving = self._retirement.note_consumed(batch, seqs, lease.consumer)
+        committed = self._store.commit(batch)
+        ending = self._tasks.start(self._finish_ack(lease, seqs, leaving, committed))
+        self._ending[lease.id] = ending
+
+    async def _finish_ack(
+        self, lease: Lease, seqs: list[int], leaving: list[Entry], committed: Awaitable[None]
+    ) -> None:
         try:
-            await self._store.commit(batch)
-        except BaseException as error:
+            await committed
+        except BaseException:
             lease.state = "open"
-            self._retirement.revert_consumed(seqs, lease.consumer)
-            done.set_exception(error)
-            done.exception()  # Nobody may be waiting for it.
+            self._retirement.revert_consumed(seqs, lease.consumer, leaving)
             raise
         finally:
             del self._ending[lease.id]
-        units = self._close(lease, "acked")
-        self._desk.consumed(lease, units)
-        self._retirement.apply_consumed(seqs)
+        self._desk.consumed(lease, self._close(lease, "acked"))
+        self._retirement.forget(leaving)
         self._metrics.acked(self._name(), lease.consumer, lease.num_experiences)
-        done.set_result(None)
 
     async def nack(self, lease_id: int, *, reason: str) -> int:
         """End a lease: its experiences are offered again at once. Returns their number. Idempotent.
@@ -137,7 +149,7 @@ class Leasing:
         """Give back those of the leases that are still open; for a stream that has ended."""
         for lease_id in lease_ids:
             lease = self.table.find(lease_id)
-            if lease is not None and lease.state == "open":
+            if lease is not None and lease.state == "open" and not self.closed:
                 self._tasks.spawn(self._give_back(lease, "nacked", reason))
 
     def expire(self, now: float) -> None:
@@ -145,17 +157,16 @@ class Leasing:
         for lease in self.table.expired(now):
             self._tasks.spawn(self._give_back(lease, "expired", "expired"))
 
-    async def _give_back(self, lease: Lease, state: LeaseState, reason: ReturnReason) -> None:
+    def _give_back(self, lease: Lease, state: LeaseState, reason: ReturnReason) -> Awaitable[None]:
         """Offer again first, store afterwards: after a crash in between the lease just expires."""
-        if lease.state != "open":
-            return
         batch = self._store.batch()
         batch.put_lease(self._id, _row(lease, state=state))
         for unit in lease.units:
             self._retirement.note_delivery(batch, unit, lease.consumer)
         self._metrics.redelivered(self._name(), lease.consumer, reason, lease.num_experiences)
+        committed = self._store.commit(batch)
         self._end(lease, state, redeliver=True)
-        await self._store.commit(batch)
+        return committed
 
     def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
         units = self._close(lease, state)
@@ -168,11 +179,11 @@ class Leasing:
             batch = self._store.batch()
             for lease_id in forgotten:
                 batch.delete_lease(self._id, lease_id)
-            self._tasks.watch(self._store.commit(batch))
+            self._tasks.spawn(self._store.commit(batch))
         return units
 
     def _find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:
-        lease = self.table.find(lease_id)
+        lease = None if self.closed else self.table.find(lease_id)
         if lease is not None and lease.state in allowed:
             return lease
         if lease is None:
@@ -186,10 +197,6 @@ class Leasing:
         raise errors.LeaseNotFoundError(
             f"lease {lease_id} of buffer {self._name()!r} {state}", subject=str(lease_id)
         )
-
-    async def drain(self) -> None:
-        """Wait for what is under way."""
-        await self._tasks.drain()
 
 
 def _row(lease: Lease, state: LeaseState | None = None) -> LeaseRow:

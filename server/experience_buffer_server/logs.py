@@ -55,3 +55,9 @@ def configure(log_format: str, level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter() if log_format == "text" else JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_hang_up)
+
+
+def _is_no_hang_up(record: logging.LogRecord) -> bool:
+    """False for what gRPC calls an error though a client has merely gone while it was sent to."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")

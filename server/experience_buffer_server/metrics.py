@@ -16,6 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 _log = logging.getLogger(__name__)
 
 _FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_CALLS = (*_FAST, 5, 10, 30, 60, 300, 3600)
 _SLOW = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _PREFIX = "experience_buffer_"
 
@@ -55,7 +56,7 @@ class Metrics:
         self._shortfalls = counter(
             "sample_shortfalls", "Sample calls answered with less than asked.", buffer, consumer
         )
-        self._commit = histogram("commit_seconds", "Submission to disk, per batch.", _FAST)
+        self._commit = histogram("commit_seconds", "Writing and fsync, per transaction.", _FAST)
         self._commit_batches = histogram(
             "commit_batches", "Batches that shared a transaction.", (1, 2, 4, 8, 16, 32, 64, 128)
         )
@@ -83,7 +84,7 @@ class Metrics:
         )
         self._rpc_seconds = Histogram(
             "grpc_server_handling_seconds", "Duration of RPCs.", rpc, registry=registry,
-            buckets=_FAST,
+            buckets=_CALLS,
         )  # fmt: skip
 
     def pushed(self, buffer: str, outcome: str, reason: str, count: int) -> None:
@@ -144,13 +145,11 @@ class Metrics:
         """A sample call has ended its wait."""
         self._wait.labels(buffer, consumer).observe(seconds)
 
-    def committed(self, seconds: float) -> None:
-        """A batch is on disk."""
-        self._commit.observe(seconds)
-
-    def transaction(self, num_batches: int) -> None:
-        """A transaction held so many batches."""
-        self._commit_batches.observe(num_batches)
+    def written(self, *, num_transactions: int, num_batches: int, seconds: float) -> None:
+        """The store's writer has put batches on disk, in one or several transactions."""
+        for _ in range(num_transactions):
+            self._commit.observe(seconds / num_transactions)
+            self._commit_batches.observe(num_batches / num_transactions)
 
     def computed(self, estimator: str, seconds: float) -> None:
         """A launch came back."""

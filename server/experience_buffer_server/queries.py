@@ -74,7 +74,7 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
         entries = []
         for uid in dict.fromkeys(request.uids):
             entry = buffer.contents.by_uid(uid)
-            if entry is None or not entry.durable:
+            if entry is None or not entry.durable or entry.leaving:
                 response.unknown_uids.append(uid)
             else:
                 entries.append(entry)
@@ -97,6 +97,7 @@ def _matching(buffer: Buffer, wanted: service_pb2.Filter) -> Iterator[Entry]:
         record = entry.record
         if (
             entry.durable
+            and not entry.leaving
             and wanted.tid in ("", record.tid)
             and wanted.rid in ("", record.rid)
             and wanted.sid in ("", record.sid)

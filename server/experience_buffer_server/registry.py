@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from experience_buffer import errors
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import BufferSettings, Settings, explain
+from experience_buffer_server.config import BufferSettings, Name, Settings, explain
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.restore import restore
-from experience_buffer_server.store.base import BufferRow, Store
+from experience_buffer_server.store.base import BufferRow, Store, StoreError
+from experience_buffer_server.tasks import Tasks
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 class Registry:
@@ -26,6 +29,7 @@ class Registry:
         self._store = store
         self._computer = computer
         self._metrics = metrics
+        self._tasks = Tasks()
         self._buffers: dict[str, Buffer] = {}
         self._last_id = 0
 
@@ -47,8 +51,8 @@ class Registry:
         buffer = self._buffers.get(name)
         if buffer is None:
             raise errors.BufferNotFoundError(
-                f"no buffer {name!r}; there are {sorted(self._buffers)}; "
-                "create one with CreateBuffer or in the configuration",
+                f"no buffer {name!r}; create it with CreateBuffer or in the configuration; "
+                f"there are {sorted(self._buffers)}",
                 subject=name,
             )
         return buffer
@@ -63,8 +67,10 @@ class Registry:
         """Create a buffer.
 
         Raises:
+            InvalidRequestError: The name isn't one.
             AlreadyExistsError: The name is taken (with `exist_ok`: by a buffer of other settings).
         """
+        _check_name(name)
         existing = self._buffers.get(name)
         if existing is not None:
             if exist_ok and existing.settings == settings:
@@ -79,7 +85,12 @@ class Registry:
             create_time=time.time(),
         )
         buffer = self._open(row)
-        await self._store_row(buffer)
+        try:
+            await self._store_row(buffer)
+        except StoreError:
+            buffer.close()
+            del self._buffers[name]
+            raise
         return buffer
 
     async def update(self, name: str, changes: Mapping[str, object]) -> Buffer:
@@ -99,8 +110,15 @@ class Registry:
                 subject=name,
             )
         buffer.row.config = new.model_dump_json()
-        await self._store_row(buffer)
+        stored = self._store_row(buffer)
+        # At once, so that no push or other update comes between the checks above and the change.
         buffer.change_settings(new)
+        try:
+            await stored
+        except StoreError:
+            buffer.row.config = old.model_dump_json()
+            buffer.change_settings(old)
+            raise
         return buffer
 
     async def delete(self, name: str, *, force: bool) -> int:
@@ -118,11 +136,15 @@ class Registry:
             )
         del self._buffers[name]
         buffer.close()
+        await self._tasks.finish(self._delete(buffer))
+        return num_items
+
+    async def _delete(self, buffer: Buffer) -> None:
+        # What is under way for it must not be stored after it has gone.
         await buffer.drain()
         batch = self._store.batch()
         batch.delete_buffer(buffer.id)
         await self._store.commit(batch)
-        return num_items
 
     async def publish(self, name: str, version: int) -> int | None:
         """Note the policy version that the trainer has published; returns the one before."""
@@ -138,6 +160,7 @@ class Registry:
 
     async def drain(self) -> None:
         """Wait for what is under way in any buffer."""
+        await self._tasks.drain()
         for buffer in self.all():
             await buffer.drain()
 
@@ -153,10 +176,20 @@ class Registry:
         self._buffers[row.name] = buffer
         return buffer
 
-    async def _store_row(self, buffer: Buffer) -> None:
+    def _store_row(self, buffer: Buffer) -> Awaitable[None]:
         batch = self._store.batch()
         batch.put_buffer(buffer.row)
-        await self._store.commit(batch)
+        return self._store.commit(batch)
+
+
+def _check_name(name: str) -> None:
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        raise errors.InvalidRequestError(
+            f"buffer name {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'",
+            subject="config.name",
+        ) from error
 
 
 def checked_settings(values: Mapping[str, object]) -> BufferSettings:

@@ -30,15 +30,15 @@ def restore(buffer: Buffer, state: BufferState) -> None:
             group.members.append(entry)
             group.num_durable += 1
     for group in groups.values():
-        group.available = group.is_whole and all(entry.available for entry in group.votes)
-        if not group.members:
-            contents.groups.remove(group)
+        votes = group.votes
+        group.available = group.is_whole and bool(votes) and all(e.available for e in votes)
     buffer.retirement.restore(state.progress)
     for row in state.leases:
         _restore_lease(buffer, row)
     for consumer in buffer.delivery.consumers.values():
         buffer.offer_all(consumer)
     buffer.advance(list(contents))
+    buffer.grouping.tidy()
 
 
 def _restore_lease(buffer: Buffer, row: LeaseRow) -> None:
@@ -57,7 +57,7 @@ def _restore_lease(buffer: Buffer, row: LeaseRow) -> None:
         unit.num_deliveries = past + 1
         groups = (entry.group for entry in entries if entry.group is not None)
         unit.gone = any(group.row.closed == "dropped" for group in groups)
-        consumer.units[unit.order] = unit
+        consumer.hold(unit)
         units.append(unit)
     lease = Lease(
         id=row.id,

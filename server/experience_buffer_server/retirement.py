@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
+from typing import Literal
 
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry, groups_of
+from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.sampling.queue import Unit
 from experience_buffer_server.store.base import ProgressRow, WriteBatch
+
+LeaveReason = Literal["consumed", "discarded", "deleted"]
+"""Why an experience leaves; a deleted one can be pushed again."""
 
 
 class Retirement:
     """Takes entries out of the contents and the store. Not thread-safe.
 
-    `leave` adds the removal to a batch; `forget` follows once the batch is on disk.
+    `leave` adds the removal to a batch; `forget` follows once the batch is on disk, `stay` if it
+    has failed.
     """
 
     def __init__(self, buffer_id: int, contents: Contents, consumers: Collection[str]) -> None:
@@ -53,8 +57,8 @@ class Retirement:
         """Every consumer has consumed it."""
         return entry.acked.issuperset(self._consumers)
 
-    def note_consumed(self, batch: WriteBatch, seqs: Iterable[int], consumer: str) -> None:
-        """Mark as consumed by one consumer; what all have consumed leaves with this batch."""
+    def note_consumed(self, batch: WriteBatch, seqs: Iterable[int], consumer: str) -> list[Entry]:
+        """Mark as consumed by one consumer; what all have consumed, returned, leaves."""
         done = []
         for entry in self._contents.by_seqs(seqs):
             entry.acked |= {consumer}
@@ -64,54 +68,81 @@ class Retirement:
                 row = self._row(entry)
                 row.acked = sorted(entry.acked)
                 batch.put_progress(self._id, row)
-        self.leave(batch, done)
+        return self.leave(batch, done, "consumed")
 
-    def apply_consumed(self, seqs: Iterable[int]) -> None:
-        """The batch is on disk: forget what left with it."""
-        self.forget([entry for entry in self._contents.by_seqs(seqs) if self.is_done(entry)])
-
-    def revert_consumed(self, seqs: Iterable[int], consumer: str) -> None:
+    def revert_consumed(self, seqs: Iterable[int], consumer: str, leaving: Sequence[Entry]) -> None:
         """The batch failed: unmark."""
         for entry in self._contents.by_seqs(seqs):
             entry.acked -= {consumer}
+            self._row(entry).acked = sorted(entry.acked)
+        self.stay(leaving, "consumed")
 
     def leave(
-        self, batch: WriteBatch, entries: Sequence[Entry], *, remember_uids: bool = True
-    ) -> None:
-        """Remove entries, and with a group's last experience its tombstones and its row."""
+        self, batch: WriteBatch, entries: Sequence[Entry], reason: LeaveReason
+    ) -> list[Entry]:
+        """Remove entries, and with a group's last experience its tombstones and its row.
+
+        Returns:
+            All that leaves with this batch: not what another batch removes already.
+        """
+        leaving = [entry for entry in entries if not entry.leaving]
+        for entry in leaving:
+            entry.leaving = True
         now = time.time()
-        leaving = {id(entry) for entry in entries}
-        buried = [
-            (group, [e for e in group.members if e.record.tombstone and id(e) not in leaving])
-            for group in groups_of(entries)
-        ]
-        for group, tombstones in buried:
-            rest = sum(id(entry) not in leaving for entry in group.members)
-            if group.is_open or rest > len(tombstones):
-                tombstones.clear()
-                continue
-            batch.delete_group(self._id, group.row.id)
-            batch.remember(self._id, "group", group.row.key, group.row.closed.encode(), now)
-        for entry in chain(entries, *(tombstones for _, tombstones in buried)):
+        for group in groups_of(leaving):
+            if group.is_open:
+                self._leave_open(batch, group, leaving, reason)
+            else:
+                leaving += self._leave_closed(batch, group, reason, now)
+        for entry in leaving:
             record = entry.record
             batch.remove(self._id, record)
-            if remember_uids:
+            if reason != "deleted":
                 batch.remember(self._id, "uid", record.uid, record.digest, now)
+        return leaving
 
-    def forget(self, entries: Sequence[Entry]) -> None:
-        """The batch is on disk: the entries, and groups that are left empty, are gone."""
-        for entry in entries:
+    def _leave_open(
+        self, batch: WriteBatch, group: Group, leaving: Sequence[Entry], reason: LeaveReason
+    ) -> None:
+        """What is consumed still counts towards the size; without a size there is nothing to keep."""
+        if reason == "consumed":
+            group.row.num_consumed += sum(entry.group is group for entry in leaving)
+        rest = any(not entry.leaving for entry in group.members)
+        if not rest and not (group.row.size and group.row.num_consumed):
+            batch.delete_group(self._id, group.row.id)
+        elif reason == "consumed":
+            batch.put_group(self._id, group.row)
+
+    def _leave_closed(
+        self, batch: WriteBatch, group: Group, reason: LeaveReason, now: float
+    ) -> list[Entry]:
+        """With the last experience go the tombstones; how the group closed is remembered."""
+        rest = [entry for entry in group.members if not entry.leaving]
+        if not all(entry.record.tombstone and entry.durable for entry in rest):
+            return []
+        for entry in rest:
+            entry.leaving = True
+        batch.delete_group(self._id, group.row.id)
+        if reason != "deleted":
+            batch.remember(self._id, "group", group.row.key, group.row.closed.encode(), now)
+        return rest
+
+    def forget(self, leaving: Sequence[Entry]) -> None:
+        """The batch is on disk: the entries, and groups that are over, are gone."""
+        for entry in leaving:
             self._remove(entry)
-        for group in groups_of(entries):
-            if not group.is_open and not group.votes:
-                for entry in list(group.members):
-                    self._remove(entry)
-            if not group.members:
+        for group in groups_of(leaving):
+            if group.is_over:
                 self._contents.groups.remove(group)
 
+    def stay(self, leaving: Sequence[Entry], reason: LeaveReason) -> None:
+        """The batch failed: the entries are still here."""
+        for entry in leaving:
+            entry.leaving = False
+            if reason == "consumed" and entry.group is not None and entry.group.is_open:
+                entry.group.row.num_consumed -= 1
+
     def _remove(self, entry: Entry) -> None:
-        if self._contents.by_seq(entry.record.seq) is not entry:
-            return
         self._contents.remove(entry)
         self._progress.pop(entry.record.seq, None)
         if entry.group is not None:

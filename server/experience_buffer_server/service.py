@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -90,7 +89,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
                     f"{backend.limits.max_message_bytes}; use SampleStream, or raise the limit",
                     subject=request.consumer,
                 )
-        except (errors.ExperienceBufferError, asyncio.CancelledError):
+        except BaseException:
             buffer.leasing.give_back([lease.id], "stream_closed")
             raise
         response.lease.CopyFrom(wire.lease_message(lease, time.time()))

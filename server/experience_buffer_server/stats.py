@@ -53,7 +53,7 @@ def buffer_stats(buffer: Buffer) -> BufferStats:
         num_bytes=buffer.contents.num_bytes,
         num_open_groups=num_open,
         num_overdue_groups=num_overdue,
-        num_computing_groups=buffer.num_computing,
+        num_computing_groups=buffer.computing.num_jobs,
         num_quarantined_groups=num_quarantined,
         oldest_open_group=buffer.grouping.describe(),
         policy_version=buffer.row.policy_version,
@@ -70,7 +70,7 @@ def _consumer_stats(buffer: Buffer, consumer: Consumer) -> ConsumerStats:
         unit=consumer.settings.unit,
         num_ready_units=len(consumer.queue),
         num_leased_units=consumer.num_leased,
-        num_leases=consumer.num_leases,
+        num_leases=len(consumer.leases),
         num_waiting=len(consumer.waiters),
         waiting_for=(
             buffer.delivery.explain_wait(consumer, first.want.batch_size) if first else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 from experience_buffer import errors
 from experience_buffer.status import to_request_error
@@ -50,6 +51,7 @@ class PushSession:
             await reader
         finally:
             reader.cancel()
+            _make_room(self._answers)
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
@@ -90,12 +92,13 @@ class SampleSession:
         self._outgoing: asyncio.Queue[service_pb2.SampleStreamResponse | None] = asyncio.Queue(
             _MAX_OUTGOING
         )
-        self._credits = asyncio.Semaphore(0)
+        self._num_credits = 0
+        self._granted = asyncio.Event()
         self._leases: set[int] = set()
 
     async def responses(self) -> AsyncIterator[service_pb2.SampleStreamResponse]:
         """Frames of batches, answers to acks, and notes while there is nothing to send."""
-        opening = await anext(self._requests, None)
+        opening = await self._opening()
         if opening is None:
             return
         if opening.WhichOneof("message") != "open":
@@ -124,7 +127,20 @@ class SampleSession:
         finally:
             for task in tasks:
                 task.cancel()
+            _make_room(self._outgoing)
             buffer.leasing.give_back(self._leases, "stream_closed")
+
+    async def _opening(self) -> service_pb2.SampleStreamRequest | None:
+        """The first message; None when the stream ends or the server drains before it."""
+        loop = asyncio.get_running_loop()
+        first = asyncio.ensure_future(anext(self._requests, None))
+        stopping = loop.create_task(self._backend.draining.wait())
+        try:
+            await asyncio.wait((first, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return first.result() if first.done() else None
+        finally:
+            first.cancel()
+            stopping.cancel()
 
     async def _read(self, buffer: Buffer) -> None:
         """Take credits, acks and nacks until the client has nothing more to say."""
@@ -132,8 +148,8 @@ class SampleSession:
             async for request in self._requests:
                 kind = request.WhichOneof("message")
                 if kind == "credits":
-                    for _ in range(min(request.credits, 1024)):
-                        self._credits.release()
+                    self._num_credits += request.credits
+                    self._granted.set()
                 elif kind in ("ack", "nack"):
                     ids = request.ack.ids if kind == "ack" else request.nack.ids
                     for lease_id in ids:
@@ -178,16 +194,21 @@ class SampleSession:
             await self._outgoing.put(None)
 
     async def _next_credit(self) -> bool:
-        """Wait for a credit; False when the server drains first."""
+        """Wait for a credit and take it; False when the server drains first."""
         loop = asyncio.get_running_loop()
-        credit = loop.create_task(self._credits.acquire())
-        stopping = loop.create_task(self._backend.draining.wait())
-        try:
-            await asyncio.wait((credit, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return credit.done()
-        finally:
-            credit.cancel()
-            stopping.cancel()
+        while not self._num_credits:
+            self._granted.clear()
+            granted = loop.create_task(self._granted.wait())
+            stopping = loop.create_task(self._backend.draining.wait())
+            try:
+                await asyncio.wait((granted, stopping), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                granted.cancel()
+                stopping.cancel()
+            if self._backend.draining.is_set():
+                return False
+        self._num_credits -= 1
+        return True
 
     async def _send(self, buffer: Buffer, lease: Lease, shortfall: str) -> None:
         num_units = len(lease.units)
@@ -206,3 +227,9 @@ class SampleSession:
                     frame.policy_version = buffer.row.policy_version
             await self._outgoing.put(service_pb2.SampleStreamResponse(frame=frame))
             part = following
+
+
+def _make_room(queue: asyncio.Queue[Any]) -> None:
+    """Let a cancelled task say that it ends, though nobody reads the queue any more."""
+    while not queue.empty():
+        queue.get_nowait()

@@ -192,14 +192,11 @@ def state_of(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceState.ValueTyp
         if buffer.settings.needs_groups and entry.group is not None and not entry.group.is_whole:
             return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
         return types_pb2.EXPERIENCE_STATE_COMPUTING
-    orders = buffer.unit_orders([entry])
     states = set()
     for consumer in buffer.delivery.consumers.values():
-        if consumer.name in entry.acked:
-            continue
-        units = [consumer.units.get(order) for order in orders[consumer.settings.unit]]
-        found = next((unit for unit in units if unit is not None), None)
-        states.add("waiting" if found is None else "leased" if found.lease_id else "ready")
+        if consumer.name not in entry.acked:
+            unit = consumer.units.get(entry.record.seq)
+            states.add("none" if unit is None else "ready" if unit.waiting else "leased")
     if "ready" in states:
         return types_pb2.EXPERIENCE_STATE_READY
     if "leased" in states:

@@ -23,11 +23,15 @@ from typing import Any
 import pytest
 import yaml
 
-from experience_buffer.client import Client
-from experience_buffer.eid import EID
-from experience_buffer.errors import NotFoundError
-from experience_buffer.experience import Experience
-from experience_buffer.options import AdvantageConfig, BufferConfig, ConsumerConfig
+from experience_buffer import (
+    EID,
+    AdvantageConfig,
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    Experience,
+    NotFoundError,
+)
 
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "experience-buffer.json"
@@ -68,6 +72,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
             consumers=(ConsumerConfig("trainer", "group"),),
             advantage=AdvantageConfig("grpo"),
         )
+        client.get_stats()  # Tried again until the server is up, as only idempotent calls are.
         client.create_buffer(config)
         for number in range(2):
             _make_traffic(client, number)
@@ -218,7 +223,7 @@ def _process(command: list[str], folder: Path, log_name: str) -> Iterator[None]:
 def _wait_for_scrape(monitored: Monitored, *, after: float) -> None:
     def scraped() -> bool:
         try:
-            times = _values(monitored, 'timestamp(up{job="experience-buffer"} == 1)')
+            times = _values(monitored, "timestamp(experience_buffer_items)")
         except OSError:
             return False
         return any(value > after for value in times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -13,6 +14,7 @@ import grpc
 from experience_buffer import errors
 from experience_buffer.status import to_status
 from experience_buffer_server.faults import as_client_error
+from experience_buffer_server.interceptors import size
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.base import StoreError
 
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler. It can be shared between calls."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, max_message_bytes: int) -> None:
         self._metrics = metrics
+        self._max_message_bytes = max_message_bytes
 
     async def intercept_service(
         self,
@@ -48,10 +51,16 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
             or handler.unary_stream
             or handler.stream_stream
         )
-        wrap = call.streaming if handler.response_streaming else call.unary
+        behavior = (
+            call.streaming(implemented, is_stream=handler.request_streaming)
+            if handler.response_streaming
+            else call.unary(implemented)
+        )
         wrapped: Handler = make(
-            wrap(implemented),
-            request_deserializer=handler.request_deserializer,
+            behavior,
+            request_deserializer=size.bounded(
+                handler.request_deserializer, self._max_message_bytes
+            ),
             response_serializer=handler.response_serializer,
         )
         return wrapped
@@ -74,7 +83,7 @@ class _Call:
         async def handle(request: Any, context: Context) -> Any:
             with _Timing(self._metrics, self._labels) as timing:
                 try:
-                    return await behavior(request, context)
+                    return await behavior(size.checked(request), context)
                 except (errors.ExperienceBufferError, StoreError) as error:
                     await self._abort(as_client_error(error), context, timing)
                 except (grpc.aio.AbortError, grpc.RpcError):
@@ -84,12 +93,15 @@ class _Call:
 
         return handle
 
-    def streaming(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
+    def streaming(self, behavior: Callable[..., Any], *, is_stream: bool) -> Callable[..., Any]:
         async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
             with _Timing(self._metrics, self._labels) as timing:
                 try:
-                    async for response in behavior(request, context):
-                        yield response
+                    request = size.all_checked(request) if is_stream else size.checked(request)
+                    # Closed with the call, not when the collector finds it: it holds leases.
+                    async with contextlib.aclosing(behavior(request, context)) as responses:
+                        async for response in responses:
+                            yield response
                 except (errors.ExperienceBufferError, StoreError) as error:
                     await self._abort(as_client_error(error), context, timing)
                 except (grpc.aio.AbortError, grpc.RpcError):

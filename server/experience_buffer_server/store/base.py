@@ -107,6 +107,8 @@ class GroupRow:
     note: str = ""
     """The reason given when it was dropped, or why its advantages can't be computed."""
     quarantined: bool = False
+    num_consumed: int = 0
+    """Members that were consumed and removed while it was open; they count towards its size."""
 
 
 @dataclass(slots=True, kw_only=True)

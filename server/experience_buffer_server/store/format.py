@@ -179,7 +179,7 @@ def encode_record(r: Record, pack: Pack) -> bytes:
 
 def encode_group(g: GroupRow, pack: Pack) -> bytes:
     """A group's row as stored."""
-    return pack((g.id, g.key, g.size, g.open_time, g.closed, g.note, g.quarantined))
+    return pack((g.id, g.key, g.size, g.open_time, g.closed, g.note, g.quarantined, g.num_consumed))
 
 
 def encode_lease(row: LeaseRow, pack: Pack) -> bytes:
@@ -245,7 +245,7 @@ def decode_record(value: bytes) -> Record:
 
 def decode_group(value: bytes) -> GroupRow:
     """Read a group's row back."""
-    id_, key, size, open_time, closed, note, quarantined = _unpack(value)
+    id_, key, size, open_time, closed, note, quarantined, num_consumed = _unpack(value)
     return GroupRow(
         id=id_,
         key=key,
@@ -254,6 +254,7 @@ def decode_group(value: bytes) -> GroupRow:
         closed=closed,
         note=note,
         quarantined=quarantined,
+        num_consumed=num_consumed,
     )
 
 

@@ -87,10 +87,15 @@ class LmdbReader:
     @contextmanager
     def _transaction(self) -> Iterator[lmdb.Transaction[bytes]]:
         with self._idle:
-            txn = self._begin()
+            try:
+                txn = self._begin()
+            except lmdb.Error as error:
+                raise StoreFailedError(f"can't read the store at {self._path}: {error}") from error
             self._num_open += 1
         try:
             yield txn
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+            raise DamagedRecordError(f"{self._path} has a damaged page: {error}") from error
         finally:
             txn.abort()
             with self._idle:
@@ -107,7 +112,11 @@ class LmdbReader:
                 self._env.set_mapsize(0)
 
     def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[bytes | None]:
-        """The stored payloads in the order asked; None where there is none."""
+        """The stored payloads in the order asked; None where there is none.
+
+        Raises:
+            ValueError: A uid is longer than any that can be stored.
+        """
         return self._get(Table.PAYLOADS, (disk.payload_key(buffer_id, uid) for uid in uids))
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[AdvantageRow | None]:

@@ -192,9 +192,10 @@ class LmdbStore:
             return done
         self._last_number += 1
         body = self._pack((self._last_number, batch.append_bytes, batch.operations))
+        length = LENGTH.pack(len(body))
         self._pending[self._last_number] = _Pending(done, len(body), counts)
         self.pending_bytes += len(body)
-        self._transport.writelines((LENGTH.pack(len(body)), body))
+        self._transport.writelines((length, body))
         return done
 
     def _on_frame(self, body: bytes) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 _MEBI = 1 << 20
 _STEP_BYTES = 16 * _MEBI
 _MIN_RESERVE_BYTES = _MEBI
-_MAX_DISK_RESERVE_BYTES = 16 * _MEBI
+_MAX_DISK_RESERVE_BYTES = 2 * _MEBI
 
 
 class Room:

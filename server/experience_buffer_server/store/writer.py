@@ -23,6 +23,7 @@ from pathlib import Path
 
 import lmdb
 
+from experience_buffer_server.memory import keep_large_blocks
 from experience_buffer_server.store import frames
 from experience_buffer_server.store.base import StoreFormatError
 from experience_buffer_server.store.engine import Engine
@@ -45,6 +46,7 @@ class _InUseError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one owner; the exit status is 1 after an error that it was told of."""
     options = _parse(arguments)
+    keep_large_blocks()
     # The owner decides when to stop: a signal to the whole process group must not cut the drain.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

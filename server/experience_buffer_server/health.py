@@ -1,0 +1,55 @@
+"""grpc.health.v1: serving until the server drains.
+
+Not the servicer of grpcio-health-checking: its watches would outlast the drain and cost every stop
+the whole grace period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+_Response = health_pb2.HealthCheckResponse
+
+
+class HealthServicer:
+    """Answers for the server (the empty name) and for its services."""
+
+    def __init__(self, services: Collection[str], draining: asyncio.Event) -> None:
+        self._services = frozenset(("", *services))
+        self._draining = draining
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Any:
+        """The status now."""
+        if request.service not in self._services:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} is served here"
+            )
+        return self._status()
+
+    async def List(self, request: health_pb2.HealthListRequest, context: Context) -> Any:
+        """The status of every service."""
+        statuses = dict.fromkeys(sorted(self._services), self._status())
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> AsyncIterator[Any]:
+        """The status now and when the server drains; then the stream ends."""
+        is_known = request.service in self._services
+        yield self._status() if is_known else _Response(status=_Response.SERVICE_UNKNOWN)
+        if not self._draining.is_set():
+            await self._draining.wait()
+            if is_known:
+                yield self._status()
+
+    def _status(self) -> Any:
+        draining = self._draining.is_set()
+        return _Response(status=_Response.NOT_SERVING if draining else _Response.SERVING)

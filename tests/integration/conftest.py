@@ -1,0 +1,83 @@
+"""Real servers for the tests, always ended, with their logs in the report of a failed test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experience_buffer.v1 import service_pb2_grpc
+from tests.integration.journals import Process
+from tests.integration.server import Server
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests that neither stop nor configure it; each uses its own buffer."""
+    server = Server(tmp_path_factory.mktemp("shared"))
+    try:
+        yield server.start()
+        assert server.stop() == 0
+        problems = [line for line in server.log if '"ERROR"' in line or "Traceback" in line]
+        assert not problems, "".join(problems)
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def stub(shared_server: Server) -> Iterator[service_pb2_grpc.ExperienceBufferStub]:
+    """A plain stub of the shared server."""
+    with shared_server.stub() as plain:
+        yield plain
+
+
+@pytest.fixture
+def name() -> str:
+    """A buffer name that no other test uses."""
+    return f"buffer-{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Makes and starts servers of the test's own; takes the options of `Server`."""
+    made: list[Server] = []
+
+    def make(**options: Any) -> Server:
+        made.append(Server(tmp_path / f"server-{len(made)}", **options))
+        return made[-1].start()
+
+    yield make
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts workers and trainers; all are ended."""
+    started: list[Process] = []
+
+    def make(*arguments: object) -> Process:
+        journal = tmp_path / f"journal-{len(started)}"
+        started.append(Process([str(argument) for argument in arguments], journal))
+        started[-1].start()
+        return started[-1]
+
+    yield make
+    for process in started:
+        if process.process.returncode is None:
+            process.kill()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the logs of running servers to the report of a failed test."""
+    report = yield
+    if report.failed:
+        for server in Server.running:
+            report.sections.append((f"log of the server at {server.address}", server.tail()))
+    return report

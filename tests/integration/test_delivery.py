@@ -1,0 +1,283 @@
+"""Leases, consumers and sample streams over plain gRPC."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from experience_buffer.v1 import config_pb2, service_pb2
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.plain import (
+    ack,
+    create,
+    experience,
+    group,
+    push,
+    sample,
+    states,
+    stats,
+    uids,
+)
+from tests.integration.server import eventually
+
+NONE = config_pb2.GROUP_BY_NONE
+
+
+class Stream:
+    """One SampleStream, spoken by hand."""
+
+    def __init__(self, stub: ExperienceBufferStub) -> None:
+        self._requests: queue.SimpleQueue[service_pb2.SampleStreamRequest | None] = (
+            queue.SimpleQueue()
+        )
+        self.call = stub.SampleStream(iter(self._requests.get, None))
+
+    def say(self, **message: Any) -> None:
+        self._requests.put(service_pb2.SampleStreamRequest(**message))
+
+    def open(self, name: str, batch_size: int, *, credits: int = 0, **fields: Any) -> None:
+        opening: dict[str, Any] = {"consumer": "trainer", "timeout_seconds": 20.0} | fields
+        self.say(open=service_pb2.SampleStreamOpen(buffer=name, batch_size=batch_size, **opening))
+        if credits:
+            self.say(credits=credits)
+
+    def ack(self, *ids: int) -> None:
+        self.say(ack=service_pb2.LeaseIds(ids=ids))
+
+    def next(self) -> service_pb2.SampleStreamResponse:
+        return next(self.call)
+
+    def batch(self) -> tuple[int, list[str], service_pb2.SampleFrame]:
+        """The next batch: its lease, its uids, its last frame. Nothing else may come first."""
+        found: list[str] = []
+        while True:
+            message = self.next()
+            assert message.WhichOneof("message") == "frame", message
+            found += uids(message.frame)
+            if message.frame.last:
+                return message.frame.lease.id, found, message.frame
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+
+@contextmanager
+def streaming(stub: ExperienceBufferStub) -> Iterator[Stream]:
+    stream = Stream(stub)
+    try:
+        yield stream
+    finally:
+        stream.call.cancel()
+        stream.end()
+
+
+# --- leases
+
+
+def test_nacked_and_expired_leases_are_delivered_again(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_by=NONE)
+    push(stub, name, group(0, 3))
+    first = sample(stub, name, 2)
+    nack = service_pb2.NackRequest(buffer=name, lease_id=first.lease.id, reason="out of memory")
+    assert stub.Nack(nack).num_experiences == 2
+    assert stub.Nack(nack).num_experiences == 2
+    second = sample(stub, name, 3, lease_seconds=0.3)
+    assert uids(second) == [one.eid.uid for one in group(0, 3)], "in their old places"
+    assert [one.num_deliveries for one in second.experiences] == [2, 2, 1]
+    third = sample(stub, name, 3)
+    assert uids(third) == uids(second)
+    assert [one.num_deliveries for one in third.experiences] == [3, 3, 2]
+    for lease, word in ((first.lease.id, "nacked"), (second.lease.id, "expired")):
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Ack(service_pb2.AckRequest(buffer=name, lease_id=lease))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert f"was {word}" in (caught.value.details() or "")
+    assert ack(stub, name, third) == 3
+    assert stats(stub, name).consumers[0].num_redelivered_units == 5
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Ack(service_pb2.AckRequest(buffer=name, lease_id=4999))
+    assert "is not known" in (caught.value.details() or "")
+
+
+def test_every_consumer_sees_everything_once(stub: ExperienceBufferStub, name: str) -> None:
+    create(stub, name, group_size=3, consumers={"actor": "group", "critic": "item"})
+    push(stub, name, [*group(0, 3), *group(1, 3)])
+    everything = [one.eid.uid for task in range(2) for one in group(task, 3)]
+    actor = sample(stub, name, 2, consumer="actor")
+    assert uids(actor) == everything
+    assert ack(stub, name, actor) == 6
+    critic = [sample(stub, name, 2, consumer="critic") for _ in range(3)]
+    assert [uid for batch in critic for uid in uids(batch)] == everything
+    assert states(stub, name) == ["leased"] * 6
+    assert [ack(stub, name, batch) for batch in critic] == [2] * 3
+    assert states(stub, name) == [], "retired when the last consumer has acknowledged"
+    for consumer in ("actor", "critic"):
+        assert not sample(stub, name, 1, consumer=consumer, timeout_seconds=0).experiences
+
+
+def test_a_consumer_added_later_sees_what_is_there(stub: ExperienceBufferStub, name: str) -> None:
+    create(stub, name, group_by=NONE, consumers={"actor": "item"})
+    push(stub, name, group(0, 5))
+    ack(stub, name, sample(stub, name, 2, consumer="actor"))
+    update = service_pb2.UpdateBufferRequest()
+    update.config.name = name
+    for consumer in ("actor", "late"):
+        update.config.consumers.add(name=consumer)
+    update.update_mask.paths.append("consumers")
+    stub.UpdateBuffer(update)
+    late = sample(stub, name, 3, consumer="late")
+    assert uids(late) == [one.eid.uid for one in group(0, 5)[2:]]
+
+
+def test_deleting_a_member_of_a_ready_group_leaves_the_rest(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_size=3, consumers={"trainer": "group"})
+    push(stub, name, [*group(0, 3), *group(1, 3)])
+    gone = experience(0, 1).eid.uid
+    assert stub.Delete(service_pb2.DeleteRequest(buffer=name, uids=[gone])).num_deleted == 1
+    batch = sample(stub, name, 2)
+    runs = [(one.group, one.uid.split("/")[2]) for one in batch.experiences]
+    assert runs == [("7/0", "0"), ("7/0", "2"), ("7/1", "0"), ("7/1", "1"), ("7/1", "2")]
+
+
+def test_waiting_calls_that_take_less_do_not_starve_each_other(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_by=NONE)
+    push(stub, name, group(0, 1))
+    fields: dict[str, Any] = {"buffer": name, "consumer": "trainer", "batch_size": 2}
+    other = stub.Sample.future(service_pb2.SampleRequest(timeout_seconds=60, **fields))
+    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 1, "the first to wait")
+    first = stub.Sample.future(
+        service_pb2.SampleRequest(min_batch_size=1, timeout_seconds=0.2, **fields)
+    )
+    assert not first.result(timeout=20).experiences, "who came first is served first"
+    other.cancel()
+    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 0, "the cancelled call to go")
+    first = stub.Sample.future(
+        service_pb2.SampleRequest(min_batch_size=1, timeout_seconds=0.5, **fields)
+    )
+    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 1, "the first to wait")
+    other = stub.Sample.future(service_pb2.SampleRequest(timeout_seconds=60, **fields))
+    assert len(first.result(timeout=20).experiences) == 1
+    other.cancel()
+
+
+# --- streams
+
+
+def test_a_stream_delivers_one_batch_per_credit(stub: ExperienceBufferStub, name: str) -> None:
+    create(stub, name, group_by=NONE)
+    push(stub, name, group(0, 17))
+    with streaming(stub) as stream:
+        stream.open(name, 3, credits=2)
+        batches = [stream.batch() for _ in range(2)]
+        assert [len(found) for _, found, _ in batches] == [3, 3]
+        # An ack is answered behind what was sent before it: no third batch is on its way.
+        stream.ack(batches[0][0])
+        assert stream.next().lease_result.lease_id == batches[0][0]
+        assert stats(stub, name).consumers[0].num_leased_units == 3
+        stream.say(credits=1)
+        lease, found, last = stream.batch()
+        assert found == [one.eid.uid for one in group(0, 17)[6:9]]
+        assert (last.num_units, last.shortfall) == (3, "")
+        stream.say(nack=service_pb2.LeaseIds(ids=[lease]))
+        assert not stream.next().lease_result.HasField("error")
+        stream.say(credits=1)
+        assert stream.batch()[1] == found
+    eventually(lambda: stats(stub, name).consumers[0].num_leased_units == 0, "leases to come back")
+    assert stats(stub, name).num_items == 14
+
+
+def test_a_stream_that_ends_gives_its_leases_back_at_once(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_by=NONE)
+    push(stub, name, group(0, 5))
+    with streaming(stub) as stream:
+        stream.open(name, 2, credits=2)
+        kept, returned = stream.batch(), stream.batch()
+        stream.ack(kept[0])
+        stream.next()
+        stream.end()
+        assert list(stream.call) == []
+        assert stream.call.code() is grpc.StatusCode.OK
+    assert uids(sample(stub, name, 3)) == [*returned[1], experience(0, 4).eid.uid]
+
+
+def test_streams_that_die_with_unread_batches_leave_nothing_behind(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_by=NONE)
+    megabytes = {"info": {"text": "x" * 3_000_017}}
+    for run in range(5):
+        push(stub, name, [experience(0, run, **megabytes)])
+    for _ in range(3):
+        with streaming(stub) as stream:
+            stream.open(name, 1, credits=5)
+            eventually(lambda: stats(stub, name).consumers[0].num_leased_units > 1, "leases")
+        eventually(lambda: stats(stub, name).consumers[0].num_leased_units == 0, "their return")
+    assert len(sample(stub, name, 5).experiences) == 5
+
+
+def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_size=2, consumers={"trainer": "group"})
+    with streaming(stub) as stream:
+        stream.open(name, 2, credits=1, min_batch_size=1, timeout_seconds=0.2)
+        assert "nothing is stored" in stream.next().waiting
+        push(stub, name, [*group(0, 2), *group(1, 1)])
+        message = stream.next()
+        while message.WhichOneof("message") == "waiting":
+            message = stream.next()
+        assert len(message.frame.experiences) == 2
+        assert "oldest open group '7/1' has 1 of 2" in message.frame.shortfall
+
+
+def test_a_large_batch_comes_in_frames(stub: ExperienceBufferStub, name: str) -> None:
+    create(stub, name, group_size=5, consumers={"trainer": "group"})
+    push(stub, name, group(0, 5, info={"text": "y" * 700_001}))
+    with streaming(stub) as stream:
+        stream.open(name, 1, credits=1)
+        frames = [stream.next().frame for _ in range(5)]
+        assert [len(frame.experiences) for frame in frames] == [1] * 5
+        assert [frame.last for frame in frames] == [False] * 4 + [True]
+        assert {frame.lease.id for frame in frames} == {1}
+
+
+@pytest.mark.parametrize("opening", ["none", "credits", "batch_size", "buffer", "consumer"])
+def test_a_stream_that_opens_badly_is_told_why(
+    stub: ExperienceBufferStub, name: str, opening: str
+) -> None:
+    create(stub, name)
+    with streaming(stub) as stream:
+        match opening:
+            case "none":
+                stream.end()
+                assert list(stream.call) == []
+                return
+            case "credits":
+                stream.say(credits=1)
+                expected = (grpc.StatusCode.INVALID_ARGUMENT, "must be open")
+            case "batch_size":
+                stream.open(name, 0)
+                expected = (grpc.StatusCode.INVALID_ARGUMENT, "batch_size 0")
+            case "buffer":
+                stream.open("no-such", 1)
+                expected = (grpc.StatusCode.NOT_FOUND, "no buffer 'no-such'")
+            case _:
+                stream.open(name, 1, consumer="nobody")
+                expected = (grpc.StatusCode.NOT_FOUND, "no consumer 'nobody'")
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.next()
+        assert caught.value.code() is expected[0]
+        assert expected[1] in (caught.value.details() or "")

@@ -1,0 +1,126 @@
+"""Health, reflection, metrics, and the server's orderly end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.plain import (
+    STORED,
+    create,
+    group,
+    push,
+    push_request,
+    sample,
+    stats,
+    summaries,
+)
+from tests.integration.server import Server, eventually
+
+NONE = config_pb2.GROUP_BY_NONE
+SERVICE = "experience_buffer.v1.ExperienceBuffer"
+
+
+def code_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details() or ""
+
+
+def test_health_reflection_and_metrics_answer(shared_server: Server) -> None:
+    with shared_server.channel() as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        listed = health.List(health_pb2.HealthListRequest()).statuses
+        assert {service: one.status for service, one in listed.items()} == {"": 1, SERVICE: 1}
+        unknown = health_pb2.HealthCheckRequest(service="no-such")
+        assert code_of(lambda: health.Check(unknown))[0] is grpc.StatusCode.NOT_FOUND
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        [found] = reflection.ServerReflectionInfo(iter([asked]))
+        services = {one.name for one in found.list_services_response.service}
+        assert {SERVICE, "grpc.health.v1.Health"} <= services
+        asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+        [described] = reflection.ServerReflectionInfo(iter([asked]))
+        assert described.file_descriptor_response.file_descriptor_proto
+    url = f"http://127.0.0.1:{shared_server.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert b"grpc_server_handled_total" in answer.read()
+
+
+# --- the end
+
+
+def test_sigterm_drains(make_server: Callable[..., Server], name: str) -> None:
+    server = make_server()
+    with server.channel() as channel:
+        stub = ExperienceBufferStub(channel)
+        create(stub, name, group_by=NONE)
+        push(stub, name, group(0, 2))
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(health).status == health_pb2.HealthCheckResponse.SERVING
+        ended = threading.Event()
+        never = iter(lambda: ended.wait(60), True)
+        opening = service_pb2.SampleStreamOpen(
+            buffer=name, consumer="trainer", batch_size=2, timeout_seconds=60
+        )
+
+        def requests(*first: Any) -> Iterator[Any]:
+            yield from first
+            yield from never
+
+        samples = stub.SampleStream(
+            requests(
+                service_pb2.SampleStreamRequest(open=opening),
+                service_pb2.SampleStreamRequest(credits=3),
+            )
+        )
+        assert len(next(samples).frame.experiences) == 2
+        unopened = stub.SampleStream(requests())
+        pushes = stub.PushStream(
+            requests(service_pb2.PushStreamRequest(push=push_request(name, group(1, 1))))
+        )
+        assert next(pushes).response.outcomes[0].status == STORED
+        waiting = stub.Sample.future(
+            service_pb2.SampleRequest(
+                buffer=name, consumer="trainer", batch_size=5, timeout_seconds=60
+            )
+        )
+        eventually(lambda: stats(stub, name).consumers[0].num_waiting == 2, "both to wait")
+        started = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert next(health).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        for stream in (samples, pushes, unopened):
+            assert not any(hasattr(message, "frame") and message.frame.last for message in stream)
+            assert stream.code() is grpc.StatusCode.OK
+        assert waiting.result(timeout=20).shortfall
+        assert server.wait() == 0
+        assert time.monotonic() - started < 5, "less than the grace period of 10 s"
+        ended.set()
+    server.start()
+    with server.stub() as stub:
+        assert summaries(stub, name)[0].state == types_pb2.EXPERIENCE_STATE_READY
+        assert len(sample(stub, name, 3).experiences) == 3, "its leases came back with the stream"
+
+
+def test_an_idle_server_stops_at_once_on_both_signals(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        started = time.monotonic()
+        server.signal(number)
+        assert server.wait() == 0
+        assert time.monotonic() - started < 5
+        server.start()

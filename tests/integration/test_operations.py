@@ -1,0 +1,240 @@
+"""Queries, buffers, policy versions, and both clients against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from experience_buffer import (
+    AsyncClient,
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    trxp,
+)
+from experience_buffer.v1 import config_pb2, service_pb2
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.plain import (
+    STORED,
+    ack,
+    create,
+    experience,
+    group,
+    push,
+    push_request,
+    sample,
+    states,
+    stats,
+    statuses,
+    summaries,
+    uids,
+)
+from tests.integration.server import Server, eventually
+
+NONE = config_pb2.GROUP_BY_NONE
+SERVICE = "experience_buffer.v1.ExperienceBuffer"
+
+
+def code_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details() or ""
+
+
+# --- queries
+
+
+def test_get_list_and_delete(stub: ExperienceBufferStub, name: str) -> None:
+    create(stub, name, group_size=7)
+    pushed = [*group(0, 3), *group(1, 2), experience(1, 2, step=1)]
+    push(stub, name, pushed)
+    found = stub.Get(service_pb2.GetRequest(buffer=name, uid=pushed[4].eid.uid))
+    assert found.payload == trxp.encode([pushed[4]])
+    assert found.summary.reward == pytest.approx(1 / 3)
+    assert (found.summary.response_tokens, found.summary.tid) == (11, "7/1")
+    assert found.summary.payload_bytes == len(found.payload)
+    first = stub.List(service_pb2.ListRequest(buffer=name, page_size=4))
+    rest = stub.List(
+        service_pb2.ListRequest(buffer=name, page_size=4, page_token=first.next_page_token)
+    )
+    assert uids(first) + uids(rest) == [one.eid.uid for one in pushed]
+    assert (len(first.experiences), rest.next_page_token) == (4, "")
+    where = service_pb2.Filter(tid="7/1", sid="7/1/0")
+    assert uids(stub.List(service_pb2.ListRequest(buffer=name, filter=where))) == [
+        one.eid.uid for one in pushed[3:5]
+    ]
+    held = sample(stub, name, 1)
+    gone = [pushed[0].eid.uid, pushed[1].eid.uid, "never pushed"]
+    deleted = stub.Delete(service_pb2.DeleteRequest(buffer=name, uids=gone))
+    assert (deleted.num_deleted, list(deleted.leased_uids)) == (1, uids(held))
+    assert list(deleted.unknown_uids) == ["never pushed"]
+    assert stub.Delete(service_pb2.DeleteRequest(buffer=name, filter=where)).num_deleted == 2
+    assert [one.uid for one in summaries(stub, name)] == [pushed[i].eid.uid for i in (0, 2, 5)]
+    assert statuses(push(stub, name, [pushed[1]])) == [STORED], "what was deleted may come again"
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "text"),
+    [
+        (service_pb2.GetRequest(uid="7/0/9/0/c0ffee"), "NOT_FOUND", "holds no experience"),
+        (service_pb2.ListRequest(page_size=1001), "INVALID_ARGUMENT", "limit of 1000"),
+        (service_pb2.ListRequest(page_token="x"), "INVALID_ARGUMENT", "page_token 'x'"),
+        (service_pb2.DeleteRequest(), "INVALID_ARGUMENT", "give uids or a filter"),
+        (service_pb2.SampleRequest(batch_size=1, consumer="x"), "NOT_FOUND", "no consumer 'x'"),
+        (service_pb2.SampleRequest(consumer="trainer"), "INVALID_ARGUMENT", "batch_size 0"),
+        (
+            service_pb2.SampleRequest(consumer="trainer", batch_size=1, lease_seconds=1e9),
+            "INVALID_ARGUMENT",
+            "lease_seconds",
+        ),
+        (
+            service_pb2.SampleRequest(
+                consumer="trainer", batch_size=1, timeout_seconds=float("nan")
+            ),
+            "INVALID_ARGUMENT",
+            "timeout_seconds nan",
+        ),
+        (service_pb2.SealGroupRequest(group="7/9"), "NOT_FOUND", "no member of group '7/9'"),
+        (service_pb2.PublishPolicyVersionRequest(version=-1), "INVALID_ARGUMENT", "version -1"),
+    ],
+)
+def test_bad_requests_name_what_is_wrong(
+    stub: ExperienceBufferStub, name: str, request_: object, code: str, text: str
+) -> None:
+    create(stub, name)
+    request_.buffer = name  # type: ignore[attr-defined]
+    method = type(request_).__name__.removesuffix("Request")
+    found, details = code_of(lambda: getattr(stub, method)(request_))
+    assert found.name == code
+    assert text in details
+
+
+# --- buffers
+
+
+def test_buffers_are_created_changed_listed_and_deleted(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_size=3, estimator="gae", parameters={"lam": 0.9})
+    buffer = stub.GetBuffer(service_pb2.GetBufferRequest(name=name)).buffer
+    assert (buffer.config.group_size, buffer.config.lease_seconds) == (3, 600.0)
+    assert buffer.config.advantage.parameters["lam"] == 0.9
+    assert [c.name for c in buffer.config.consumers] == ["trainer"]
+    assert not buffer.HasField("policy_version")
+    again = service_pb2.CreateBufferRequest(config=buffer.config)
+    assert code_of(lambda: stub.CreateBuffer(again))[0] is grpc.StatusCode.ALREADY_EXISTS
+    again.exist_ok = True
+    assert stub.CreateBuffer(again).buffer == buffer
+    again.config.group_size = 5
+    assert code_of(lambda: stub.CreateBuffer(again))[0] is grpc.StatusCode.ALREADY_EXISTS
+    update = service_pb2.UpdateBufferRequest(config=again.config)
+    update.update_mask.paths.append("group_size")
+    assert stub.UpdateBuffer(update).buffer.config.group_size == 5
+    update.config.advantage.estimator = "gea"
+    update.update_mask.paths[:] = ["advantage"]
+    code, text = code_of(lambda: stub.UpdateBuffer(update))
+    assert (code, "unknown estimator 'gea'" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    listed = stub.ListBuffers(service_pb2.ListBuffersRequest()).buffers
+    assert name in [one.config.name for one in listed]
+    update.config.advantage.Clear()
+    stub.UpdateBuffer(update)
+    push(stub, name, group(0, 2))
+    update.config.group_by = config_pb2.GROUP_BY_RUN
+    update.update_mask.paths[:] = ["group_by"]
+    assert code_of(lambda: stub.UpdateBuffer(update))[0] is grpc.StatusCode.FAILED_PRECONDITION
+    delete = service_pb2.DeleteBufferRequest(name=name)
+    assert code_of(lambda: stub.DeleteBuffer(delete))[0] is grpc.StatusCode.FAILED_PRECONDITION
+    delete.force = True
+    assert stub.DeleteBuffer(delete).num_items == 2
+    assert code_of(lambda: stub.DeleteBuffer(delete))[0] is grpc.StatusCode.NOT_FOUND
+    create(stub, name)
+    assert states(stub, name) == [], "a new buffer of an old name is empty"
+
+
+def test_deleting_a_buffer_ends_who_waits(stub: ExperienceBufferStub, name: str) -> None:
+    create(stub, name)
+    waiting = stub.Sample.future(
+        service_pb2.SampleRequest(buffer=name, consumer="trainer", batch_size=1, timeout_seconds=60)
+    )
+    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 1, "the call to wait")
+    stub.DeleteBuffer(service_pb2.DeleteBufferRequest(name=name))
+    assert "was removed" in waiting.result(timeout=20).shortfall
+
+
+def test_a_full_buffer_refuses_with_a_delay_and_has_room_after_an_ack(
+    stub: ExperienceBufferStub, name: str
+) -> None:
+    create(stub, name, group_by=NONE, max_items=5)
+    push(stub, name, group(0, 3))
+    request = push_request(name, group(1, 3))
+    code, text = code_of(lambda: stub.Push(request))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "3 + 3 exceed max_items = 5" in text
+    ack(stub, name, sample(stub, name, 1))
+    assert [outcome.status for outcome in stub.Push(request).outcomes] == [STORED] * 3
+
+
+def test_staleness_is_the_distance_to_the_published_version(
+    make_server: Callable[..., Server], name: str
+) -> None:
+    server = make_server()
+    with server.stub() as stub:
+        create(stub, name, group_by=NONE)
+        publish = service_pb2.PublishPolicyVersionRequest(buffer=name, version=11)
+        assert not stub.PublishPolicyVersion(publish).HasField("previous_version")
+        publish.version = 13
+        assert stub.PublishPolicyVersion(publish).previous_version == 11
+        infos = [{"model_version": 11}, {"version_start": 5, "version_end": 12}, {}]
+        pushed = [experience(0, run, info=info) for run, info in enumerate(infos)]
+        response = stub.Push(push_request(name, pushed))
+        assert response.policy_version == 13
+    server.restart()
+    with server.stub() as stub:
+        batch = sample(stub, name, 3)
+        assert batch.policy_version == 13
+        found = [one.staleness if one.HasField("staleness") else None for one in batch.experiences]
+        assert found == [2, 8, None]
+        versions = [
+            (one.min_policy_version, one.max_policy_version) for one in summaries(stub, name)
+        ]
+        assert versions == [(11, 11), (5, 12), (0, 0)]
+
+
+# --- the clients
+
+
+async def test_the_async_client_does_the_same(shared_server: Server, name: str) -> None:
+    async with AsyncClient(shared_server.address) as client:
+        await client.create_buffer(
+            BufferConfig(name, group_size=3, consumers=(ConsumerConfig("trainer", "group"),))
+        )
+        assert (await client.push(group(0, 3), buffer=name)).num_stored == 3
+        batch = await client.sample(1, buffer=name)
+        assert batch.uids == tuple(one.eid.uid for one in group(0, 3))
+        await batch.ack()
+        assert not await client.sample(1, buffer=name, timeout=0)
+        await client.push(group(1, 3), buffer=name)
+        async with client.stream(1, buffer=name) as stream:
+            streamed = await anext(stream)
+            assert streamed.groups == ("7/1",) * 3
+            await streamed.ack()
+        assert (await client.get_stats(name)).buffers[0].num_items == 0
+
+
+def test_the_client_streams_and_acks(shared_server: Server, name: str) -> None:
+    with Client(shared_server.address) as client:
+        client.create_buffer(BufferConfig(name, group_by="none"))
+        with client.writer(buffer=name) as writer:
+            for run in range(31):
+                writer.append(experience(0, run))
+        found: list[str] = []
+        with client.stream(10, buffer=name, min_batch_size=1, timeout=0.2) as stream:
+            for batch in stream:
+                found += batch.uids
+                batch.ack()
+                if len(found) == 31:
+                    break
+        assert found == [one.eid.uid for one in group(0, 31)]
+        assert list(client.list(buffer=name)) == []

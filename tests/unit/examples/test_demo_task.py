@@ -1,0 +1,189 @@
+"""The parts of the demo that need no server: task, policy, learner, audit, plot, summary."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.demo import task, weights
+from examples.demo.history import History
+from examples.demo.journal import Audit, Journal, audit
+from examples.demo.learner import Learner, collate
+from examples.demo.model import Policy, accuracy, generate, pad_prompts
+from examples.demo.plot import write_plot
+from examples.demo.report import summary
+from examples.demo.runner import Outcome
+from examples.demo.settings import DemoSettings
+from examples.demo.trainer import Update
+from examples.demo.worker import Roller
+from experience_buffer import Experience
+
+CLEAN = Audit(num_acked=23, num_trained=19, num_in_buffer=4, missing=(), unknown=(), repeated=())
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [((5, 1, 3), 1.0), ((5, 1, 4), 2 / 3), ((3, 1, 5), 1 / 3), ((0, 0, 0), 0.0)],
+)
+def test_reward_is_the_share_of_digits_in_their_place(
+    response: task.Problem, expected: float
+) -> None:
+    assert task.reward((3, 1, 5), response) == pytest.approx(expected)
+
+
+def test_a_response_of_another_length_is_no_response() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        task.reward((3, 1, 5), (5, 1))
+
+
+def test_training_never_poses_a_held_out_problem() -> None:
+    posed = task.training_problems(20_011, generator=random.Random(7))
+    held_out = task.held_out_problems(997, seed=7)
+    assert not set(posed) & set(held_out)
+    assert not any(map(task.is_held_out, posed))
+    assert {len(problem) for problem in posed} == set(range(1, task.MAX_LENGTH + 1))
+    assert {len(problem) for problem in held_out} == {task.MAX_LENGTH}
+    assert len(set(held_out)) == 997
+
+
+def test_about_a_tenth_of_the_longest_problems_is_held_out() -> None:
+    problems = [tuple(map(int, f"{number:06d}")) for number in range(0, 1_000_000, 101)]
+    share = sum(map(task.is_held_out, problems)) / len(problems)
+    assert share == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_same_seed_draws_the_same_problems() -> None:
+    assert task.held_out_problems(31, seed=3) == task.held_out_problems(31, seed=3)
+    assert task.held_out_problems(31, seed=3) != task.held_out_problems(31, seed=4)
+
+
+def make_round(folder: Path, policy: Policy) -> list[Experience]:
+    settings = DemoSettings(address="", folder=folder, groups_per_update=22)
+    return Roller(settings, 1).roll(policy, version=5, round_number=13)
+
+
+def test_a_round_holds_whole_groups_of_one_problem_each(tmp_path: Path) -> None:
+    experiences = make_round(tmp_path, Policy())
+    groups: dict[str, list[Experience]] = {}
+    for experience in experiences:
+        groups.setdefault(experience.eid.tid, []).append(experience)
+    assert [len(members) for members in groups.values()] == [8] * 11
+    assert len({experience.eid.uid for experience in experiences}) == 88
+    assert all(len({e.prompt_text for e in members}) == 1 for members in groups.values())
+    assert {experience.info["model_version"] for experience in experiences} == {5}
+
+
+def test_what_was_sampled_with_a_cache_has_the_logprobs_that_the_learner_computes(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(11)
+    policy = Policy()
+    experiences = make_round(tmp_path, policy)
+    for experience in experiences:
+        assert experience.logprobs is not None
+        experience.advantages = torch.ones_like(experience.logprobs)
+    batch = collate(experiences)
+    logits, _ = policy(batch.tokens_BS[:, :-1])
+    logprobs = torch.log_softmax(logits[:, task.PROMPT_LENGTH - 1 :], -1)
+    chosen = batch.tokens_BS[:, task.PROMPT_LENGTH :].clamp(max=9).unsqueeze(-1)
+    computed = logprobs.gather(2, chosen)[..., 0] * batch.mask_BR
+    torch.testing.assert_close(computed, batch.behaviour_logprobs_BR, atol=1e-5, rtol=1e-5)
+
+
+def test_an_update_makes_likelier_what_had_a_positive_advantage(tmp_path: Path) -> None:
+    learner = Learner(num_updates=17, seed=2)
+    experiences = make_round(tmp_path, learner.policy)
+    for experience in experiences:
+        assert experience.logprobs is not None
+        sign = 1.0 if int(experience.tokens[-1]) == 7 else -0.1
+        experience.advantages = torch.full_like(experience.logprobs, sign)
+    prompts = pad_prompts([(1, 2, 3, 4, 5, 6)])
+    before = learner.policy(prompts)[0][0, -1].softmax(-1)[7]
+    for _ in range(3):
+        learner.update(collate(experiences))
+    assert learner.policy(prompts)[0][0, -1].softmax(-1)[7] > before
+
+
+def test_an_untrained_policy_solves_nothing() -> None:
+    torch.manual_seed(0)
+    assert accuracy(Policy(), task.held_out_problems(101, seed=0)) == 0.0
+
+
+def test_the_likeliest_answer_needs_no_randomness() -> None:
+    policy, prompts = Policy(), pad_prompts([(1, 2), (3, 4, 5)])
+    first, _ = generate(policy, prompts, generator=None)
+    assert torch.equal(first, generate(policy, prompts, generator=None)[0])
+
+
+def test_a_follower_takes_over_each_published_policy(tmp_path: Path) -> None:
+    path, policy = tmp_path / "weights.pt", Policy()
+    follower = weights.Follower(path)
+    assert follower.refresh() == -1
+    for version in (3, 4):
+        weights.publish(policy, version=version, path=path)
+        assert follower.refresh() == version
+    assert torch.equal(follower.policy.positions.weight, policy.positions.weight)
+
+
+def test_the_audit_finds_what_is_missing_unknown_or_repeated(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("acked-0", "acked-1", "trained")]
+    for path, uids in zip(paths, (["a", "b"], ["c", "d"], ["a", "a", "x"]), strict=True):
+        with Journal(path) as journal:
+            journal.append(uids)
+    found = audit(paths[:2], trained=paths[2], in_buffer=["b", "a"])
+    assert (found.num_acked, found.num_trained, found.num_in_buffer) == (4, 2, 1)
+    assert found.missing == ("c", "d")
+    assert found.unknown == ("x",)
+    assert found.repeated == ("a",)
+    assert not found.is_clean
+
+
+def make_history() -> History:
+    history = History(kill_time=1003.0, recovery_seconds=0.7)
+    history.updates.append(Update(version=0, time=1000.0, accuracy=0.0))
+    for version in range(1, 8):
+        history.updates.append(
+            Update(
+                version=version,
+                time=1000.0 + version,
+                accuracy=version / 8 if version % 2 else None,
+                reward=version / 10,
+                staleness=1.5,
+                max_staleness=2,
+            )
+        )
+        history.depths.append((1000.0 + version, 64 * version))
+    return history
+
+
+@pytest.mark.parametrize("num_updates", [8, 1])
+def test_the_plot_is_a_png(tmp_path: Path, num_updates: int) -> None:
+    history = make_history()
+    del history.updates[num_updates:]
+    path = tmp_path / "curves.png"
+    write_plot(history, path, target_accuracy=0.9)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert int.from_bytes(content[16:20], "big") > 1000
+
+
+@pytest.mark.parametrize(
+    ("reached", "audited", "verdict"),
+    [
+        (0.9, CLEAN, "success"),
+        (0.89, CLEAN, "FAILED: accuracy 89.0% is under 90%"),
+        (0.97, replace(CLEAN, missing=("0/1-2/3/0/0",)), "0/1-2/3/0/0"),
+        (0.97, replace(CLEAN, repeated=("u",)), "trained more than once"),
+        (0.97, replace(CLEAN, unknown=("u",)), "never acknowledged"),
+    ],
+)
+def test_the_verdict_needs_the_target_and_a_clean_audit(
+    reached: float, audited: Audit, verdict: str
+) -> None:
+    outcome = Outcome(accuracy=reached, audit=audited, history=make_history(), target_accuracy=0.9)
+    assert outcome.is_success == (verdict == "success")
+    assert verdict in summary(outcome)[-1]

@@ -1,0 +1,93 @@
+"""Recorded payloads and damaged experiences at the gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import trxp
+from experience_buffer_server.admission import Candidate, Reason, Refusal, admit, check_uid, entomb
+from tests.unit.server.builders import DATA, eid, experience, settings
+
+NOT_PLAIN = ("neg_", "legacy", "numpy_arrays", "python_types_in_info")
+SOUND = sorted(p.stem for p in DATA.glob("*.bin") if not p.stem.startswith(NOT_PLAIN))
+
+
+def admitted(config: dict[str, Any] | None = None, **fields: Any) -> Candidate | Refusal:
+    (item,) = trxp.read(trxp.encode([experience(1, 2, **fields)]))
+    assert isinstance(item, trxp.Item)
+    return admit(item, settings(**(config or {})))
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_recorded_payloads_are_admitted_as_their_canonical_selves(name: str) -> None:
+    for item in trxp.read((DATA / f"{name}.bin").read_bytes()):
+        assert isinstance(item, trxp.Item)
+        candidate = admit(item, settings())
+        assert isinstance(candidate, Candidate), candidate
+        assert candidate.uid == item.eid.uid
+        (again,) = trxp.read(candidate.payload)
+        assert isinstance(again, trxp.Item)
+        repeated = admit(again, settings())
+        assert isinstance(repeated, Candidate)
+        assert repeated.digest == candidate.digest
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"logprobs": torch.zeros(5)}, "logprobs has 5 values but the response has 7 tokens"),
+        (
+            {"prompt_length": 11, "action_mask": torch.ones(7)},
+            "prompt_length 11 exceeds the 10 tokens",
+        ),
+        ({"action_mask": torch.ones(6)}, "action_mask has 6 values .* leave a response of 7"),
+        ({"reward": float("inf")}, "reward is inf; send a finite number or a tombstone"),
+        ({"values": torch.zeros(9)}, r"values has shape \[9\]"),
+        ({"info": {"model_version": "x"}}, "policy version version_start is 'x'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], message: str) -> None:
+    if "values" in fields:
+        item = trxp.read(trxp.encode([experience(1, 2)]))[0]
+        assert isinstance(item, trxp.Item)
+        item.tensors["values"] = trxp.TensorView("F32", (9,), memoryview(bytes(36)))
+        refusal = admit(item, settings())
+    else:
+        refusal = admitted(**fields)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.INVALID
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(refusal.message)
+
+
+def test_bad_rewards_become_tombstones_if_asked() -> None:
+    config = {"on_bad_reward": "tombstone", "advantage": {"estimator": "rloo"}}
+    for reward in (float("nan"), None):
+        candidate = admitted(config, reward=reward)
+        assert isinstance(candidate, Candidate)
+        assert candidate.tombstone
+        assert "reward" in candidate.note
+    refusal = admitted({"advantage": {"estimator": "rloo"}}, reward=None)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.MISSING_FIELD
+
+
+def test_policy_versions_span_what_is_known() -> None:
+    candidate = admitted(info={"version_start": 5, "version_end": 3})
+    assert isinstance(candidate, Candidate)
+    assert (candidate.min_version, candidate.max_version) == (3, 5)
+    unknown = admitted(info={"model_version": -1})
+    assert isinstance(unknown, Candidate)
+    assert (unknown.min_version, unknown.max_version) == (None, None)
+
+
+def test_uids_must_be_keys() -> None:
+    assert check_uid("é" * 250) == ""
+    assert "uid of 502 bytes is over the limit of 500" in check_uid("é" * 251)
+    assert "not valid Unicode" in check_uid("a\ud800")
+    tombstone = entomb(eid(1, 2), "r" * 2000)
+    assert isinstance(tombstone, Candidate)
+    assert len(tombstone.note) == 1024

@@ -1,0 +1,102 @@
+"""The advantage worker: what survives its death, and whom a failing job touches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experience_buffer import trxp
+from experience_buffer_server.channel import Child, ChildGoneError
+from experience_buffer_server.compute_worker import compute_launch
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.ingest import Push
+from tests.unit.server.builders import World, experience, payload, push, uid
+
+RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)
+
+
+async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**RLOO)
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await until(lambda: not buffer.computing.num_jobs)
+    child = world.computer._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    for task in range(1, 5):
+        await buffer.ingest.push(push((task, 0), (task, 1)))
+    await until(lambda: len(child._unanswered) == 2)
+    os.kill(child.pid, signal.SIGKILL)
+    await until(lambda: not buffer.computing.num_jobs)
+    assert len(buffer.delivery.consumers["trainer"].queue) == 10
+    assert not any(entry.quarantine for entry in buffer.contents)
+
+
+async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
+    world: World,
+) -> None:
+    """Whenever a worker is at work on the culprit alone, or in company, it dies."""
+    buffer = await world.create(**RLOO)
+    for task in range(3):
+        await buffer.ingest.push(push((task, 0), (task, 1)))
+    culprit = world.computer._waiting[1]
+    culprit.runs = [["no text"]] * 2  # type: ignore[list-item]  # the worker ends with a TypeError
+    world.computer.start()
+    await until(lambda: not buffer.computing.num_jobs)
+    quarantined = [entry.record.tid for entry in buffer.contents if entry.quarantine]
+    assert quarantined == ["2/1", "2/1"]
+    assert len(buffer.delivery.consumers["trainer"].queue) == 4
+
+
+async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World) -> None:
+    """Deleting the member at fault frees the rest."""
+    world.computer.start()
+    buffer = await world.create(group_size=2, advantage={"estimator": "reinforce"})
+    bad = experience(5, 0, reward=None, token_level_reward=None, info={"token_level_reward": ["x"]})
+    await buffer.ingest.push(Push(payload=trxp.encode([bad, experience(6, 0)])))
+    await until(lambda: not buffer.computing.num_jobs)
+    entries = {entry.record.uid: entry for entry in buffer.contents}
+    assert "token_level_reward" in entries[uid(5, 0)].quarantine
+    assert entries[uid(6, 0)].available
+    fresh: list[Entry] = list(world.reload(buffer).contents)
+    assert [entry.available for entry in fresh] == [False, True]
+
+
+async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) -> None:
+    buffer = await world.create()
+    await buffer.ingest.push(Push(payload=payload((1, 0), (1, 1))))
+    request = {
+        "estimator": "rloo",
+        "parameters": {},
+        "groups": [[1, [(uid(9, 9), "")]], [1, [(uid(1, 0), ""), (uid(1, 1), "")]]],
+    }
+    gone, sound = compute_launch(world.store.reader, request, "cpu")
+    assert gone == {"error": f"payload of '{uid(9, 9)}' is gone"}
+    assert len(sound["items"]) == 2
+
+
+async def test_only_the_request_under_way_is_blamed_for_the_end(tmp_path: Path) -> None:
+    child = await Child.start("experience_buffer_server.compute_worker", str(tmp_path), "cpu", "1")
+    os.kill(child.pid, signal.SIGSTOP)
+    requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]
+    await asyncio.sleep(0)
+    os.kill(child.pid, signal.SIGKILL)
+    ends = await asyncio.gather(*requests, return_exceptions=True)
+    assert [end.was_running for end in ends if isinstance(end, ChildGoneError)] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert str(ends[0]) == "killed by SIGKILL"
+    await child.close()
+    await child.close()

@@ -1,0 +1,100 @@
+"""The small rooms: queue, registry, gauges, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experience_buffer import errors
+from experience_buffer_server.config import Settings
+from experience_buffer_server.gauges import Gauges
+from experience_buffer_server.logs import JsonFormatter
+from experience_buffer_server.registry import Registry
+from experience_buffer_server.sampling.queue import ReadyQueue, Unit
+from experience_buffer_server.stats import buffer_stats
+from tests.unit.server.builders import World, push, settings
+
+
+@given(st.lists(st.tuples(st.sampled_from("pdt"), st.integers(1, 9)), max_size=300))
+def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int]]) -> None:
+    queue, model = ReadyQueue(), dict[int, Unit]()
+    for verb, number in steps:
+        if verb == "p" and number not in model:
+            model[number] = Unit((number, number + 100), num_bytes=1)
+            queue.push(model[number])
+        elif verb == "d" and number in model:
+            queue.discard(model.pop(number))
+        elif verb == "t":
+            taken = [unit.order for unit in queue.take(number, 1 << 40)]
+            assert taken == sorted(model)[:number]
+            for order in taken:
+                assert not model.pop(order).waiting
+        assert len(queue) == len(model)
+        assert all(unit.waiting for unit in model.values())
+
+
+def test_a_batch_ends_before_it_grows_too_large() -> None:
+    queue = ReadyQueue()
+    for order, num_bytes in ((1, 50), (2, 7), (3, 5), (4, 2)):
+        queue.push(Unit((order,), num_bytes))
+    taken = [[unit.order for unit in queue.take(9, 13)] for _ in range(3)]
+    assert taken == [[1], [2, 3], [4]]
+
+
+async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    await registry.load()
+    assert [buffer.name for buffer in registry.all()] == ["default"]
+    with pytest.raises(errors.InvalidRequestError, match="buffer name 'a b'"):
+        await registry.create("a b", settings())
+    first = await registry.create("math", settings(group_size=3))
+    assert await registry.create("math", settings(group_size=3), exist_ok=True) is first
+    with pytest.raises(errors.AlreadyExistsError, match="with other settings"):
+        await registry.create("math", settings(group_size=5), exist_ok=True)
+    await asyncio.gather(
+        registry.update("math", {"group_size": 7}), registry.update("math", {"lease_seconds": 11.0})
+    )
+    await first.ingest.push(push((1, 0)))
+    with pytest.raises(errors.WrongStateError, match="holds 1 experiences grouped by task"):
+        await registry.update("math", {"group_by": "run"})
+    assert await registry.publish("math", 13) is None
+    again = Registry(Settings(), world.store, world.computer, world.metrics)
+    await again.load()
+    assert again.get("math").settings == settings(group_size=7, lease_seconds=11.0)
+    assert again.get("math").row.policy_version == 13
+    with pytest.raises(errors.WrongStateError, match="set force"):
+        await registry.delete("math", force=False)
+    assert await registry.delete("math", force=True) == 1
+    with pytest.raises(errors.BufferNotFoundError, match="no buffer 'math'"):
+        registry.get("math")
+
+
+async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> None:
+    buffer = await world.create(group_size=3)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    loop = asyncio.get_running_loop()
+    gauges = Gauges(lambda: [buffer_stats(buffer)], loop)
+    families = await asyncio.to_thread(lambda: list(gauges.collect()))
+    values = {family.name: [s.value for s in family.samples] for family in families}
+    assert values["experience_buffer_items"] == [2]
+    assert values["experience_buffer_open_groups"] == [1]
+    assert values["experience_buffer_ready_units"] == [2]
+    assert values["experience_buffer_policy_version"] == []
+    broken = Gauges(lambda: [][0], loop)
+    with pytest.raises(IndexError):
+        await asyncio.to_thread(lambda: list(broken.collect()))
+
+
+def test_a_log_line_is_one_json_object() -> None:
+    record = logging.makeLogRecord(
+        {"msg": "two\nlines %d", "args": (7,), "levelname": "INFO", "name": "x", "port": 11}
+    )
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    entry = json.loads(line)
+    assert (entry["message"], entry["port"], entry["level"]) == ("two\nlines 7", 11, "INFO")

@@ -1,0 +1,132 @@
+"""Both streams without gRPC: how they end, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+
+from experience_buffer import errors
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server.backend import Backend
+from experience_buffer_server.config import Settings
+from experience_buffer_server.registry import Registry
+from experience_buffer_server.streams import PushSession, SampleSession
+from tests.unit.server.builders import World, payload, push, settings
+
+Request = service_pb2.SampleStreamRequest
+
+
+@pytest.fixture
+async def backend(world: World) -> Backend:
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    await registry.create("math", settings())
+    return Backend(registry, world.store, world.limits, asyncio.Event())
+
+
+async def saying(messages: Iterable[Any], hold: asyncio.Event | None = None) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
+    if hold is not None:
+        await hold.wait()
+
+
+def opening(**fields: Any) -> Request:
+    given: dict[str, Any] = {"buffer": "math", "consumer": "trainer", "batch_size": 1} | fields
+    return Request(open=service_pb2.SampleStreamOpen(**given))
+
+
+async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Backend) -> None:
+    requests = [
+        service_pb2.PushStreamRequest(
+            sequence=number, push=service_pb2.PushRequest(buffer=name, payload=payload((number, 0)))
+        )
+        for number, name in enumerate(["math", "none", "math"] * 50)
+    ]
+    answers = [answer async for answer in PushSession(backend, saying(requests)).responses()]
+    assert [answer.sequence for answer in answers] == list(range(150))
+    assert {answer.error.code for answer in answers[1::3]} == {5}
+    assert backend.buffer("math").contents.num_items == 100
+
+
+async def test_a_drain_ends_both_streams(backend: Backend) -> None:
+    hold = asyncio.Event()
+    sessions = [
+        PushSession(backend, saying([], hold)).responses(),
+        SampleSession(backend, saying([opening(), Request(credits=1)], hold)).responses(),
+        SampleSession(backend, saying([], hold)).responses(),
+    ]
+    waits = [asyncio.ensure_future(anext(session, None)) for session in sessions]
+    await asyncio.sleep(0)
+    backend.draining.set()
+    assert await asyncio.wait_for(asyncio.gather(*waits), 10) == [None, None, None]
+
+
+@pytest.mark.parametrize("message", [opening(), Request()])
+async def test_a_wrong_message_ends_the_stream_with_its_status(
+    backend: Backend, message: Request
+) -> None:
+    stream = SampleSession(backend, saying([opening(), message], asyncio.Event())).responses()
+    with pytest.raises(errors.InvalidRequestError, match="unexpected message"):
+        await asyncio.wait_for(anext(stream), 10)
+
+
+async def test_more_credits_than_a_thousand_all_count(backend: Backend) -> None:
+    buffer = backend.buffer("math")
+    for task in range(15):
+        await buffer.ingest.push(push(*((task, run) for run in range(97))))
+    said = [opening(), Request(credits=1300)]
+    stream = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    for _ in range(1300):
+        assert (await asyncio.wait_for(anext(stream), 10)).frame.last
+    await stream.aclose()  # type: ignore[attr-defined]
+    await buffer.drain()
+    assert len(buffer.leasing.table) == 0
+
+
+async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend: Backend) -> None:
+    buffer = backend.buffer("math")
+    await buffer.ingest.push(push(*((1, run) for run in range(20))))
+    before = asyncio.all_tasks()
+    said = [opening(), Request(credits=20)]
+    stream = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    lease_id = (await anext(stream)).frame.lease.id
+    await buffer.leasing.ack(lease_id)
+    await stream.aclose()  # type: ignore[attr-defined]
+    await buffer.drain()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert len(buffer.delivery.consumers["trainer"].queue) == 19
+    assert len(buffer.leasing.table) == 0
+
+
+async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
+    buffer = backend.buffer("math")
+    await buffer.ingest.push(push((1, 0)))
+    said = [opening(), Request(credits=1)]
+    first = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    lease_id = (await anext(first)).frame.lease.id
+    ack = Request(ack=service_pb2.LeaseIds(ids=[lease_id, 999]))
+    answers = SampleSession(backend, saying([opening(), ack])).responses()
+    results = [answer.lease_result async for answer in answers]
+    assert [(r.lease_id, r.error.code) for r in results] == [(lease_id, 0), (999, 5)]
+    await first.aclose()  # type: ignore[attr-defined]
+    assert len(buffer.contents) == 0
+
+
+async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Backend) -> None:
+    buffer = backend.buffer("math")
+    await buffer.ingest.push(push((1, 0)))
+    said = [opening(), Request(credits=2)]
+    stream = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    lease_id = (await anext(stream)).frame.lease.id
+    assert await backend.registry.delete("math", force=True) == 1
+    with pytest.raises(errors.ConsumerNotFoundError):
+        await asyncio.wait_for(anext(stream), 10)
+    with pytest.raises(errors.LeaseNotFoundError):
+        await buffer.leasing.ack(lease_id)
+    await buffer.drain()
+    assert list(backend.store.load()) == []

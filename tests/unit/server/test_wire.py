@@ -1,0 +1,96 @@
+"""Settings to messages and back, and what a message may not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experience_buffer import errors
+from experience_buffer.v1 import config_pb2, service_pb2
+from experience_buffer_server import wire
+from experience_buffer_server.config import BufferSettings
+from tests.unit.server.builders import World
+
+FULL: dict[str, Any] = {
+    "group_by": "run",
+    "group_size": 3,
+    "group_deadline_seconds": 5.5,
+    "on_group_deadline": "use_partial",
+    "min_group_size": 2,
+    "late_members": "new_group",
+    "on_bad_reward": "tombstone",
+    "consumers": [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}],
+    "advantage": {"estimator": "gae", "gamma": 0.75, "lam": 0.5},
+    "lease_seconds": 7.25,
+    "max_items": 2**40 + 11,
+    "max_bytes": 2**50 + 13,
+    "duplicate_horizon_seconds": 17.5,
+}
+ENUMS = ["group_by", "on_group_deadline", "late_members", "on_bad_reward"]
+
+
+async def test_every_setting_survives_the_wire(world: World) -> None:
+    assert set(FULL) == set(BufferSettings.model_fields)
+    defaults = BufferSettings().model_dump()
+    assert all(FULL[key] != defaults[key] for key in FULL)
+    buffer = await world.create(**FULL)
+    message = config_pb2.BufferConfig.FromString(
+        wire.buffer_message(buffer).config.SerializeToString()
+    )
+    assert message.name == buffer.name
+    assert wire.settings_from(message) == buffer.settings
+
+
+def test_fields_that_are_not_set_take_the_defaults() -> None:
+    assert wire.settings_from(config_pb2.BufferConfig(name="x")) == BufferSettings()
+    unspecified = config_pb2.BufferConfig(group_by=config_pb2.GROUP_BY_UNSPECIFIED)
+    assert wire.settings_from(unspecified) == BufferSettings()
+
+
+@pytest.mark.parametrize("field", ENUMS)
+def test_every_named_value_is_known_and_others_are_refused(field: str) -> None:
+    enum_type = config_pb2.BufferConfig.DESCRIPTOR.fields_by_name[field].enum_type
+    assert enum_type is not None
+    values = enum_type.values_by_number
+    for number in sorted(values)[1:]:
+        config = config_pb2.BufferConfig(group_deadline_seconds=1.0)
+        setattr(config, field, number)
+        word = getattr(wire.settings_from(config), field)
+        assert values[number].name.endswith(word.upper())
+    config = config_pb2.BufferConfig()
+    setattr(config, field, 41)
+    with pytest.raises(errors.InvalidRequestError, match=rf"{field}: Input should be .*'41'"):
+        wire.settings_from(config)
+
+
+def test_an_unknown_unit_is_refused() -> None:
+    config = config_pb2.BufferConfig(consumers=[{"name": "a", "unit": 43}])  # type: ignore[list-item]
+    with pytest.raises(errors.InvalidRequestError, match=r"consumers\.0\.unit: .*'43'"):
+        wire.settings_from(config)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+def test_durations_that_could_not_be_stored_are_refused(value: float) -> None:
+    config = config_pb2.BufferConfig(duplicate_horizon_seconds=value)
+    with pytest.raises(errors.InvalidRequestError, match="duplicate_horizon_seconds"):
+        wire.settings_from(config)
+
+
+def test_bounds_of_sizes_are_checked() -> None:
+    for field in ("max_bytes", "max_items"):
+        config = config_pb2.BufferConfig()
+        setattr(config, field, 2**64 - 1)
+        with pytest.raises(errors.InvalidRequestError, match=field):
+            wire.settings_from(config)
+
+
+def test_an_update_names_its_fields() -> None:
+    request = service_pb2.UpdateBufferRequest(config=config_pb2.BufferConfig(group_size=7))
+    with pytest.raises(errors.InvalidRequestError, match="must name at least one of"):
+        wire.changes_from(request)
+    request.update_mask.paths.extend(["group_size", "lease_seconds"])
+    assert wire.changes_from(request) == {"group_size": 7, "lease_seconds": 600.0}
+    request.update_mask.paths.append("name")
+    with pytest.raises(errors.InvalidRequestError, match="'name'"):
+        wire.changes_from(request)
