@@ -64,7 +64,7 @@ def _draw_accuracy(axes: Any, history: History, target: float) -> None:
 def _draw_staleness(axes: Any, history: History) -> None:
     times, mean = _series(history, "staleness")
     _, largest = _series(history, "max_staleness")
-    axes.step(times, largest, where="post", color=GREY, linewidth=0.8, label="largest")
+    axes.plot(times, largest, color=GREY, linewidth=0.8, label="largest")
     axes.plot(times, mean, color=BLUE, label="mean of the batch")
     axes.set_ylim(top=max([*largest, 1.0]) + 0.5)
     axes.set_title("Staleness (policy versions behind)")

@@ -195,12 +195,13 @@ class Runner:
 
 def buffer_config(settings: DemoSettings) -> BufferConfig:
     """Describe the buffer: whole groups for the trainer, GRPO, a bound on what waits."""
-    rounds_in_flight = settings.max_rounds_ahead + 2
+    # Twice what the workers' pacing lets wait: they pause long before the server refuses.
+    max_groups = 2 * (settings.max_rounds_ahead + 1) * settings.groups_per_update
     return BufferConfig(
         BUFFER,
         group_by="task",
         group_size=settings.group_size,
         consumers=(ConsumerConfig(CONSUMER, unit="group"),),
         advantage=AdvantageConfig("grpo"),
-        max_items=rounds_in_flight * settings.groups_per_update * settings.group_size,
+        max_items=max_groups * settings.group_size,
     )

@@ -39,15 +39,14 @@ _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _TICK_SECONDS = 0.1
 
 
-async def serve(settings: Settings, *, ready: Callable[[str, int, int], None] | None = None) -> int:
+async def serve(settings: Settings) -> int:
     """Run the server until SIGTERM or SIGINT, then drain and stop.
 
     Args:
         settings: The configuration.
-        ready: Called once with the host, the port and the metrics port that are served.
 
     Returns:
-        The exit status: 0 after an orderly end, 1 when the store has failed.
+        The exit status: 0 after an orderly end, 1 when the server couldn't go on.
 
     Raises:
         ConfigurationError: The addresses can't be served as configured.
@@ -61,18 +60,8 @@ async def serve(settings: Settings, *, ready: Callable[[str, int, int], None] | 
         loop.add_signal_handler(number, stop.set)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        store = await LmdbStore.open(
-            settings.store.path,
-            durability=settings.store.durability,
-            interval_seconds=settings.store.sync_interval_seconds,
-            max_map_bytes=settings.store.max_map_bytes,
-        )
+        store = await _open_store(settings, metrics)
         stack.push_async_callback(store.close)
-        store.on_work = lambda work: metrics.written(
-            num_transactions=work.num_transactions,
-            num_batches=work.num_batches,
-            seconds=work.apply_seconds + work.commit_seconds,
-        )
         computer = Computer(settings.compute, settings.store.path, metrics)
         computer.start()
         stack.push_async_callback(computer.close)
@@ -80,19 +69,12 @@ async def serve(settings: Settings, *, ready: Callable[[str, int, int], None] | 
         await registry.load()
         backend = Backend(registry, store, server_settings, asyncio.Event())
         server, port = await _start_grpc(backend, metrics)
-        metrics.registry.register(
-            Gauges(lambda: [buffer_stats(buffer) for buffer in registry.all()], loop)
-        )
-        metrics_port = _start_metrics(server_settings, metrics, stack)
+        metrics_port = _start_metrics(server_settings, metrics, registry, stack)
         clock = loop.create_task(_tick(registry))
-        _log.info(
-            "listening",
-            extra={"address": f"{server_settings.host}:{port}", "metrics_port": metrics_port,
-                   "store": str(settings.store.path), "version": __version__},
-        )  # fmt: skip
-        if ready is not None:
-            ready(server_settings.host, port, metrics_port)
-        failed = await _wait(stop, store)
+        address = f"{server_settings.host}:{port}"
+        place = {"address": address, "metrics_port": metrics_port, "store": settings.store.path}
+        _log.info("listening", extra=place | {"version": __version__})
+        failed = await _wait(stop, store, clock)
         _log.info("draining")
         backend.draining.set()
         await server.stop(server_settings.shutdown_grace_seconds)
@@ -118,6 +100,21 @@ def check_exposure(settings: ServerSection) -> None:
             f"server.host: {settings.host!r} is reachable from other machines in plain text; "
             "bind 127.0.0.1, or pass --insecure (server.insecure = true) on a trusted network"
         )
+
+
+async def _open_store(settings: Settings, metrics: Metrics) -> LmdbStore:
+    store = await LmdbStore.open(
+        settings.store.path,
+        durability=settings.store.durability,
+        interval_seconds=settings.store.sync_interval_seconds,
+        max_map_bytes=settings.store.max_map_bytes,
+    )
+    store.on_work = lambda work: metrics.written(
+        num_transactions=work.num_transactions,
+        num_batches=work.num_batches,
+        seconds=work.apply_seconds + work.commit_seconds,
+    )
+    return store
 
 
 async def _start_grpc(backend: Backend, metrics: Metrics) -> tuple[grpc.aio.Server, int]:
@@ -151,8 +148,16 @@ async def _start_grpc(backend: Backend, metrics: Metrics) -> tuple[grpc.aio.Serv
     return server, port
 
 
-def _start_metrics(settings: ServerSection, metrics: Metrics, stack: AsyncExitStack) -> int:
+def _start_metrics(
+    settings: ServerSection, metrics: Metrics, registry: Registry, stack: AsyncExitStack
+) -> int:
     """Serve /metrics from a thread; returns its port, -1 when it is off."""
+    metrics.registry.register(
+        Gauges(
+            lambda: [buffer_stats(buffer) for buffer in registry.all()],
+            asyncio.get_running_loop(),
+        )
+    )
     if settings.metrics_port < 0:
         return -1
     http: WSGIServer
@@ -182,19 +187,24 @@ async def _tick(registry: Registry) -> None:
         registry.tick(time.time())
 
 
-async def _wait(stop: asyncio.Event, store: LmdbStore) -> bool:
-    """Wait for the end; True when it came because the store has failed."""
+async def _wait(stop: asyncio.Event, store: LmdbStore, clock: asyncio.Task[None]) -> bool:
+    """Wait for the end; True when it came because the server can't go on."""
     loop = asyncio.get_running_loop()
-    waits: list[asyncio.Task[object]] = [
+    waits = [
         loop.create_task(_until(stop.wait)),
         loop.create_task(_until(store.failed.wait)),
     ]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((*waits, clock), return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     if store.failed.is_set():
-        _log.critical("the store has failed; stopping")
-    return store.failed.is_set()
+        _log.critical("the store has failed; stopping: %s", store.failure)
+        return True
+    if clock.done():
+        # Without it no lease expires and no deadline is met.
+        _log.critical("the clock has stopped; stopping", exc_info=clock.exception())
+        return True
+    return False
 
 
 async def _until(wait: Callable[[], Awaitable[object]]) -> object:

@@ -51,15 +51,27 @@ class Child:
 
     @classmethod
     async def start(cls, module: str, *arguments: str) -> Child:
-        """Run `python -m module FD arguments...` with its end of the socket pair."""
+        """Run `python -m module FD arguments...` with its end of the socket pair, until it is ready.
+
+        Raises:
+            ChildGoneError: It ended before it was ready.
+            OSError: No process could be started.
+        """
         ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C in a terminal reaches every process of the session's foreground group.
+                start_new_session=True,
+            )
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer)
+        child = cls(process, reader, writer)
+        try:
+            await child._next_answer()
+        except ChildGoneError as error:
+            raise ChildGoneError(str(error), was_running=False) from error
+        return child
 
     @property
     def pid(self) -> int:
@@ -74,11 +86,9 @@ class Child:
         """
         if self.gone:
             raise ChildGoneError(self._epitaph(), was_running=False)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._unanswered.append(answer)
         data = msgpack.packb(message)
         self._writer.write(_LENGTH.pack(len(data)) + data)
-        return await answer
+        return await self._next_answer()
 
     async def close(self) -> None:
         """Let the child finish what it has and end. Idempotent."""
@@ -89,6 +99,12 @@ class Child:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         await asyncio.wait([self._receiver])
+
+    def _next_answer(self) -> asyncio.Future[Any]:
+        """What the child says next; it says that it is ready, then answers in order."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._unanswered.append(answer)
+        return answer
 
     async def _receive(self) -> None:
         try:
@@ -125,6 +141,10 @@ class Parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.set_inheritable(descriptor, False)
+
+    def ready(self) -> None:
+        """Say that requests can come."""
+        self.answer(None)
 
     def receive(self) -> Any | None:
         """The next request; None when the server has closed the socket."""

@@ -7,6 +7,7 @@ interpreter with the event loop, and a crash of the device takes nothing else do
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 2
 """Launches sent to the worker at once: it reads the next one while we commit the last."""
+_RESTART_SECONDS = 1.0
+"""Between attempts to start a worker that can't start."""
 _MAX_ATTEMPTS = 2
 """A job that was alone in a launch that killed the worker this often is quarantined."""
 
@@ -193,15 +196,25 @@ class Computer:
             self._arrival.set()
 
     async def _warm_up(self) -> None:
-        await self._worker()
+        with contextlib.suppress(ChildGoneError):
+            await self._worker()
 
     async def _worker(self) -> Child:
         async with self._starting:
             if self._child is None or self._child.gone:
-                self._child = await Child.start(
-                    "experience_buffer_server.compute_worker",
-                    str(self._store_path),
-                    self._settings.device,
-                    str(self._settings.threads),
-                )
+                self._child = await self._start_worker()
             return self._child
+
+    async def _start_worker(self) -> Child:
+        """A worker that is ready; one that can't start is no fault of the jobs that wait for it."""
+        try:
+            return await Child.start(
+                "experience_buffer_server.compute_worker",
+                str(self._store_path),
+                self._settings.device,
+                str(self._settings.threads),
+            )
+        except (OSError, ChildGoneError) as error:
+            _log.error("the advantage worker can't start, whole groups wait: %s", error)
+            await asyncio.sleep(_RESTART_SECONDS)
+            raise ChildGoneError(str(error), was_running=False) from error

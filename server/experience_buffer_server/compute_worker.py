@@ -118,7 +118,9 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.empty(0, device=device)  # A device that isn't there ends the worker before it is ready.
     reader = LmdbReader(Path(path))
+    parent.ready()
     while (request := parent.receive()) is not None:
         parent.answer(compute_launch(reader, request, device))
 

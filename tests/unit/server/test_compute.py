@@ -13,6 +13,7 @@ from typing import Any
 from experience_buffer import trxp
 from experience_buffer_server.channel import Child, ChildGoneError
 from experience_buffer_server.compute_worker import compute_launch
+from experience_buffer_server.config import ComputeSection
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.ingest import Push
 from tests.unit.server.builders import World, experience, payload, push, uid
@@ -42,6 +43,19 @@ async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) ->
     await until(lambda: not buffer.computing.num_jobs)
     assert len(buffer.delivery.consumers["trainer"].queue) == 10
     assert not any(entry.quarantine for entry in buffer.contents)
+
+
+async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: World) -> None:
+    world.computer._settings = ComputeSection(device="no such device")
+    world.computer.start()
+    buffer = await world.create(**RLOO)
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    starting = world.computer._starting
+    await until(lambda: starting.locked())
+    world.computer._settings = ComputeSection()
+    await until(lambda: not buffer.computing.num_jobs)
+    assert not any(entry.quarantine for entry in buffer.contents)
+    assert len(buffer.delivery.consumers["trainer"].queue) == 2
 
 
 async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
@@ -87,8 +101,11 @@ async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) 
     assert len(sound["items"]) == 2
 
 
-async def test_only_the_request_under_way_is_blamed_for_the_end(tmp_path: Path) -> None:
-    child = await Child.start("experience_buffer_server.compute_worker", str(tmp_path), "cpu", "1")
+async def test_only_the_request_under_way_is_blamed_for_the_end(
+    world: World, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    child = await Child.start("experience_buffer_server.compute_worker", store, "cpu", "1")
     os.kill(child.pid, signal.SIGSTOP)
     requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]
     await asyncio.sleep(0)
