@@ -1,7 +1,8 @@
 """Experiences per second through real processes: ingest with 1 and 4 writers, then sampling.
 
 Encoding and decoding are inside the clock. Ingest: one group of 8 per call, counted when its ack
-has come, so when it is on disk. Sampling: one reader, batches of 64 experiences that end as
+has come, so when it is on disk; `writer1` is one process with the client's background writer, which
+puts groups together and doesn't wait for each ack. Sampling: one reader, batches of 64 experiences that end as
 tensors, each acknowledged.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -48,19 +50,34 @@ class Result:
         return self.rate * self.payload_bytes / 1e6
 
 
-def write(address: str, size: Size, writer: int, num_groups: int, ready: Event, go: Event) -> None:
-    """Push groups one call after the other; the body of a writer process."""
+def write(
+    address: str,
+    size: Size,
+    writer: int,
+    num_groups: int,
+    ready: Event,
+    go: Event,
+    in_background: bool,
+) -> None:
+    """Push groups, one per call or through a background writer; the body of a writer process."""
     torch.set_num_threads(1)
     groups = [group(size, writer, number) for number in range(num_groups)]
     with Client(address) as client:
         client.get_buffer("bench")
         ready.set()
         go.wait()
-        for experiences in groups:
-            client.push(experiences, buffer="bench")
+        if in_background:
+            with client.writer(buffer="bench") as background:
+                for experiences in groups:
+                    background.append(experiences)
+        else:
+            for experiences in groups:
+                client.push(experiences, buffer="bench")
 
 
-def measure(size: Size, num_writers: int, num_groups: int) -> list[Result]:
+def measure(
+    size: Size, num_writers: int, num_groups: int, *, in_background: bool = False
+) -> list[Result]:
     """Ingest `num_groups` per writer, then sample all of it."""
     with tempfile.TemporaryDirectory() as folder, running_server(Path(folder) / "data") as server:
         with Client(server.address) as client:
@@ -74,7 +91,15 @@ def measure(size: Size, num_writers: int, num_groups: int) -> list[Result]:
             _context.Process(
                 target=write,
                 daemon=True,
-                args=(server.address, size, writer, num_groups, ready[writer], go),
+                args=(
+                    server.address,
+                    size,
+                    writer,
+                    num_groups,
+                    ready[writer],
+                    go,
+                    in_background,
+                ),
             )
             for writer in range(num_writers)
         ]
@@ -96,7 +121,7 @@ def measure(size: Size, num_writers: int, num_groups: int) -> list[Result]:
         with Client(server.address) as client:
             payload_bytes = client.get_buffer("bench").num_bytes // count
         ingest = Result(
-            case=f"ingest{num_writers}",
+            case=f"{'writer' if in_background else 'ingest'}{num_writers}",
             size=size.name,
             num_experiences=count,
             seconds=seconds,
@@ -156,12 +181,10 @@ def _per_experience(
     }
 
 
-def run(num_groups: dict[str, int]) -> list[Result]:
+def run(num_groups: dict[str, int]) -> Iterator[Result]:
     """All cases; groups per size are shared by the writers of a case."""
-    results = []
     for name, count in num_groups.items():
-        for num_writers in (1, 4):
+        for num_writers, in_background in ((1, False), (4, False), (1, True)):
             # Whole batches only, so that the reader never waits for a partial one.
             per_writer = -(-count // num_writers // _BATCH_GROUPS) * _BATCH_GROUPS
-            results += measure(SIZES[name], num_writers, per_writer)
-    return results
+            yield from measure(SIZES[name], num_writers, per_writer, in_background=in_background)
