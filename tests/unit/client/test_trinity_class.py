@@ -17,9 +17,7 @@ from experience_buffer._torch import tensor_view
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
 
-trinity = pytest.importorskip(
-    "trinity.common.experience", reason="pip install --no-deps trinity-rft==0.6.0"
-)
+trinity = importlib.import_module("trinity.common.experience")
 DATA = Path(__file__).parents[2] / "data" / "trxp"
 _OURS: dict[str, Any] = {"experience": Experience, "eid": EID, "custom_field": CustomField}
 _THEIRS: dict[str, Any] = {
