@@ -74,7 +74,7 @@ _MAX_NOTE = 1024
 def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
     """Check one experience and compute what the index needs of it."""
     uid = item.uid
-    problem = check_uid(uid) or _check_shapes(item)
+    problem = check_uid(uid) or _check_numbers(item.eid) or _check_shapes(item)
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
     reward = item.meta.get("reward")
@@ -135,6 +135,13 @@ def check_uid(uid: str) -> str:
             f"uid of {size} bytes is over the limit of {MAX_KEY_BYTES} bytes for a key of the "
             f"store; shorten batch, task or suffix ({uid[:60]!r}...)"
         )
+    return ""
+
+
+def _check_numbers(eid: EID) -> str:
+    for name, number in (("run", eid.run), ("step", eid.step)):
+        if not -(2**63) <= number < 2**63:
+            return f"eid: {name} is {number}; it must fit into 64 bits"
     return ""
 
 

@@ -68,8 +68,8 @@ async def serve(settings: Settings) -> int:
         registry = Registry(settings, store, computer, metrics)
         await registry.load()
         backend = Backend(registry, store, server_settings, asyncio.Event())
-        server, port = await _start_grpc(backend, metrics)
         metrics_port = _start_metrics(server_settings, metrics, registry, stack)
+        server, port = await _start_grpc(backend, metrics)
         clock = loop.create_task(_tick(registry))
         address = f"{server_settings.host}:{port}"
         place = {"address": address, "metrics_port": metrics_port, "store": settings.store.path}
@@ -142,7 +142,8 @@ async def _start_grpc(backend: Backend, metrics: Metrics) -> tuple[grpc.aio.Serv
         port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"server.port: can't listen on {address}; is another server running there?"
+            f"server.host, server.port: can't listen on {address}: the address must be one of "
+            "this machine, and the port free"
         ) from error
     await server.start()
     return server, port

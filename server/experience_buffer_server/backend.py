@@ -9,7 +9,7 @@ from experience_buffer import errors
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server import wire
 from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import ServerSection
+from experience_buffer_server.config import MAX_GROUP_SIZE, ServerSection
 from experience_buffer_server.delivery import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.registry import Registry
@@ -47,6 +47,11 @@ class Backend:
         if self.draining.is_set():
             raise errors.UnavailableError(
                 "the server is stopping; push again elsewhere or later", retry_delay_seconds=1.0
+            )
+        if request.group_size > MAX_GROUP_SIZE:
+            raise errors.InvalidRequestError(
+                f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
+                subject="group_size",
             )
         if self.store.pending_bytes > self.limits.max_pending_bytes:
             raise errors.ResourceExhaustedError(
@@ -86,11 +91,13 @@ class Backend:
                 subject="batch_size",
             )
         lease_seconds = request.lease_seconds or buffer.settings.lease_seconds
-        if not 0 < lease_seconds <= 7 * 86400 or not timeout_seconds >= 0:
+        if not 0 < lease_seconds <= 7 * 86400:
             raise errors.InvalidRequestError(
-                f"lease_seconds {lease_seconds} must lie in (0, 604800], timeout_seconds "
-                f"{timeout_seconds} must not be negative",
-                subject="lease_seconds",
+                f"lease_seconds {lease_seconds} must lie in (0, 604800]", subject="lease_seconds"
+            )
+        if not timeout_seconds >= 0:
+            raise errors.InvalidRequestError(
+                f"timeout_seconds {timeout_seconds} must be at least 0", subject="timeout_seconds"
             )
         return Want(
             batch_size=request.batch_size,

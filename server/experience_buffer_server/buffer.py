@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.computing import Computing
@@ -261,27 +261,47 @@ class Buffer:
         Raises:
             StoreFullError: The removal can't be stored; nothing is removed.
         """
+        await self._removed(*self._submit_removal(entries, reason), reason)
+
+    def _submit_removal(
+        self, entries: Sequence[Entry], reason: LeaveReason
+    ) -> tuple[list[Entry], Awaitable[None]]:
         batch = self._store.batch()
         leaving = self.retirement.leave(batch, entries, reason)
+        return leaving, self._store.commit(batch)
+
+    async def _removed(
+        self, leaving: list[Entry], stored: Awaitable[None], reason: LeaveReason
+    ) -> None:
         try:
-            await self._store.commit(batch)
+            await stored
         except BaseException:
             self.retirement.stay(leaving, reason)
             raise
         self.retirement.forget(leaving)
 
-    async def delete(self, entries: Sequence[Entry]) -> None:
+    async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
         """Remove entries that nobody holds, and offer again what is left of their groups.
+
+        Returns:
+            The entries that a consumer holds, and the number of those removed.
 
         Raises:
             StoreFullError: The removal can't be stored; nothing is removed.
         """
-        await self._tasks.finish(self._delete(entries))
+        held = [entry for entry in entries if self.is_leased(entry)]
+        free = [entry for entry in entries if not (entry.leaving or self.is_leased(entry))]
+        # Withdrawn and submitted here and now: nobody can lease them in between.
+        self.withdraw(free)
+        leaving, stored = self._submit_removal(free, "deleted")
+        await self._tasks.finish(self._deleted(free, leaving, stored))
+        return held, len(free)
 
-    async def _delete(self, entries: Sequence[Entry]) -> None:
-        self.withdraw(entries)
+    async def _deleted(
+        self, entries: Sequence[Entry], leaving: list[Entry], stored: Awaitable[None]
+    ) -> None:
         try:
-            await self.remove(entries, "deleted")
+            await self._removed(leaving, stored, "deleted")
         finally:
             for entry in entries:
                 for consumer in self.delivery.consumers.values():

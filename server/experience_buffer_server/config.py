@@ -33,6 +33,9 @@ KIBI = 1024
 MEBI = 1024 * KIBI
 GIBI = 1024 * MEBI
 
+MAX_GROUP_SIZE = 1_000_000
+_MAX_CONSUMERS = 64
+
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
@@ -83,7 +86,7 @@ class BufferSettings(_Section):
 
     group_by: Literal["none", "task", "run", "step"] = "task"
     """Which key makes a group."""
-    group_size: int = Field(0, ge=0, le=1_000_000)
+    group_size: int = Field(0, ge=0, le=MAX_GROUP_SIZE)
     """Members that make a group whole; 0: stated by each push or by SealGroup."""
     group_deadline_seconds: float = Field(0.0, ge=0)
     """From a group's first member to its deadline; 0: none."""
@@ -115,6 +118,8 @@ class BufferSettings(_Section):
         names = [consumer.name for consumer in self.consumers]
         if not names:
             raise ValueError("consumers: at least one is needed, or nothing is ever retired")
+        if len(names) > _MAX_CONSUMERS:
+            raise ValueError(f"consumers: {len(names)} are over the limit of {_MAX_CONSUMERS}")
         if len(set(names)) != len(names):
             raise ValueError(f"consumers: names must differ, got {names}")
         if self.group_by == "none" and any(c.unit == "group" for c in self.consumers):

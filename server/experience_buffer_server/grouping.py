@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
+from experience_buffer_server.admission import check_uid
 from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Closing, Entry, Group
@@ -83,24 +84,34 @@ class Grouping:
             )
         if not group.is_open:
             return group
-        await self._tasks.finish(self._seal(group, size))
-        return group
-
-    async def _seal(self, group: Group, size: int) -> None:
         previous_size = group.row.size
-        if size > group.num_members:
+        if size > num_members:
             group.row.size = size
         else:
             self._close(group, "sealed")
+        # Closed and submitted here and now: a drop or a push can't come in between.
+        stored = self._submit_row(group)
+        await self._tasks.finish(self._sealed(group, previous_size, stored))
+        return group
+
+    async def _sealed(self, group: Group, previous_size: int, stored: Awaitable[None]) -> None:
         try:
-            await self._store_row(group)
+            await stored
         except BaseException:
             if group.row.closed in ("", "sealed"):
                 self._contents.groups.reopen(group, size=previous_size)
             raise
+        self._go_on(group)
 
     async def drop(self, key: str, reason: str) -> int:
-        """Discard a group; later members are refused. Returns how many experiences it had."""
+        """Discard a group; later members are refused. Returns how many experiences it had.
+
+        Raises:
+            InvalidRequestError: No group can have this key.
+        """
+        problem = check_uid(key) if key else "it is empty"
+        if problem:
+            raise errors.InvalidRequestError(f"group key: {problem}", subject="group")
         group = self._contents.groups.get(key)
         if group is not None:
             return await self._tasks.finish(self._drop(group, reason))
@@ -150,6 +161,10 @@ class Grouping:
 
     async def _store_row(self, group: Group) -> None:
         await self._submit_row(group)
+        self._go_on(group)
+
+    def _go_on(self, group: Group) -> None:
+        """The group's row is on disk."""
         if group.is_over:
             self._contents.groups.remove(group)
         self._owner.check_whole(group)

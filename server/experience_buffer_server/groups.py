@@ -78,7 +78,8 @@ class Group:
     @property
     def num_members(self) -> int:
         """Members that have come, those consumed before it closed included."""
-        return len(self.members) + self.row.num_consumed
+        staying = sum(not entry.leaving for entry in self.members)
+        return staying + self.row.num_consumed
 
     @property
     def is_over(self) -> bool:

@@ -135,12 +135,15 @@ class Ingest:
                 subject="payload",
             )
         settings = self._owner.settings
-        return [
+        candidates = [
             Refusal(Reason.INVALID, str(item))
             if isinstance(item, errors.TrxpError)
             else admit(item, settings)
             for item in items
         ] + [entomb(eid, reason) for eid, reason in push.tombstones]
+        if settings.group_by == "none":
+            return [_without_tombstone(candidate) for candidate in candidates]
+        return candidates
 
     def _outcomes(
         self, candidates: Sequence[Candidate | Refusal], repeats: dict[int, int]
@@ -189,7 +192,8 @@ class Ingest:
             ("max_bytes", contents.num_bytes, num_bytes, settings.max_bytes),
         ):
             if limit and new and have + new > limit:
-                cure = "acknowledge batches to make room" if new <= limit else "split the push"
+                cure = "acknowledge batches or drop groups that can't complete"
+                cure = cure if new <= limit else "split the push"
                 raise errors.BufferFullError(
                     f"buffer {self._owner.name!r} is full: {have} + {new} exceed {what} = {limit}; "
                     f"{cure}, or raise {what}",
@@ -216,8 +220,8 @@ class Ingest:
                 record.group_id = group.row.id
             record.seq = self._contents.next_seq()
             entry = Entry(record, group)
-            self._contents.add(entry)
             batch.append(self._owner.id, record, candidate.payload)
+            self._contents.add(entry)
             if group is not None:
                 closed = self._contents.groups.add_member(group, entry)
                 if closed or group.row.id not in changed:
@@ -322,3 +326,15 @@ class Ingest:
         for (status, reason), count in kinds.items():
             self._metrics.pushed(self._owner.name, status, reason, count)
         return outcomes
+
+
+def _without_tombstone(candidate: Candidate | Refusal) -> Candidate | Refusal:
+    """In a buffer without groups a tombstone has nothing to complete and would never leave."""
+    if isinstance(candidate, Refusal) or not candidate.tombstone:
+        return candidate
+    return Refusal(
+        Reason.INVALID,
+        f"a tombstone ({candidate.note}) completes its group, but this buffer has group_by = "
+        '"none"; leave it out',
+        candidate.uid,
+    )

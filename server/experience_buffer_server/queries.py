@@ -84,11 +84,9 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
         )
     else:
         entries = list(_matching(buffer, request.filter))
-    free = [entry for entry in entries if not buffer.is_leased(entry)]
-    held = {id(entry) for entry in entries} - {id(entry) for entry in free}
-    response.leased_uids.extend(e.record.uid for e in entries if id(e) in held)
-    await buffer.delete(free)
-    response.num_deleted = len(free)
+    held, num_deleted = await buffer.delete(entries)
+    response.leased_uids.extend(entry.record.uid for entry in held)
+    response.num_deleted = num_deleted
     return response
 
 

@@ -103,7 +103,7 @@ class Registry:
         buffer = self.get(name)
         old = buffer.settings
         new = checked_settings(old.model_dump() | dict(changes))
-        if new.group_by != old.group_by and len(buffer.contents):
+        if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
             raise errors.WrongStateError(
                 f"buffer {name!r} holds {len(buffer.contents)} experiences grouped by "
                 f"{old.group_by}; group_by can change only while it is empty",

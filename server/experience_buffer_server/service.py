@@ -49,7 +49,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         buffer = self._backend.buffer(request.buffer)
         group = await buffer.grouping.seal(request.group, request.group_size)
         return service_pb2.SealGroupResponse(
-            num_members=len(group.members), group_size=group.row.size
+            num_members=group.num_members, group_size=group.row.size
         )
 
     async def DropGroup(

@@ -182,7 +182,7 @@ class SampleSession:
                     break
                 lease, shortfall = None, ""
                 while lease is None and not draining.is_set():
-                    lease, shortfall = await buffer.sample(consumer, want, draining)
+                    lease, shortfall = await self._sample(buffer, consumer, want)
                     if lease is None and not draining.is_set():
                         buffer.delivery.consumer(consumer)
                         note = service_pb2.SampleStreamResponse(waiting=shortfall)
@@ -192,6 +192,16 @@ class SampleSession:
                     await self._send(buffer, lease, shortfall)
         finally:
             await self._outgoing.put(None)
+
+    async def _sample(self, buffer: Buffer, consumer: str, want: Want) -> tuple[Lease | None, str]:
+        """A batch, or why there is none; a limit that acks relieve is a reason to wait."""
+        try:
+            return await buffer.sample(consumer, want, self._backend.draining)
+        except errors.ResourceExhaustedError as error:
+            if error.retry_delay_seconds is None:
+                raise
+            await asyncio.sleep(error.retry_delay_seconds)
+            return None, str(error)
 
     async def _next_credit(self) -> bool:
         """Wait for a credit and take it; False when the server drains first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from google.protobuf.json_format import MessageToDict
+from google.protobuf import struct_pb2
 
 from experience_buffer import errors
 from experience_buffer.eid import EID
@@ -82,7 +82,10 @@ def values_from(config: config_pb2.BufferConfig) -> dict[str, Any]:
             for consumer in config.consumers
         ]
     if config.HasField("advantage"):
-        parameters = MessageToDict(config.advantage.parameters)
+        parameters = {
+            name: _parameter(name, value)
+            for name, value in config.advantage.parameters.fields.items()
+        }
         values["advantage"] = parameters | {"estimator": config.advantage.estimator}
     return values
 
@@ -231,6 +234,17 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
             for consumer in stats.consumers
         ],
     )
+
+
+def _parameter(name: str, value: struct_pb2.Value) -> float | bool | str:
+    kind = value.WhichOneof("kind")
+    if kind not in ("number_value", "bool_value", "string_value"):
+        raise errors.InvalidRequestError(
+            f"advantage.parameters.{name}: a number, a boolean or a text is expected",
+            subject=f"config.advantage.parameters.{name}",
+        )
+    parameter: float | bool | str = getattr(value, kind)
+    return parameter
 
 
 def _enum_word(field: str, number: int) -> str:

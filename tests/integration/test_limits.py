@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from experience_buffer import (
+    BufferConfig,
     BufferFullError,
     Client,
     ClientOptions,
@@ -34,7 +35,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server
+from tests.integration.server import Server, eventually
 
 NONE = config_pb2.GROUP_BY_NONE
 
@@ -185,3 +186,23 @@ def test_a_stopped_server_is_named(make_server: Callable[..., Server], name: str
     with Client(server.address) as client:
         client.create_buffer(name)
         assert client.push(group(0, 1), buffer=name).num_stored == 1
+
+
+def test_a_stream_waits_where_acks_make_room(make_server: Callable[..., Server], name: str) -> None:
+    server = make_server(toml="[server]\nmax_leased_experiences = 2\n")
+    with Client(server.address) as client:
+        client.create_buffer(BufferConfig(name=name, group_by="none"))
+        client.push([experience(0, run) for run in range(5)], buffer=name)
+        with client.stream(1, buffer=name, prefetch=5) as batches:
+            taken = [next(batches), next(batches)]
+            eventually(lambda: "max_leased_experiences is 2" in batches.waiting, "a note says why")
+            while len(taken) < 5:
+                taken[len(taken) - 2].ack()
+                taken.append(next(batches))
+            assert len({batch.uids for batch in taken}) == 5
+
+        def counts() -> tuple[int, int]:
+            consumer = client.get_stats(name).buffers[0].consumers[0]
+            return consumer.num_acked_units, consumer.num_redelivered_units
+
+        eventually(lambda: counts() == (3, 2), "what wasn't acknowledged is offered again")

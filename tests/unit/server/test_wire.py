@@ -94,3 +94,11 @@ def test_an_update_names_its_fields() -> None:
     request.update_mask.paths.append("name")
     with pytest.raises(errors.InvalidRequestError, match="'name'"):
         wire.changes_from(request)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, [1.0]])
+def test_parameters_that_are_no_parameters_are_named(value: Any) -> None:
+    config = config_pb2.BufferConfig(advantage=config_pb2.AdvantageConfig(estimator="grpo"))
+    config.advantage.parameters["eps"] = value
+    with pytest.raises(errors.InvalidRequestError, match="eps"):
+        wire.settings_from(config)
