@@ -24,14 +24,14 @@ async def test_members_on_their_way_out_count_once(world: World) -> None:
     assert late.reason is Reason.LATE
 
 
-async def test_a_dropped_group_stays_dropped(world: World) -> None:
+@pytest.mark.parametrize("drop_first", [True, False])
+async def test_a_dropped_group_stays_dropped(world: World, drop_first: bool) -> None:
     buffer = await world.create(group_size=3)
     await buffer.ingest.push(push((1, 0), (1, 1)))
     group = buffer.contents.groups.get("2/1")
     assert group is not None
-    await asyncio.gather(
-        buffer.grouping.seal("2/1", 0), buffer.grouping.drop("2/1", "no use"),
-    )  # fmt: skip
+    calls = [buffer.grouping.drop("2/1", "no use"), buffer.grouping.seal("2/1", 0)]
+    await asyncio.gather(*(calls if drop_first else reversed(calls)))
     assert group.row.closed == "dropped"
     assert len(buffer.contents) == 0
 
