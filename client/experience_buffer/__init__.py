@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from experience_buffer.client import Client as Client
     from experience_buffer.eid import EID as EID
     from experience_buffer.errors import AlreadyExistsError as AlreadyExistsError
+    from experience_buffer.errors import AnnotateRefusedError as AnnotateRefusedError
     from experience_buffer.errors import BufferFullError as BufferFullError
     from experience_buffer.errors import BufferNotFoundError as BufferNotFoundError
     from experience_buffer.errors import CallCancelledError as CallCancelledError
@@ -51,13 +52,15 @@ if TYPE_CHECKING:
     from experience_buffer.options import RetryOptions as RetryOptions
     from experience_buffer.options import TlsOptions as TlsOptions
     from experience_buffer.options import WriterOptions as WriterOptions
+    from experience_buffer.outcomes import AnnotateOutcome as AnnotateOutcome
+    from experience_buffer.outcomes import AnnotateResult as AnnotateResult
+    from experience_buffer.outcomes import PushOutcome as PushOutcome
+    from experience_buffer.outcomes import PushResult as PushResult
     from experience_buffer.values import BufferInfo as BufferInfo
     from experience_buffer.values import BufferStats as BufferStats
     from experience_buffer.values import ConsumerStats as ConsumerStats
     from experience_buffer.values import DeleteResult as DeleteResult
     from experience_buffer.values import ExperienceSummary as ExperienceSummary
-    from experience_buffer.values import PushOutcome as PushOutcome
-    from experience_buffer.values import PushResult as PushResult
     from experience_buffer.values import SealedGroup as SealedGroup
     from experience_buffer.values import Stats as Stats
     from experience_buffer.values import StoredExperience as StoredExperience
@@ -82,6 +85,7 @@ _NAMES: Final = {
     "eid": ("EID",),
     "errors": (
         "AlreadyExistsError",
+        "AnnotateRefusedError",
         "BufferFullError",
         "BufferNotFoundError",
         "CallCancelledError",
@@ -118,14 +122,18 @@ _NAMES: Final = {
         "TlsOptions",
         "WriterOptions",
     ),
+    "outcomes": (
+        "AnnotateOutcome",
+        "AnnotateResult",
+        "PushOutcome",
+        "PushResult",
+    ),
     "values": (
         "BufferInfo",
         "BufferStats",
         "ConsumerStats",
         "DeleteResult",
         "ExperienceSummary",
-        "PushOutcome",
-        "PushResult",
         "SealedGroup",
         "Stats",
         "StoredExperience",

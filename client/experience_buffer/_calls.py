@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from experience_buffer import _convert
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import BufferConfig
+from experience_buffer.outcomes import AnnotateOutcome
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.values import (
     BufferInfo,
@@ -135,12 +136,15 @@ def nack(lease_id: int, *, buffer: str, reason: str) -> Call[int]:
 def get(uid: str, *, buffer: str) -> Call[StoredExperience]:
     """Read one experience."""
     request = build(pb.GetRequest, buffer=buffer, uid=uid)
+    return Call("Get", request, _convert.stored)
+
+
+def annotate(request: pb.AnnotateRequest) -> Call[tuple[AnnotateOutcome, ...]]:
+    """Add fields to experiences."""
     return Call(
-        "Get",
+        "Annotate",
         request,
-        lambda response: StoredExperience(
-            summary=_convert.summary(response.summary), payload=response.payload
-        ),
+        lambda response: tuple(map(_convert.annotate_outcome, response.outcomes)),
     )
 
 

@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import ListValue, Struct
 
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import AdvantageConfig, BufferConfig, ConsumerConfig
+from experience_buffer.outcomes import AnnotateOutcome, PushOutcome
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from experience_buffer.values import (
     BufferInfo,
     BufferStats,
     ConsumerStats,
     ExperienceSummary,
-    PushOutcome,
     Stats,
+    StoredExperience,
     Tombstone,
 )
 
@@ -52,6 +53,7 @@ class Names:
 
 
 PUSH_STATUS: Final = Names(types_pb2.PushStatus, "PUSH_STATUS_")
+ANNOTATE_REFUSAL: Final = Names(types_pb2.AnnotateRefusal, "ANNOTATE_REFUSAL_")
 REFUSAL_REASON: Final = Names(types_pb2.RefusalReason, "REFUSAL_REASON_")
 STATE: Final = Names(types_pb2.ExperienceState, "EXPERIENCE_STATE_")
 UNIT: Final = Names(config_pb2.Unit, "UNIT_")
@@ -60,6 +62,7 @@ _CONFIG_ENUMS: Final = {
     "on_group_deadline": Names(config_pb2.DeadlinePolicy, "DEADLINE_POLICY_"),
     "late_members": Names(config_pb2.LatePolicy, "LATE_POLICY_"),
     "on_bad_reward": Names(config_pb2.BadRewardPolicy, "BAD_REWARD_POLICY_"),
+    "on_missing_field": Names(config_pb2.MissingFieldPolicy, "MISSING_FIELD_POLICY_"),
 }
 _CONFIG_NUMBERS: Final = (
     "group_size",
@@ -90,17 +93,28 @@ def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
                 raise InvalidRequestError(f"{field} is {value!r}: {error}", subject=field) from None
     for consumer in config.consumers or ():
         unit = UNIT.number(consumer.unit, "consumers.unit")
-        message.consumers.add(name=consumer.name, unit=unit)
+        message.consumers.add(name=consumer.name, unit=unit, raw=consumer.raw)
     if config.advantage is not None:
-        message.advantage.estimator = config.advantage.estimator
-        try:
-            message.advantage.parameters.update(dict(config.advantage.parameters))
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(
-                f"advantage.parameters is {config.advantage.parameters!r}: {error}; "
-                "give numbers, booleans and texts",
-                subject="advantage.parameters",
-            ) from None
+        message.advantage.CopyFrom(_advantage_to_message(config.advantage))
+    return message
+
+
+def _advantage_to_message(advantage: AdvantageConfig) -> config_pb2.AdvantageConfig:
+    message = config_pb2.AdvantageConfig()
+    field = "estimator"
+    try:
+        message.estimator = advantage.estimator
+        field = "parameters"
+        for name, value in dict(advantage.parameters).items():
+            if not isinstance(value, (bool, int, float, str)):
+                raise TypeError(f"{name} is a {type(value).__name__}")
+            message.parameters[name] = value
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"advantage.{field} is {getattr(advantage, field)!r:.200}: {error}; give numbers, "
+            "booleans and texts by name",
+            subject=f"advantage.{field}",
+        ) from None
     return message
 
 
@@ -115,12 +129,12 @@ def config_from_message(message: config_pb2.BufferConfig) -> BufferConfig:
             values[field] = getattr(message, field)
     if message.consumers:
         values["consumers"] = tuple(
-            ConsumerConfig(consumer.name, UNIT.name(consumer.unit, "item"))
+            ConsumerConfig(consumer.name, UNIT.name(consumer.unit, "item"), raw=consumer.raw)
             for consumer in message.consumers
         )
     if message.HasField("advantage"):
         values["advantage"] = AdvantageConfig(
-            message.advantage.estimator, MessageToDict(message.advantage.parameters)
+            message.advantage.estimator, struct_to_dict(message.advantage.parameters)
         )
     return BufferConfig(message.name, **values)
 
@@ -154,6 +168,29 @@ def outcomes(
         )
 
 
+def annotate_outcome(message: types_pb2.AnnotateOutcome) -> AnnotateOutcome:
+    """Translate the outcome of an annotation; a reason that a newer server added is empty."""
+    return AnnotateOutcome(
+        uid=message.uid,
+        status="refused" if message.refusal else "stored",
+        reason=ANNOTATE_REFUSAL.name(message.refusal),
+        message=message.message,
+    )
+
+
+def struct_to_dict(message: Struct) -> dict[str, Any]:
+    """Translate a struct; NaN and infinity, which the JSON mapping refuses, are numbers too."""
+    return {name: _struct_value(message[name]) for name in sorted(message)}
+
+
+def _struct_value(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return struct_to_dict(value)
+    if isinstance(value, ListValue):
+        return [_struct_value(member) for member in value]
+    return value
+
+
 def batch_fields(
     experiences: Iterable[types_pb2.SampledExperience],
     lease: types_pb2.Lease | None,
@@ -178,10 +215,21 @@ def batch_fields(
         "payloads": tuple(item.payload for item in experiences),
         "num_deliveries": tuple(item.num_deliveries for item in experiences),
         "staleness": tuple(_optional(item, "staleness") for item in experiences),
+        "flags": tuple(tuple(item.flags) for item in experiences),
         "num_units": end.num_units,
         "shortfall": end.shortfall,
         "policy_version": _optional(end, "policy_version"),
     }
+
+
+def stored(message: service_pb2.GetResponse) -> StoredExperience:
+    """Translate an experience as the server holds it."""
+    has_computation = message.HasField("computation")
+    return StoredExperience(
+        summary=summary(message.summary),
+        payload=message.payload,
+        computation=struct_to_dict(message.computation) if has_computation else None,
+    )
 
 
 def summary(message: types_pb2.ExperienceSummary) -> ExperienceSummary:
@@ -236,6 +284,8 @@ def _buffer_stats(message: service_pb2.BufferStats) -> BufferStats:
         num_overdue_groups=message.num_overdue_groups,
         num_computing_groups=message.num_computing_groups,
         num_quarantined_groups=message.num_quarantined_groups,
+        num_waiting_for_fields=message.num_waiting_for_fields,
+        computing_waits_for=message.computing_waits_for,
         oldest_open_group=message.oldest_open_group,
         policy_version=policy_version(message),
         consumers=tuple(_consumer_stats(consumer) for consumer in message.consumers),

@@ -23,7 +23,9 @@ def _push_sized_text(machine: Machine, num_length_bytes: int) -> None:
 
 
 def _push_sized_bytes(machine: Machine, num_length_bytes: int) -> None:
-    machine.stack.append(machine.skip(machine.number(num_length_bytes)))
+    data = machine.skip(machine.number(num_length_bytes))
+    # A slice of one byte is Python's only object for it, which the pickle may not have shared.
+    machine.stack.append(data[0].to_bytes(1, "little") if len(data) == 1 else data)
 
 
 def _push_bytearray(machine: Machine) -> None:

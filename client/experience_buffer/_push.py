@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from experience_buffer import _convert
 from experience_buffer.errors import InvalidRequestError, MessageTooLargeError
 from experience_buffer.options import ClientOptions, WriterOptions
+from experience_buffer.outcomes import PushOutcome, PushResult
 from experience_buffer.v1 import service_pb2
-from experience_buffer.values import PushOutcome, PushResult, Tombstone
+from experience_buffer.values import Tombstone
 
 if TYPE_CHECKING:
     from experience_buffer.experience import Experience
@@ -95,7 +96,7 @@ def split(
     """
     if isinstance(experiences, (bytes, bytearray, memoryview)):
         payload = bytes(experiences)
-        _check_size(len(payload), "the payload", options)
+        check_size(len(payload), "the payload", options)
         yield Chunk(payload, [], tombstones)
         return
     for start, end, payload in encode_pieces(experiences, options, encode=encode):
@@ -129,7 +130,7 @@ def encode_pieces(
             len(payload) > 2 * options.max_push_bytes and num_items > 1
         ):
             if num_items == 1:
-                _check_size(len(payload), f"experience {start}", options)
+                check_size(len(payload), f"experience {start}", options)
             step = (num_items + 1) // 2
             continue
         yield start, end, payload
@@ -153,11 +154,16 @@ def _max_payload_bytes(options: ClientOptions) -> int:
     return options.max_message_bytes - ENVELOPE_BYTES
 
 
-def _check_size(num_bytes: int, what: str, options: ClientOptions) -> None:
+def check_size(num_bytes: int, what: str, options: ClientOptions) -> None:
+    """Refuse what a message can't hold.
+
+    Raises:
+        MessageTooLargeError: It can't.
+    """
     limit = _max_payload_bytes(options)
     if num_bytes > limit:
         raise MessageTooLargeError(
             f"{what} takes {num_bytes} bytes; a message holds at most {limit}. Raise "
-            "max_message_bytes in ClientOptions and on the server, or push less at once",
+            "max_message_bytes in ClientOptions and on the server, or send less at once",
             subject=what,
         )

@@ -23,8 +23,9 @@ from experience_buffer.errors import (
     InternalServerError,
 )
 from experience_buffer.options import WriterOptions
+from experience_buffer.outcomes import PushOutcome, PushResult, refusal
 from experience_buffer.v1 import service_pb2
-from experience_buffer.values import PushOutcome, PushResult, WriterCounts, refusal
+from experience_buffer.values import WriterCounts
 
 logger = logging.getLogger("experience_buffer")
 

@@ -1,11 +1,13 @@
-"""What both clients are made of before they open a channel: address, token, deadline, options."""
+"""What both clients are made of beside a channel: address, token, deadline, options."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from experience_buffer import _channel
-from experience_buffer.errors import CallCancelledError
+import grpc
+
+from experience_buffer import _channel, status
+from experience_buffer.errors import CallCancelledError, ExperienceBufferError
 from experience_buffer.options import ClientOptions, TlsOptions
 
 
@@ -55,6 +57,11 @@ class ClientSettings:
     def options(self) -> ClientOptions:
         """The options."""
         return self._options
+
+    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
+        return status.from_rpc_error(
+            error, doing=f"{method} to {self._address}", is_stream=method.endswith("Stream")
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address!r})"

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
-import grpc
-import grpc.aio
-
-from experience_buffer import _calls, _channel, _push, status
+from experience_buffer import _annotate, _calls, _push
+from experience_buffer._async_connection import AsyncConnection
 from experience_buffer._async_stream import AsyncBatch, AsyncSampleStream
 from experience_buffer._async_writer import AsyncWriter
-from experience_buffer._retry import Attempts, Deadline
+from experience_buffer._retry import Deadline
 from experience_buffer._sampling import StreamPlan
-from experience_buffer._settings import ClientSettings, closed_error
-from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.options import BufferChanges, BufferConfig, WriterOptions
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult, PushOutcome, PushResult
 from experience_buffer.values import (
     BufferInfo,
     DeleteResult,
     ExperienceState,
     ExperienceSummary,
-    PushOutcome,
-    PushResult,
     SealedGroup,
     Stats,
     StoredExperience,
@@ -33,14 +26,10 @@ from experience_buffer.values import (
 )
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from experience_buffer.experience import Experience
 
-T = TypeVar("T")
 
-
-class AsyncClient(ClientSettings):
+class AsyncClient(AsyncConnection):
     """Talks to an experience buffer server from an event loop; the verbs are `Client`'s.
 
     It can be shared between the tasks of one loop and pickled: the connection is made when first
@@ -58,30 +47,6 @@ class AsyncClient(ClientSettings):
     `UnavailableError` when no server answers, `DeadlineExceededError` when one is too slow,
     `BufferNotFoundError`, and what the method names.
     """
-
-    def _prepare(self) -> None:
-        self._channel: grpc.aio.Channel | None = None
-        self._stub: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection; calls under way are cancelled. Idempotent."""
-        self._closed = True
-        channel, self._channel, self._stub = self._channel, None, None
-        if channel is not None and self._loop is asyncio.get_running_loop():
-            await channel.close()
 
     async def push(
         self,
@@ -260,6 +225,50 @@ class AsyncClient(ClientSettings):
         """
         return await self._run(_calls.get(uid, buffer=buffer))
 
+    async def annotate(
+        self,
+        annotations: Mapping[str, Mapping[str, Any]],
+        *,
+        buffer: str = "default",
+        raise_on_refused: bool = True,
+        timeout: float | None = None,
+    ) -> AnnotateResult:
+        """Add fields that came late to stored experiences; what depends on them is computed again.
+
+        Returns when all are durable. Idempotent; many go in several requests, and after an error
+        what was sent before is stored.
+
+        Args:
+            annotations: By uid what is added, by the names that `Experience` has for it:
+                `reward`, `baseline_reward`, `env_state_hash` and `num_turns` as values; `values`,
+                `ref_logprobs` and other tensors as lists (float32; `versions` int64), arrays or
+                tensors of any dtype. Other numbers and texts become entries of `info`, as
+                everything in `info` does, a dict of plain data.
+            buffer: The buffer's name.
+            raise_on_refused: False: return refused ones in the result instead of raising.
+            timeout: Seconds for all of it, retries included; None: the client's.
+
+        Returns:
+            One outcome per annotation, in order.
+
+        Raises:
+            InvalidRequestError: An annotation holds what can't be sent; none is stored then.
+            AnnotateRefusedError: The server refused some; all others are stored.
+            MessageTooLargeError: One annotation is over the message limit.
+        """
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        outcomes: list[AnnotateOutcome] = []
+        requests = await asyncio.to_thread(
+            _annotate.requests, annotations, buffer=buffer, options=self._options
+        )
+        for request in requests:
+            answer = await self._run(_calls.annotate(request), deadline.remaining())
+            outcomes.extend(answer)
+        result = AnnotateResult(outcomes=tuple(outcomes))
+        if raise_on_refused:
+            result.raise_for_refused()
+        return result
+
     async def list(
         self,
         *,
@@ -363,52 +372,3 @@ class AsyncClient(ClientSettings):
     async def get_stats(self, buffer: str = "") -> Stats:
         """Read counts, depths and what is waited for, of one buffer or of all."""
         return await self._run(_calls.get_stats(buffer))
-
-    async def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
-        attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
-        while True:
-            method = getattr(self._get_stub(), call.method)
-            try:
-                response = await method(
-                    call.request, timeout=attempts.remaining(), metadata=self._metadata
-                )
-                return call.parse(response)
-            except grpc.RpcError as error:
-                failure = self._translate(error, call.method)
-            except asyncio.CancelledError:
-                # gRPC cancels the waiting task too when the channel is closed.
-                if self._closed and not _is_cancelling():
-                    raise closed_error("client") from None
-                raise
-            await asyncio.sleep(attempts.delay_after(failure, idempotent=call.idempotent))
-
-    def _open(self, method: str, requests: AsyncIterator[Any]) -> Any:
-        """Open a stream; without a deadline, since keepalive finds a dead server."""
-        return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
-
-    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
-        return status.from_rpc_error(
-            error, doing=f"{method} to {self._address}", is_stream=method.endswith("Stream")
-        )
-
-    def _get_stub(self) -> Any:
-        if self._closed:
-            raise closed_error("client")
-        loop = asyncio.get_running_loop()
-        if self._stub is None or self._loop is not loop:
-            arguments = _channel.arguments(self._options, self._tls)
-            self._channel = (
-                grpc.aio.insecure_channel(self._target, arguments)
-                if self._tls is None
-                else grpc.aio.secure_channel(
-                    self._target, _channel.credentials(self._tls), arguments
-                )
-            )
-            self._stub = ExperienceBufferStub(self._channel)
-            self._loop = loop
-        return self._stub
-
-
-def _is_cancelling() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

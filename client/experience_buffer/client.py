@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
-import grpc
-
-from experience_buffer import _calls, _channel, _push, status
-from experience_buffer._retry import Attempts, Deadline
+from experience_buffer import _annotate, _calls, _push
+from experience_buffer._connection import Connection
+from experience_buffer._retry import Deadline
 from experience_buffer._sampling import StreamPlan
-from experience_buffer._settings import ClientSettings, closed_error
 from experience_buffer._stream import Batch, SampleStream
 from experience_buffer._writer import Writer
-from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.options import BufferChanges, BufferConfig, WriterOptions
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult, PushOutcome, PushResult
 from experience_buffer.values import (
     BufferInfo,
     DeleteResult,
     ExperienceState,
     ExperienceSummary,
-    PushOutcome,
-    PushResult,
     SealedGroup,
     Stats,
     StoredExperience,
@@ -33,16 +25,10 @@ from experience_buffer.values import (
 )
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from experience_buffer.experience import Experience
 
-T = TypeVar("T")
-_INHERITED: Final[list[grpc.Channel]] = []
-"""Channels of a parent process: never used here, and never finalised, which could hang."""
 
-
-class Client(ClientSettings):
+class Client(Connection):
     """Talks to an experience buffer server.
 
     It can be shared between threads, pickled, and used after a fork: the connection is made
@@ -60,32 +46,6 @@ class Client(ClientSettings):
     `UnavailableError` when no server answers, `DeadlineExceededError` when one is too slow,
     `BufferNotFoundError`, and what the method names.
     """
-
-    def _prepare(self) -> None:
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._channel: grpc.Channel | None = None
-        self._stub: Any = None
-        self._pid = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection; calls under way are cancelled. Idempotent."""
-        self._stopped.set()
-        with self._lock:
-            channel, self._channel, self._stub = self._channel, None, None
-            if channel is not None and self._pid == os.getpid():
-                channel.close()
 
     def push(
         self,
@@ -262,6 +222,48 @@ class Client(ClientSettings):
         """
         return self._run(_calls.get(uid, buffer=buffer))
 
+    def annotate(
+        self,
+        annotations: Mapping[str, Mapping[str, Any]],
+        *,
+        buffer: str = "default",
+        raise_on_refused: bool = True,
+        timeout: float | None = None,
+    ) -> AnnotateResult:
+        """Add fields that came late to stored experiences; what depends on them is computed again.
+
+        Returns when all are durable. Idempotent; many go in several requests, and after an error
+        what was sent before is stored.
+
+        Args:
+            annotations: By uid what is added, by the names that `Experience` has for it:
+                `reward`, `baseline_reward`, `env_state_hash` and `num_turns` as values; `values`,
+                `ref_logprobs` and other tensors as lists (float32; `versions` int64), arrays or
+                tensors of any dtype. Other numbers and texts become entries of `info`, as
+                everything in `info` does, a dict of plain data.
+            buffer: The buffer's name.
+            raise_on_refused: False: return refused ones in the result instead of raising.
+            timeout: Seconds for all of it, retries included; None: the client's.
+
+        Returns:
+            One outcome per annotation, in order.
+
+        Raises:
+            InvalidRequestError: An annotation holds what can't be sent; none is stored then.
+            AnnotateRefusedError: The server refused some; all others are stored.
+            MessageTooLargeError: One annotation is over the message limit.
+        """
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        outcomes: list[AnnotateOutcome] = []
+        requests = _annotate.requests(annotations, buffer=buffer, options=self._options)
+        for request in requests:
+            answer = self._run(_calls.annotate(request), deadline.remaining())
+            outcomes.extend(answer)
+        result = AnnotateResult(outcomes=tuple(outcomes))
+        if raise_on_refused:
+            result.raise_for_refused()
+        return result
+
     def list(
         self,
         *,
@@ -362,45 +364,3 @@ class Client(ClientSettings):
     def get_stats(self, buffer: str = "") -> Stats:
         """Read counts, depths and what is waited for, of one buffer or of all."""
         return self._run(_calls.get_stats(buffer))
-
-    def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
-        attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
-        while True:
-            method = getattr(self._get_stub(), call.method)
-            try:
-                response = method(
-                    call.request, timeout=attempts.remaining(), metadata=self._metadata
-                )
-                return call.parse(response)
-            except grpc.RpcError as error:
-                failure = self._translate(error, call.method)
-            if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
-                raise closed_error("client") from failure
-
-    def _open(self, method: str, requests: Iterator[Any]) -> Any:
-        """Open a stream; without a deadline, since keepalive finds a dead server."""
-        return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
-
-    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
-        return status.from_rpc_error(
-            error, doing=f"{method} to {self._address}", is_stream=method.endswith("Stream")
-        )
-
-    def _get_stub(self) -> Any:
-        with self._lock:
-            if self._stopped.is_set():
-                raise closed_error("client")
-            if self._stub is None or self._pid != os.getpid():
-                if self._channel is not None:
-                    _INHERITED.append(self._channel)
-                arguments = _channel.arguments(self._options, self._tls)
-                self._channel = (
-                    grpc.insecure_channel(self._target, arguments)
-                    if self._tls is None
-                    else grpc.secure_channel(
-                        self._target, _channel.credentials(self._tls), arguments
-                    )
-                )
-                self._stub = ExperienceBufferStub(self._channel)
-                self._pid = os.getpid()
-            return self._stub

@@ -1,7 +1,8 @@
-"""Batches of experiences: padded tensors, groups, and Hugging Face datasets.
+"""Batches: experiences as padded tensors, groups, Hugging Face datasets; joined trajectories.
 
 B is the number of experiences, P the padded prompt length, R the padded response length. Prompts
-are padded on the left, responses on the right. Importing this module imports torch; `datasets` is
+are padded on the left, responses on the right; lengths come from the experiences, never from masks.
+`concat` and `split` join and separate batches that are padded already. Importing this module imports torch; `datasets` is
 imported only by the two functions that need it. All functions are thread-safe.
 """
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from experience_buffer._item import DTYPE_NAMES, META_FIELDS, TENSOR_FIELDS
+from experience_buffer._trajectories import TrajectoryLayout, concat, split
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]
 
 __all__ = [
+    "TrajectoryLayout",
+    "concat",
     "from_hf_datasets",
     "gather_action_masks",
     "gather_attention_masks",
@@ -28,6 +32,7 @@ __all__ = [
     "gather_response_attrs",
     "gather_token_ids",
     "group_by",
+    "split",
     "split_dpo_experience_to_single_turn",
     "to_hf_datasets",
 ]

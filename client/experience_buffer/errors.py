@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from experience_buffer.values import PushResult
+    from experience_buffer.outcomes import AnnotateResult, PushResult
 
 
 class ExperienceBufferError(Exception):
@@ -62,7 +62,7 @@ class TrxpError(ExperienceBufferError, ValueError):
 
 
 class MessageTooLargeError(ExperienceBufferError, ValueError):
-    """One experience or raw payload is larger than a message may be; it was not sent."""
+    """One experience, raw payload or annotation is larger than a message may be; it was not sent."""
 
     status = "INVALID_ARGUMENT"
     reason = "MESSAGE_TOO_LARGE"
@@ -79,6 +79,19 @@ class PushRefusedError(ExperienceBufferError, ValueError):
 
     result: PushResult
     """Every outcome of the push, the stored ones included."""
+
+
+class AnnotateRefusedError(ExperienceBufferError, ValueError):
+    """The server refused some annotations; all others are stored.
+
+    Raised by the client alone: on the wire a refusal is an outcome, not an error.
+    """
+
+    status = "INVALID_ARGUMENT"
+    reason = "ANNOTATE_REFUSED"
+
+    result: AnnotateResult
+    """Every outcome of the call, the stored ones included."""
 
 
 class NotFoundError(ExperienceBufferError, LookupError):

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from experience_buffer import trxp
+from experience_buffer._fields import ExtraTensor, InfoValue
+from experience_buffer._fields import optional_tensor as _optional
+from experience_buffer._fields import tensor as _tensor
 from experience_buffer.eid import EID
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    TensorLike: TypeAlias = Tensor | Sequence[Any] | Any
-    """A tensor, or what becomes one: a (nested) list, tuple or NumPy array."""
+    from experience_buffer._fields import TensorLike
 
 __all__ = ["EID", "CustomField", "Experience"]
 
@@ -92,7 +94,20 @@ class Experience:
     custom_fields: list[CustomField]
     """Values of `info` that a trainer wants as tensors."""
     extra: dict[str, Tensor]
-    """Tensors of any other name (`values`, `ref_logprobs`, `versions`), kept bit for bit."""
+    """Tensors of any other name, kept bit for bit; the next three are attributes as well."""
+    values = ExtraTensor()
+    """Values by a critic, shape [T], or [T + 1] with the bootstrap value; float32 if of a list."""
+    ref_logprobs = ExtraTensor()
+    """Log-probabilities under the reference policy, shape [T]; float32 if made of a list."""
+    versions = ExtraTensor()
+    """Version of the policy that produced each token, below 0 where none did, shape [T]; int64 if
+    made of a list."""
+    baseline_reward = InfoValue(float)
+    """Reward of the greedy response to the same prompt; an entry of `info`, as the next two."""
+    env_state_hash = InfoValue(str)
+    """Names the environment's state before this step: equal states have equal texts."""
+    num_turns = InfoValue(int)
+    """Turns of the response; None: as many as `action_mask` has stretches of ones."""
     experience_type: Literal["single_turn", "multi_turn", "dpo"]
     """Derived: multi_turn if an action_mask is given, else dpo if chosen and rejected are."""
 
@@ -122,16 +137,24 @@ class Experience:
         multi_modal_inputs: Mapping[str, TensorLike] | None = None,
         teacher_logprobs: TensorLike | None = None,
         routed_experts: TensorLike | None = None,
+        values: TensorLike | None = None,
+        ref_logprobs: TensorLike | None = None,
+        versions: TensorLike | None = None,
+        baseline_reward: float | None = None,
+        env_state_hash: str | None = None,
+        num_turns: int | None = None,
         custom_fields: list[CustomField] | None = None,
         extra: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Make an experience; lists become int32, float32 or bool tensors.
+        """Make an experience; lists become tensors of the dtypes named above.
 
         A single-turn experience gets an `action_mask` of ones, shape [T]; of zeros, shape
         [len(logprobs)], if its prompt was truncated. A dpo one gets `prompt_length = len(tokens)`.
 
         Raises:
-            ValueError: A single-turn experience has no response, or a prompt length below 1.
+            ValueError: A single-turn experience has no response, or a prompt length below 1; or
+                an input is given both as an argument and in `extra` or `info`.
+            TypeError: `baseline_reward`, `env_state_hash` or `num_turns` is of another kind.
         """
         if action_mask is not None:
             self.experience_type = "multi_turn"
@@ -170,6 +193,19 @@ class Experience:
         self.routed_experts = _optional(routed_experts, "uint8")
         self.custom_fields = custom_fields or []
         self.extra = dict(extra) if extra else {}
+        inputs = {
+            "values": values,
+            "ref_logprobs": ref_logprobs,
+            "versions": versions,
+            "baseline_reward": baseline_reward,
+            "env_state_hash": env_state_hash,
+            "num_turns": num_turns,
+        }
+        for name, value in inputs.items():
+            if value is not None:
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is given twice: as an argument, and in extra or info")
+                setattr(self, name, value)
 
     def serialize(self) -> bytes:
         """Write this experience as a TRXP payload.
@@ -250,18 +286,3 @@ def _single_turn_mask(
             "an action_mask, or truncate_status='prompt_truncated'"
         )
     return torch.ones(len(tokens) - prompt_length, dtype=torch.bool)
-
-
-def _optional(value: TensorLike | None, list_dtype: str) -> Tensor | None:
-    return None if value is None else _tensor(value, list_dtype)
-
-
-def _tensor(value: TensorLike, list_dtype: str | None) -> Tensor:
-    """Return a tensor as it is; make one of a list with a dtype, of anything else with its own."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, list) and list_dtype is not None:
-        return torch.tensor(value, dtype=getattr(torch, list_dtype))
-    return torch.tensor(value)

@@ -17,6 +17,8 @@ LatePolicy: TypeAlias = Literal["refuse", "new_group"]
 """What happens to an experience that comes after its group closed."""
 BadRewardPolicy: TypeAlias = Literal["refuse", "tombstone"]
 """What happens to an experience whose reward is NaN, or missing though the estimator needs it."""
+MissingFieldPolicy: TypeAlias = Literal["refuse", "wait"]
+"""What happens to an experience without a field that the estimator needs."""
 Unit: TypeAlias = Literal["item", "group"]
 """What one delivery is made of: single experiences or whole groups."""
 Parameter: TypeAlias = bool | int | float | str
@@ -74,7 +76,7 @@ class ClientOptions:
     max_message_bytes: int = 64 * 1024 * 1024
     """Largest message, both ways. The server has a limit of its own."""
     max_push_bytes: int = 8 * 1024 * 1024
-    """`push` aims at requests of at most this payload; one larger experience goes alone."""
+    """`push` and `annotate` aim at requests of at most this size; what is larger goes alone."""
     max_push_items: int = 512
     """Most experiences, and most tombstones, in one request of `push`."""
     keepalive_seconds: float = 60.0
@@ -122,6 +124,9 @@ class ConsumerConfig:
     """1 to 64 characters of letters, digits, ".", "_" and "-"."""
     unit: Unit = "item"
     """What `batch_size` counts for this consumer."""
+    raw: bool = field(default=False, kw_only=True)
+    """True: it gets experiences as soon as they are stored (groups as soon as they are whole), without
+    waiting for advantages or missing fields: a reference model or critic that annotates them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +134,11 @@ class AdvantageConfig:
     """How advantages are computed when a group is whole."""
 
     estimator: str = ""
-    """"grpo", "rloo", "reinforce", "gae"; empty: none are computed."""
+    """One of those in docs/advantages.md, such as "grpo" or "gae", or one that the server's
+    configuration declares; empty: none are computed."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    """The estimator's parameters; the server refuses names that it doesn't know."""
+    """The estimator's parameters by name, those left out at their defaults; the server refuses
+    names that it doesn't know and values out of bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,9 @@ class BufferConfig:
     """What happens to members that come too late."""
     on_bad_reward: BadRewardPolicy | None = field(default=None, kw_only=True)
     """What happens to NaN or missing rewards."""
+    on_missing_field: MissingFieldPolicy | None = field(default=None, kw_only=True)
+    """What happens to experiences without a field that the estimator needs: "refuse" names the
+    field; "wait" stores them, and their groups wait for `annotate` until their deadlines."""
     consumers: tuple[ConsumerConfig, ...] | None = field(default=None, kw_only=True)
     """The readers; None: one consumer "trainer" that takes items."""
     advantage: AdvantageConfig | None = field(default=None, kw_only=True)
@@ -178,6 +188,7 @@ class BufferChanges(TypedDict, total=False):
     min_group_size: int
     late_members: LatePolicy
     on_bad_reward: BadRewardPolicy
+    on_missing_field: MissingFieldPolicy
     consumers: tuple[ConsumerConfig, ...]
     advantage: AdvantageConfig
     lease_seconds: float

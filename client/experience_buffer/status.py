@@ -29,7 +29,8 @@ _CLASSES: Final = tuple(
     for value in vars(errors).values()
     if isinstance(value, type)
     and issubclass(value, errors.ExperienceBufferError)
-    and value not in (errors.ExperienceBufferError, errors.PushRefusedError)
+    and value
+    not in (errors.ExperienceBufferError, errors.PushRefusedError, errors.AnnotateRefusedError)
 )
 _BY_REASON: Final = {cls.reason: cls for cls in _CLASSES}
 _BY_STATUS: Final[dict[str, type[errors.ExperienceBufferError]]] = {

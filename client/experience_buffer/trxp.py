@@ -134,6 +134,16 @@ def with_tensors(payload: Buffer, tensors: Mapping[str, TensorView]) -> bytes:
     return join_frame(metadata, views.items())
 
 
+def read_tensors(data: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, TensorView]:
+    """Read a bare safetensors file: tensors by name, as views.
+
+    Raises:
+        TrxpError: It is damaged, or its table exceeds the limits.
+    """
+    view = memoryview(data).cast("B")
+    return dict(_safetensors.read(view, max_header_bytes=limits.max_header_bytes))
+
+
 def encode(experiences: Sequence[Experience]) -> bytes:
     """Write experiences as one payload, byte for byte what Trinity-RFT's class writes.
 

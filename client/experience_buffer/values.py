@@ -1,29 +1,29 @@
-"""What calls return: outcomes, summaries, statistics, and the content of a batch.
+"""What calls return: summaries, statistics, and the content of a batch.
 
-Values only; the batches that can be acknowledged are in `client.py` and `aio.py`.
+Values only; the batches that can be acknowledged are in `_stream.py` and `_async_stream.py`, what
+became of pushes and annotations is in `outcomes.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-from experience_buffer.errors import PushRefusedError
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from experience_buffer.eid import EID
     from experience_buffer.experience import Experience
     from experience_buffer.options import BufferConfig, Unit
 
-PushStatus: TypeAlias = Literal["stored", "duplicate", "refused"]
-"""What became of one pushed item."""
-RefusalReason: TypeAlias = Literal["", "invalid", "conflict", "late", "missing_field", "group_size"]
-"""Why an item was refused: damaged, uid taken by other content, group closed, a field lacks that
-the estimator needs, group size contradicts an earlier one. Empty when it wasn't."""
 ExperienceState: TypeAlias = Literal[
-    "waiting_for_group", "computing", "ready", "leased", "quarantined", "tombstone"
+    "waiting_for_group",
+    "computing",
+    "ready",
+    "leased",
+    "quarantined",
+    "tombstone",
+    "waiting_for_fields",
 ]
-"""Where an experience is on its way."""
+"""Where an experience is on its way; the last: it or its group lacks what the estimator needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,70 +34,6 @@ class Tombstone:
     """The identity that the experience would have had."""
     reason: str = ""
     """Why the rollout failed; at most 1,024 characters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushOutcome:
-    """What became of one experience or tombstone."""
-
-    index: int
-    """Position in what was pushed; tombstones follow the experiences."""
-    uid: str
-    """Empty when the item is too damaged to have one."""
-    status: PushStatus
-    reason: RefusalReason = ""
-    message: str = ""
-    """What was wrong, where, and what to do; empty when stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushResult:
-    """What became of a push. Everything not refused is durable."""
-
-    outcomes: tuple[PushOutcome, ...]
-    """One per experience, then one per tombstone, in order."""
-    policy_version: int | None
-    """The newest published policy version; None before the first."""
-
-    @property
-    def num_stored(self) -> int:
-        """Items stored by this push."""
-        return sum(outcome.status == "stored" for outcome in self.outcomes)
-
-    @property
-    def num_duplicates(self) -> int:
-        """Items that were stored already, with the same content."""
-        return sum(outcome.status == "duplicate" for outcome in self.outcomes)
-
-    @property
-    def refused(self) -> tuple[PushOutcome, ...]:
-        """Items that are not stored."""
-        return tuple(outcome for outcome in self.outcomes if outcome.status == "refused")
-
-    def raise_for_refused(self) -> None:
-        """Do nothing when every item is stored.
-
-        Raises:
-            PushRefusedError: Items were refused; its `result` is this.
-        """
-        if self.refused:
-            raise refusal(self)
-
-
-def refusal(result: PushResult) -> PushRefusedError:
-    """Make the error that reports the refused items of a result."""
-    refused = result.refused
-    shown = "; ".join(
-        f"item {outcome.index} ({outcome.uid or 'no uid'}): {outcome.reason}: {outcome.message}"
-        for outcome in refused[:3]
-    )
-    more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-    error = PushRefusedError(
-        f"{len(refused)} items refused, all others are stored: {shown}{more}. "
-        "The error's result.refused lists them; raise_on_refused=False counts without raising"
-    )
-    error.result = result
-    return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +77,10 @@ class BatchData:
     """How often each has been delivered to this consumer, this delivery included."""
     staleness: tuple[int | None, ...]
     """Published policy version minus the version that began the experience; None when unknown."""
+    flags: tuple[tuple[str, ...], ...]
+    """What each one's advantages are like: "singleton" (nothing to compare with), "zero_variance"
+    (all rewards of its group are equal), "masked" (and so its action mask was zeroed), "zero_mask"
+    (no token counts), "bootstrapped" (a critic's value stands for what was cut off)."""
     num_units: int
     """Units (experiences or groups) delivered."""
     shortfall: str
@@ -193,7 +133,7 @@ class ExperienceSummary:
     push_time: float
     """When it was accepted, seconds since the Unix epoch."""
     message: str
-    """Why it is where it is, for quarantined experiences and tombstones."""
+    """Why it is where it is: for tombstones, quarantined ones and those that wait for fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +143,9 @@ class StoredExperience:
     summary: ExperienceSummary
     payload: bytes = field(repr=False)
     """Its TRXP payload, computed advantages in place; empty for a tombstone."""
+    computation: dict[str, Any] | None = None
+    """How its advantages were computed: estimator, parameters, group size, statistics used, by
+    name; None where none were. All numbers are floats."""
 
     @property
     def experience(self) -> Experience | None:
@@ -288,6 +231,10 @@ class BufferStats:
     num_computing_groups: int
     num_quarantined_groups: int
     """Groups whose advantages can't be computed."""
+    num_waiting_for_fields: int
+    """Experiences that lack a field the estimator needs, and wait for `annotate`."""
+    computing_waits_for: str
+    """What computing waits for, in words: missing fields, a batch that isn't full; else empty."""
     oldest_open_group: str
     """In words; empty when there is none."""
     policy_version: int | None

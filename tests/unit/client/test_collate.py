@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from experience_buffer import collate
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
+
+GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
 
 
 @pytest.fixture
@@ -156,3 +163,187 @@ def test_hugging_face_datasets_round_trip() -> None:
         assert each.messages == [{"role": "user", "content": "hi"}]
         assert each.custom_fields == experiences[0].custom_fields
         assert each.extra["values"].tolist() == [0.5, 0.25]
+
+
+def golden_cases(file: str) -> list[Any]:
+    cases = json.loads((GOLDENS / f"{file}.json").read_text())["cases"]
+    return [pytest.param(case, id=case["name"]) for case in cases]
+
+
+def tensors(described: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        name: torch.tensor(each["data"], dtype=getattr(torch, each["dtype"])).reshape(each["shape"])
+        for name, each in described.items()
+        if name != "info"
+    }
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, Tensor):
+            assert found[name].equal(value), name
+            assert found[name].dtype == value.dtype, name
+        else:
+            assert found[name] == value, name
+
+
+@pytest.mark.parametrize("case", golden_cases("areal_batching"))
+def test_concat_and_split_match_areal(case: dict[str, Any]) -> None:
+    trajectories = [tensors(each) for each in case["inputs"]["trajectories"]]
+    batch, layout = collate.concat(trajectories)
+    expected = case["expected"]
+    assert_same(batch, tensors(expected["batch"]))
+    assert list(layout.rows) == expected["meta"]["traj_group_sizes"]
+    assert list(layout.widths) == expected["meta"]["traj_seqlens"]
+    assert layout.token_fields == {"input_ids", "attention_mask", "logprobs"}
+    parts = collate.split(batch, layout)
+    for part, again in zip(parts, expected["roundtrip"], strict=True):
+        assert_same(part, tensors(again))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), min_size=1, max_size=5),
+    st.integers(1, 7),
+)
+def test_split_undoes_concat(sizes: list[tuple[int, int]], features: int) -> None:
+    trajectories: list[dict[str, Any]] = [
+        {
+            "attention_mask": torch.rand(rows, width) < 0.5,
+            "input_ids": torch.randint(1, 97, (rows, width), dtype=torch.int32),
+            "routes": torch.randint(0, 5, (rows, width, 2), dtype=torch.uint8),
+            "rewards": torch.rand(rows, dtype=torch.float64),
+            "scores": torch.rand(rows, features).bfloat16(),
+            "texts": [f"{rows}{width}{row}" for row in range(rows)],
+        }
+        for rows, width in sizes
+    ]
+    batch, layout = collate.concat(trajectories, pad_values={"input_ids": 99})
+    assert batch["input_ids"].shape == (layout.num_rows, layout.width)  # type: ignore[union-attr]
+    parts = collate.split(batch, layout)
+    for part, trajectory in zip(parts, trajectories, strict=True):
+        assert_same(part, trajectory)
+
+
+def test_concat_pads_with_the_given_values() -> None:
+    trajectories = [
+        {"attention_mask": torch.ones(1, w), "input_ids": torch.full((1, w), w)} for w in (1, 3)
+    ]
+    batch, _ = collate.concat(trajectories, pad_values={"input_ids": 99})
+    assert_same(
+        batch,
+        {
+            "attention_mask": torch.tensor([[1.0, 0, 0], [1, 1, 1]]),
+            "input_ids": torch.tensor([[1, 99, 99], [3, 3, 3]]),
+        },
+    )
+
+
+def test_fields_computed_on_the_batch_are_split_if_named() -> None:
+    trajectories = [{"attention_mask": torch.ones(1, width)} for width in (2, 3)]
+    batch, layout = collate.concat(trajectories)
+    batch["advantages"] = torch.tensor([[1, 2, 0], [3, 4, 5]])
+    batch["scores"] = torch.tensor([[6, 7, 8], [9, 9, 9]])
+    del batch["attention_mask"]
+    parts = collate.split(batch, layout, token_fields=["advantages"])
+    assert [part["advantages"].tolist() for part in parts] == [[[1, 2]], [[3, 4, 5]]]  # type: ignore[union-attr]
+    assert [part["scores"].shape for part in parts] == [(1, 3), (1, 3)]  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="advantages has 2 columns; the layout has 3 tokens"):
+        collate.split({"advantages": torch.ones(2, 2)}, layout, token_fields=["advantages"])
+    with pytest.raises(ValueError, match="rewards has 3 rows; the layout has 2"):
+        collate.split({"rewards": torch.ones(3)}, layout)
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ({}, r"trajectories\[1\] has no attention_mask of shape \[b, w\]"),
+        ({"attention_mask": torch.ones(3)}, "has no attention_mask"),
+        ({"attention_mask": torch.ones(1, 2)}, "differ in the fields \\['x'\\]"),
+        (
+            {"attention_mask": torch.ones(1, 2), "x": torch.ones(2)},
+            "\\['x'\\] hasn't one value for each of the 1 rows",
+        ),
+        ({"attention_mask": torch.ones(1, 2), "x": torch.tensor(1)}, "hasn't one value"),
+        (
+            {"attention_mask": torch.ones(1, 2), "x": torch.ones(1, 2).double()},
+            r"'x' isn't alike in all trajectories: torch.float32 \[1, 3\], torch.float64 \[1, 2\]",
+        ),
+        ({"attention_mask": torch.ones(1, 2), "x": torch.ones(1, 5)}, "isn't alike"),
+        ({"attention_mask": torch.ones(1, 2), "x": [1]}, "torch.float32 \\[1, 3\\], a list"),
+    ],
+)
+def test_trajectories_that_do_not_fit(second: dict[str, Any], reason: str) -> None:
+    first = {"attention_mask": torch.ones(1, 3), "x": torch.ones(1, 3)}
+    with pytest.raises(ValueError, match=reason):
+        collate.concat([first, second])
+
+
+def test_bad_arguments_of_concat() -> None:
+    with pytest.raises(ValueError, match="no trajectories"):
+        collate.concat([])
+    trajectory = {"attention_mask": torch.ones(1, 3), "rewards": torch.ones(1)}
+    with pytest.raises(ValueError, match="pad_values names \\['rewards'\\]"):
+        collate.concat([trajectory], pad_values={"rewards": 1})
+
+
+@pytest.mark.parametrize("case", golden_cases("light_replay_buffer"))
+def test_zeros_inside_a_mask_lose_nothing(case: dict[str, Any]) -> None:
+    """LightRFT pads everything on the left, and takes a mask's zeros, counted, for padding.
+
+    Its items are right only where masks have no interior zeros; with them it drops real tokens,
+    their log-probabilities and advantages. Here responses are padded on the right and lengths
+    come from the experiences, so all tokens arrive.
+    """
+    padded = tensors(case["inputs"])
+    num_actions = padded["action_mask"].shape[1]
+    experiences = []
+    for row in range(len(padded["sequences"])):
+        attended = padded["attention_mask"][row] == 1
+        length = int(attended[-num_actions:].sum())
+        experiences.append(
+            Experience(
+                tokens=padded["sequences"][row][attended],
+                prompt_length=int(attended.sum()) - length,
+                action_mask=padded["action_mask"][row, :length],
+                logprobs=padded["action_log_probs"][row, :length],
+                advantages=padded["advantages"][row, :length],
+                returns=padded["returns"][row, :length],
+            )
+        )
+    masks = collate.gather_action_masks(experiences, num_actions)
+    token_ids = collate.gather_token_ids(experiences, 5, num_actions, 0)
+    attention = collate.gather_attention_masks(experiences, 5, num_actions)
+    assert masks.equal(padded["action_mask"])
+    for name, attribute in (
+        ("action_log_probs", "logprobs"),
+        ("advantages", "advantages"),
+        ("returns", "returns"),
+    ):
+        gathered = collate.gather_response_attrs(experiences, attribute, num_actions)
+        assert gathered[masks].equal(padded[name][masks]), name
+    items = [tensors(item) for item in case["expected"]["items"]]
+    has_lost = []
+    # A limit keeps the last so many.
+    for row, item in enumerate(items, start=len(experiences) - len(items)):
+        tokens, mask = token_ids[row][attention[row]], experiences[row].action_mask
+        assert tokens.equal(experiences[row].tokens)
+        assert mask is not None
+        has_lost.append(len(item["sequences"]) < len(tokens))
+        if not has_lost[-1]:
+            assert tokens.equal(item["sequences"])
+            assert mask.equal(item["action_mask"])
+    assert any(has_lost) == case["name"].startswith("interior")
+
+
+def test_interior_zeros_survive_concat_and_split() -> None:
+    trajectories = [
+        {
+            "attention_mask": torch.tensor([mask]),
+            "input_ids": torch.arange(1, len(mask) + 1)[None],
+        }
+        for mask in ([1, 0, 1, 1], [0, 1, 0], [1, 1, 0, 1, 0, 0])
+    ]
+    batch, layout = collate.concat(trajectories)
+    for part, trajectory in zip(collate.split(batch, layout), trajectories, strict=True):
+        assert_same(part, trajectory)

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from experience_buffer import errors, status
-from experience_buffer.values import PushOutcome, PushResult
+from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult, PushOutcome, PushResult
 
 ALL = [
     value
@@ -14,7 +14,10 @@ ALL = [
     if isinstance(value, type) and issubclass(value, errors.ExperienceBufferError)
 ]
 CONCRETE = [
-    cls for cls in ALL if cls not in (errors.ExperienceBufferError, errors.PushRefusedError)
+    cls
+    for cls in ALL
+    if cls
+    not in (errors.ExperienceBufferError, errors.PushRefusedError, errors.AnnotateRefusedError)
 ]
 
 
@@ -70,6 +73,13 @@ def test_every_error_crosses_the_wire(cls: type[errors.ExperienceBufferError]) -
     assert str(copy) == "what was wrong"
     assert (copy.subject, copy.retry_delay_seconds) == ("math", 1.5)
     assert over_the_wire(cls("x")).retry_delay_seconds is None
+
+
+@pytest.mark.parametrize("cls", [errors.PushRefusedError, errors.AnnotateRefusedError])
+def test_refusals_are_outcomes_and_never_cross_the_wire(
+    cls: type[errors.ExperienceBufferError],
+) -> None:
+    assert type(over_the_wire(cls("x"))) is errors.InvalidRequestError
 
 
 def test_reasons_are_unique() -> None:
@@ -154,3 +164,19 @@ def test_refusal_is_pickled_with_its_result() -> None:
     with pytest.raises(errors.PushRefusedError, match="and 2 more") as caught:
         result.raise_for_refused()
     assert pickle.loads(pickle.dumps(caught.value)).result == result
+
+
+def test_refused_annotations_are_named_and_pickled() -> None:
+    outcomes = [
+        AnnotateOutcome(uid=f"u{i}", status="refused", reason="invalid", message="too long")
+        for i in range(5)
+    ]
+    outcomes.append(AnnotateOutcome(uid="good", status="stored"))
+    result = AnnotateResult(outcomes=tuple(outcomes))
+    assert (result.num_stored, len(result.refused)) == (1, 5)
+    with pytest.raises(
+        errors.AnnotateRefusedError, match=r"5 annotations .*u0: invalid: too long.* and 2 more"
+    ) as caught:
+        result.raise_for_refused()
+    assert pickle.loads(pickle.dumps(caught.value)).result == result
+    AnnotateResult(outcomes=tuple(outcomes[5:])).raise_for_refused()

@@ -64,6 +64,12 @@ def load(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
     return value
 
 
+def test_bytes_of_one_byte_are_shared_only_where_the_pickle_shares_them() -> None:
+    once, again = (98).to_bytes(1, "little"), (98).to_bytes(1, "little")
+    data = pickle.dumps([once, again, once], 5)
+    assert pickle.dumps(load(data), 5) == data
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
 @given(sharing(), PROTOCOLS)
 def test_plain_data_is_read_as_pickle_reads_it_sharing_included(value: Any, protocol: int) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pickle
 import subprocess
 import sys
@@ -26,24 +27,25 @@ from experience_buffer import (
     _channel,
     _convert,
     options,
+    outcomes,
     values,
 )
 from experience_buffer.v1 import config_pb2, types_pb2
 
 PUBLIC = """
-AdvantageConfig AlreadyExistsError AsyncBatch AsyncClient AsyncSampleStream AsyncWriter Batch
-BufferConfig BufferFullError BufferInfo BufferNotFoundError BufferStats CallCancelledError Client
-ClientOptions ConsumerConfig ConsumerNotFoundError ConsumerStats CustomField DataLossError
-DeadlineExceededError DeleteResult EID Experience ExperienceBufferError ExperienceNotFoundError
-ExperienceSummary ForbiddenError GroupNotFoundError InternalServerError InvalidRequestError
-LeaseNotFoundError MessageTooLargeError NotFoundError PushOutcome PushRefusedError PushResult
-ResourceExhaustedError RetryOptions SampleStream SealedGroup Stats StoredExperience TlsOptions
-Tombstone TrxpError UnauthenticatedError UnavailableError UnsupportedError Writer WriterCounts
-WriterOptions WrongStateError
+AdvantageConfig AlreadyExistsError AnnotateOutcome AnnotateRefusedError AnnotateResult AsyncBatch
+AsyncClient AsyncSampleStream AsyncWriter Batch BufferConfig BufferFullError BufferInfo
+BufferNotFoundError BufferStats CallCancelledError Client ClientOptions ConsumerConfig
+ConsumerNotFoundError ConsumerStats CustomField DataLossError DeadlineExceededError DeleteResult EID
+Experience ExperienceBufferError ExperienceNotFoundError ExperienceSummary ForbiddenError
+GroupNotFoundError InternalServerError InvalidRequestError LeaseNotFoundError MessageTooLargeError
+NotFoundError PushOutcome PushRefusedError PushResult ResourceExhaustedError RetryOptions
+SampleStream SealedGroup Stats StoredExperience TlsOptions Tombstone TrxpError UnauthenticatedError
+UnavailableError UnsupportedError Writer WriterCounts WriterOptions WrongStateError
 """
 VERBS = """
-ack address close create_buffer delete delete_buffer drop_group get get_buffer get_stats list
-list_buffers nack options publish_policy_version push sample seal_group stream timeout
+ack address annotate close create_buffer delete delete_buffer drop_group get get_buffer get_stats
+list list_buffers nack options publish_policy_version push sample seal_group stream timeout
 update_buffer writer
 """
 
@@ -185,8 +187,9 @@ FULL = BufferConfig(
     min_group_size=3,
     late_members="new_group",
     on_bad_reward="tombstone",
-    consumers=(ConsumerConfig("actor", "group"), ConsumerConfig("critic")),
-    advantage=AdvantageConfig("gae", {"lam": 0.95, "whiten": True, "mode": "x"}),
+    on_missing_field="wait",
+    consumers=(ConsumerConfig("actor", "group"), ConsumerConfig("critic", raw=True)),
+    advantage=AdvantageConfig("gae", {"lam": 0.95, "whiten": True, "mode": "x", "clip": math.inf}),
     lease_seconds=17.0,
     max_items=19,
     max_bytes=23,
@@ -200,7 +203,15 @@ def test_configuration_survives_the_wire() -> None:
     assert {field.name for field, _ in message.ListFields()} == {
         field.name for field in config_pb2.BufferConfig.DESCRIPTOR.fields
     }
-    assert _convert.config_from_message(message) == FULL
+    back = _convert.config_from_message(message)
+    assert back == FULL
+    assert back.advantage is not None
+    assert [type(value) for value in back.advantage.parameters.values()] == [
+        float,
+        float,
+        str,
+        bool,
+    ]
     bare = BufferConfig("math")
     assert _convert.config_from_message(_convert.config_to_message(bare)) == bare
 
@@ -218,7 +229,21 @@ def test_changes_are_the_configurations_fields() -> None:
         ({"group_size": -1}, "group_size"),
         ({"max_items": "many"}, "max_items"),
         ({"consumers": (ConsumerConfig("a", "batch"),)}, "consumers.unit"),  # type: ignore[arg-type]
-        ({"advantage": AdvantageConfig("x", {"a": object()})}, "advantage.parameters"),  # type: ignore[dict-item]
+        ({"on_missing_field": "drop"}, "on_missing_field"),
+        ({"advantage": AdvantageConfig(7)}, "advantage.estimator"),  # type: ignore[arg-type]
+        *(
+            ({"advantage": AdvantageConfig("x", bad)}, "advantage.parameters")  # type: ignore[arg-type]
+            for bad in (
+                {"a": object()},
+                {"a": None},
+                {"a": [1.0]},
+                {"a": {"b": 1.0}},
+                {"a": 10**400},
+                {"a": "\ud800"},
+                {3: 1.0},
+                17,
+            )
+        ),
     ],
 )
 def test_bad_configuration_names_the_field(changes: dict[str, Any], field: str) -> None:
@@ -234,9 +259,11 @@ def test_bad_configuration_names_the_field(changes: dict[str, Any], field: str) 
         (options.DeadlinePolicy, config_pb2.DeadlinePolicy, "DEADLINE_POLICY_"),
         (options.LatePolicy, config_pb2.LatePolicy, "LATE_POLICY_"),
         (options.BadRewardPolicy, config_pb2.BadRewardPolicy, "BAD_REWARD_POLICY_"),
+        (options.MissingFieldPolicy, config_pb2.MissingFieldPolicy, "MISSING_FIELD_POLICY_"),
         (options.Unit, config_pb2.Unit, "UNIT_"),
-        (values.PushStatus, types_pb2.PushStatus, "PUSH_STATUS_"),
-        (values.RefusalReason, types_pb2.RefusalReason, "REFUSAL_REASON_"),
+        (outcomes.PushStatus, types_pb2.PushStatus, "PUSH_STATUS_"),
+        (outcomes.RefusalReason, types_pb2.RefusalReason, "REFUSAL_REASON_"),
+        (outcomes.AnnotateRefusalReason, types_pb2.AnnotateRefusal, "ANNOTATE_REFUSAL_"),
         (values.ExperienceState, types_pb2.ExperienceState, "EXPERIENCE_STATE_"),
     ],
 )

@@ -28,6 +28,8 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         self.metadata: list[dict[str, Any]] = []
         self.stored: dict[str, bytes] = {}
         self.refuse: Callable[[str], bool] = lambda uid: False
+        self.computation: dict[str, Any] = {}
+        """What `Get` says of every experience."""
         self.break_push_after: deque[int] = deque()
         """Per push stream: requests stored before it breaks without answering the last one."""
         self.push_errors: deque[ExperienceBufferError] = deque()
@@ -215,6 +217,25 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         response.buffer.config.CopyFrom(request.config)
         return response
 
+    def Annotate(self, request: pb.AnnotateRequest, context: Any) -> pb.AnnotateResponse:
+        self._begin(request, context)
+        response = pb.AnnotateResponse()
+        for annotation in request.annotations:
+            outcome = response.outcomes.add(uid=annotation.uid)
+            if self.refuse(annotation.uid):
+                outcome.refusal = types_pb2.ANNOTATE_REFUSAL_DELIVERED
+                outcome.message = "lease 17 of 'trainer' holds it"
+        return response
+
+    def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
+        self._begin(request, context)
+        response = pb.GetResponse(payload=self.stored[request.uid])
+        response.summary.uid = request.uid
+        response.summary.state = types_pb2.EXPERIENCE_STATE_WAITING_FOR_FIELDS
+        if self.computation:
+            response.computation.update(self.computation)
+        return response
+
     def UpdateBuffer(self, request: Any, context: Any) -> pb.UpdateBufferResponse:
         self._begin(request, context)
         response = pb.UpdateBufferResponse()
@@ -227,7 +248,10 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
 
     def GetStats(self, request: Any, context: Any) -> pb.GetStatsResponse:
         self._begin(request, context)
-        return pb.GetStatsResponse(server_version="9.8.7")
+        buffer = pb.BufferStats(
+            name="math", num_waiting_for_fields=7, computing_waits_for="values of 7 experiences"
+        )
+        return pb.GetStatsResponse(server_version="9.8.7", buffers=[buffer])
 
     def _lease(self, consumer: str) -> types_pb2.Lease:
         lease = types_pb2.Lease(id=self.next_lease, consumer=consumer, expires_in_seconds=300)
@@ -238,13 +262,18 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         [item] = trxp.read(payload)
         assert not isinstance(item, ExperienceBufferError)
         return types_pb2.SampledExperience(
-            uid=item.eid.uid, group=item.eid.tid, payload=payload, num_deliveries=1, staleness=2
+            uid=item.eid.uid,
+            group=item.eid.tid,
+            payload=payload,
+            num_deliveries=1,
+            staleness=2,
+            flags=["singleton", "bootstrapped"] if item.eid.run == 1 else [],
         )
 
     def _unused(self, request: Any, context: Any) -> Any:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
 
-    SealGroup = DropGroup = Get = GetBuffer = ListBuffers = _unused
+    SealGroup = DropGroup = GetBuffer = ListBuffers = _unused
     DeleteBuffer = PublishPolicyVersion = _unused
 
 

@@ -120,6 +120,7 @@ async def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: Asyn
     async with buffer.stream(2, prefetch=2) as stream:
         first, second = await anext(stream), await anext(stream)
         assert [item.reward for item in first.experiences] == [1.0, 2.0]
+        assert first.flags == (("singleton", "bootstrapped"), ())
         await asyncio.gather(first.ack(), first.ack())
         assert script.acked == [first.lease_id]
         assert script.credits[0] == 2

@@ -169,6 +169,7 @@ def test_sample_and_unary_ack(script: Any, buffer: Client) -> None:
     script.batches.append([payload(1), payload(2)])
     batch = buffer.sample(2, timeout=5)
     assert (len(batch), batch.num_units, batch.policy_version) == (2, 2, 17)
+    assert batch.flags == (("singleton", "bootstrapped"), ())
     assert batch.uids == (experience(1).eid.uid, experience(2).eid.uid)
     assert batch.groups == ("3/5", "3/5")
     assert batch.staleness == (2, 2)
@@ -245,6 +246,27 @@ def test_delete_wants_uids_or_keys(script: Any, buffer: Client) -> None:
         buffer.delete("a", tid="3/5")
 
 
+def test_get_says_how_advantages_were_computed(script: Any, buffer: Client) -> None:
+    uid = experience(1).eid.uid
+    buffer.push([experience(1)])
+    bare = buffer.get(uid)
+    assert (bare.computation, bare.summary.state) == (None, "waiting_for_fields")
+    script.computation = {"estimator": "grpo", "mean": 0.5, "votes": [1, {"std": float("inf")}]}
+    found = buffer.get(uid)
+    assert found.computation is not None
+    assert found.computation == script.computation
+    assert type(found.computation["votes"]) is list
+    assert type(found.computation["votes"][1]) is dict
+    assert found.experience is not None
+    assert found.experience.eid.uid == uid
+
+
+def test_stats_say_what_computing_waits_for(script: Any, buffer: Client) -> None:
+    [stats] = buffer.get_stats().buffers
+    assert stats.num_waiting_for_fields == 7
+    assert stats.computing_waits_for == "values of 7 experiences"
+
+
 def test_update_sends_a_mask_of_what_changes(script: Any, buffer: Client) -> None:
     info = buffer.update_buffer("math", group_size=8, group_by="run")
     assert info.config == BufferConfig("math", group_size=8, group_by="run")
@@ -266,6 +288,7 @@ def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: Client) ->
     with buffer.stream(2, prefetch=2) as stream:
         first = next(stream)
         assert [item.reward for item in first.experiences] == [1.0, 2.0]
+        assert first.flags == (("singleton", "bootstrapped"), ())
         first.ack()
         second, third = next(stream), next(stream)
         assert stream.waiting == ""

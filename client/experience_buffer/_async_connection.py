@@ -1,0 +1,93 @@
+"""What the async client's verbs run on: its channel, and one call with its retries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from experience_buffer import _calls, _channel
+from experience_buffer._retry import Attempts
+from experience_buffer._settings import ClientSettings, closed_error
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+
+if TYPE_CHECKING:
+    from typing import Self
+
+T = TypeVar("T")
+
+
+class AsyncConnection(ClientSettings):
+    """Makes the channel when it is first needed, one per event loop."""
+
+    def _prepare(self) -> None:
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way are cancelled. Idempotent."""
+        self._closed = True
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None and self._loop is asyncio.get_running_loop():
+            await channel.close()
+
+    async def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
+        attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
+        while True:
+            method = getattr(self._get_stub(), call.method)
+            try:
+                response = await method(
+                    call.request, timeout=attempts.remaining(), metadata=self._metadata
+                )
+                return call.parse(response)
+            except grpc.RpcError as error:
+                failure = self._translate(error, call.method)
+            except asyncio.CancelledError:
+                # gRPC cancels the waiting task too when the channel is closed.
+                if self._closed and not _is_cancelling():
+                    raise closed_error("client") from None
+                raise
+            await asyncio.sleep(attempts.delay_after(failure, idempotent=call.idempotent))
+
+    def _open(self, method: str, requests: AsyncIterator[Any]) -> Any:
+        """Open a stream; without a deadline, since keepalive finds a dead server."""
+        return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
+
+    def _get_stub(self) -> Any:
+        if self._closed:
+            raise closed_error("client")
+        loop = asyncio.get_running_loop()
+        if self._stub is None or self._loop is not loop:
+            arguments = _channel.arguments(self._options, self._tls)
+            self._channel = (
+                grpc.aio.insecure_channel(self._target, arguments)
+                if self._tls is None
+                else grpc.aio.secure_channel(
+                    self._target, _channel.credentials(self._tls), arguments
+                )
+            )
+            self._stub = ExperienceBufferStub(self._channel)
+            self._loop = loop
+        return self._stub
+
+
+def _is_cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,90 @@
+"""What the sync client's verbs run on: its channel, and one call with its retries."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+
+from experience_buffer import _calls, _channel
+from experience_buffer._retry import Attempts
+from experience_buffer._settings import ClientSettings, closed_error
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+
+if TYPE_CHECKING:
+    from typing import Self
+
+T = TypeVar("T")
+_INHERITED: Final[list[grpc.Channel]] = []
+"""Channels of a parent process: never used here, and never finalised, which could hang."""
+
+
+class Connection(ClientSettings):
+    """Makes the channel when it is first needed, one per process."""
+
+    def _prepare(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._channel: grpc.Channel | None = None
+        self._stub: Any = None
+        self._pid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls under way are cancelled. Idempotent."""
+        self._stopped.set()
+        with self._lock:
+            channel, self._channel, self._stub = self._channel, None, None
+            if channel is not None and self._pid == os.getpid():
+                channel.close()
+
+    def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
+        attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
+        while True:
+            method = getattr(self._get_stub(), call.method)
+            try:
+                response = method(
+                    call.request, timeout=attempts.remaining(), metadata=self._metadata
+                )
+                return call.parse(response)
+            except grpc.RpcError as error:
+                failure = self._translate(error, call.method)
+            if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
+                raise closed_error("client") from failure
+
+    def _open(self, method: str, requests: Iterator[Any]) -> Any:
+        """Open a stream; without a deadline, since keepalive finds a dead server."""
+        return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
+
+    def _get_stub(self) -> Any:
+        with self._lock:
+            if self._stopped.is_set():
+                raise closed_error("client")
+            if self._stub is None or self._pid != os.getpid():
+                if self._channel is not None:
+                    _INHERITED.append(self._channel)
+                arguments = _channel.arguments(self._options, self._tls)
+                self._channel = (
+                    grpc.insecure_channel(self._target, arguments)
+                    if self._tls is None
+                    else grpc.secure_channel(
+                        self._target, _channel.credentials(self._tls), arguments
+                    )
+                )
+                self._stub = ExperienceBufferStub(self._channel)
+                self._pid = os.getpid()
+            return self._stub

@@ -1,0 +1,80 @@
+"""A KL coefficient that follows a target: state of a trainer, set at the server when it changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+__all__ = ["AdaptiveKLController"]
+
+_MAX_ERROR: Final = 0.2
+"""Largest relative error that one update reacts to."""
+
+
+class AdaptiveKLController:
+    """Raises the KL coefficient where the policy strays too far, lowers it where it stays near.
+
+    The server subtracts `kl_coef * KL` from the rewards of tokens. The trainer measures the KL of
+    what it trained on and sets the next coefficient for groups that become whole from then on:
+
+        controller = AdaptiveKLController(0.2, target=6.0, horizon=10_000)
+        ...
+        kl_coef = controller.update(measured_kl, num_samples=256)
+        parameters = {"gamma": 1.0, "kl_coef": kl_coef}
+        client.update_buffer("ppo", advantage=AdvantageConfig("reinforce", parameters))
+
+    An `AdvantageConfig` replaces the one before: name all parameters that aren't defaults. After a
+    restart, begin with the coefficient that the buffer has. One thread at a time.
+
+    Args:
+        kl_coef: The coefficient to begin with, at least 0. From 0 it never changes.
+        target: Wanted KL, above 0, in the unit of what is measured: per sequence or per token.
+        horizon: Number of samples over which an error is corrected, above 0: the coefficient
+            changes by at most a factor of `1 +- 0.2 * num_samples / horizon` per update.
+
+    Raises:
+        ValueError: An argument is out of bounds or not finite.
+
+    Source: Ziegler et al. 2019 (arXiv:1909.08593); LightRFT `AdaptiveKLController`.
+    """
+
+    def __init__(self, kl_coef: float, *, target: float, horizon: float) -> None:
+        if not (math.isfinite(kl_coef) and kl_coef >= 0):
+            raise ValueError(f"kl_coef is {kl_coef}; give a finite number of at least 0")
+        for name, value in (("target", target), ("horizon", horizon)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}; give a finite number above 0")
+        self._kl_coef = kl_coef
+        self._target = target
+        self._horizon = horizon
+
+    @property
+    def kl_coef(self) -> float:
+        """The coefficient to use now."""
+        return self._kl_coef
+
+    def update(self, kl: float, *, num_samples: int) -> float:
+        """Return the next coefficient.
+
+        It is `kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * num_samples / horizon)`.
+
+        Args:
+            kl: Mean KL measured over the samples. An estimate may be negative.
+            num_samples: Experiences that were trained on since the last update; below
+                5 * horizon, where the coefficient could become 0 or negative.
+
+        Raises:
+            ValueError: The KL isn't finite, which would spoil the coefficient for good, or the
+                number of samples is out of bounds; the coefficient stays as it is.
+        """
+        if not math.isfinite(kl):
+            raise ValueError(f"kl is {kl}; leave tokens without log-probabilities out of the mean")
+        limit = self._horizon / _MAX_ERROR
+        if not 0 <= num_samples < limit:
+            raise ValueError(
+                f"num_samples is {num_samples}; give 0 or more and less than {limit:g}, or a "
+                f"horizon above {self._horizon:g}"
+            )
+        error = min(max(kl / self._target - 1, -_MAX_ERROR), _MAX_ERROR)
+        self._kl_coef *= 1 + error * num_samples / self._horizon
+        return self._kl_coef

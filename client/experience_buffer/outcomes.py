@@ -1,0 +1,133 @@
+"""What became of pushed items and of annotations, one by one. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from experience_buffer.errors import AnnotateRefusedError, PushRefusedError
+
+PushStatus: TypeAlias = Literal["stored", "duplicate", "refused"]
+"""What became of one pushed item."""
+RefusalReason: TypeAlias = Literal["", "invalid", "conflict", "late", "missing_field", "group_size"]
+"""Why an item was refused: damaged, uid taken by other content, group closed, a field lacks that
+the estimator needs, group size contradicts an earlier one. Empty when it wasn't."""
+AnnotateRefusalReason: TypeAlias = Literal["", "unknown_uid", "invalid", "delivered"]
+"""Why an annotation was refused: nothing is stored under the uid, it is damaged or doesn't fit,
+the advantages it would change are with a consumer. Empty when it wasn't."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOutcome:
+    """What became of one experience or tombstone."""
+
+    index: int
+    """Position in what was pushed; tombstones follow the experiences."""
+    uid: str
+    """Empty when the item is too damaged to have one."""
+    status: PushStatus
+    reason: RefusalReason = ""
+    message: str = ""
+    """What was wrong, where, and what to do; empty when stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushResult:
+    """What became of a push. Everything not refused is durable."""
+
+    outcomes: tuple[PushOutcome, ...]
+    """One per experience, then one per tombstone, in order."""
+    policy_version: int | None
+    """The newest published policy version; None before the first."""
+
+    @property
+    def num_stored(self) -> int:
+        """Items stored by this push."""
+        return sum(outcome.status == "stored" for outcome in self.outcomes)
+
+    @property
+    def num_duplicates(self) -> int:
+        """Items that were stored already, with the same content."""
+        return sum(outcome.status == "duplicate" for outcome in self.outcomes)
+
+    @property
+    def refused(self) -> tuple[PushOutcome, ...]:
+        """Items that are not stored."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "refused")
+
+    def raise_for_refused(self) -> None:
+        """Do nothing when every item is stored.
+
+        Raises:
+            PushRefusedError: Items were refused; its `result` is this.
+        """
+        if self.refused:
+            raise refusal(self)
+
+
+def refusal(result: PushResult) -> PushRefusedError:
+    """Make the error that reports the refused items of a result."""
+    refused = result.refused
+    shown = [
+        f"item {outcome.index} ({outcome.uid or 'no uid'}): {outcome.reason}: {outcome.message}"
+        for outcome in refused
+    ]
+    error = PushRefusedError(
+        f"{len(refused)} items refused, all others are stored: {_first(shown)}. "
+        "The error's result.refused lists them; raise_on_refused=False counts without raising"
+    )
+    error.result = result
+    return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotateOutcome:
+    """What became of one annotation."""
+
+    uid: str
+    status: Literal["stored", "refused"]
+    """A refused annotation changed nothing."""
+    reason: AnnotateRefusalReason = ""
+    message: str = ""
+    """What was wrong and what to do; empty when stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotateResult:
+    """What became of annotations. Everything not refused is durable."""
+
+    outcomes: tuple[AnnotateOutcome, ...]
+    """One per annotation, in order."""
+
+    @property
+    def num_stored(self) -> int:
+        """Annotations that are stored."""
+        return sum(outcome.status == "stored" for outcome in self.outcomes)
+
+    @property
+    def refused(self) -> tuple[AnnotateOutcome, ...]:
+        """Annotations that changed nothing."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "refused")
+
+    def raise_for_refused(self) -> None:
+        """Do nothing when every annotation is stored.
+
+        Raises:
+            AnnotateRefusedError: Annotations were refused; its `result` is this.
+        """
+        refused = self.refused
+        if not refused:
+            return
+        shown = [f"{outcome.uid}: {outcome.reason}: {outcome.message}" for outcome in refused]
+        error = AnnotateRefusedError(
+            f"{len(refused)} annotations refused, all others are stored: {_first(shown)}. "
+            "The error's result.refused lists them; raise_on_refused=False returns them instead"
+        )
+        error.result = self
+        raise error
+
+
+def _first(texts: list[str]) -> str:
+    """The first few of a list, and how many more there are."""
+    more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return "; ".join(texts[:3]) + more

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import (
+    AnnotateRefusedError,
+    AsyncClient,
+    Client,
+    ClientOptions,
+    InvalidRequestError,
+    RetryOptions,
+    UnavailableError,
+)
+
+OPTIONS = ClientOptions(
+    max_push_bytes=2000,
+    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05),
+)
+MANY: dict[str, dict[str, Any]] = {
+    f"3/5/{run}/0/a": {"values": torch.full((100,), float(run)), "reward": run} for run in range(7)
+}
+
+
+@pytest.fixture(params=["sync", "async"])
+def annotate(request: Any, server: tuple[Any, str]) -> Any:
+    """The verb of either client, awaited."""
+    if request.param == "sync":
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            with Client(server[1], options=OPTIONS) as client:
+                return client.annotate(*args, **keywords)
+    else:
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            async def awaited() -> Any:
+                async with AsyncClient(server[1], options=OPTIONS) as client:
+                    return await client.annotate(*args, **keywords)
+
+            return asyncio.run(awaited())
+
+    return call
+
+
+def test_it_splits_retries_and_joins(server: tuple[Any, str], annotate: Any) -> None:
+    script = server[0]
+    script.failures += [UnavailableError("starting"), UnavailableError("connection lost")]
+    result = annotate(MANY, buffer="math")
+    assert [outcome.uid for outcome in result.outcomes] == list(MANY)
+    assert (result.num_stored, result.refused) == (7, ())
+    assert {outcome.status for outcome in result.outcomes} == {"stored"}
+    assert [len(request.annotations) for request in script.requests] == [4, 4, 4, 3]
+    assert {request.buffer for request in script.requests} == {"math"}
+    assert [a.reward for request in script.requests[2:] for a in request.annotations] == [
+        *map(float, range(7))
+    ]
+
+
+def test_refused_ones_raise_after_the_others_are_stored(
+    server: tuple[Any, str], annotate: Any
+) -> None:
+    bad = "3/5/2/0/a"
+    server[0].refuse = lambda uid: uid == bad
+    with pytest.raises(
+        AnnotateRefusedError, match=r"1 annotations.* 3/5/2/0/a: delivered"
+    ) as caught:
+        annotate(MANY)
+    result = caught.value.result
+    assert [(o.uid, o.reason, o.message) for o in result.refused] == [
+        (bad, "delivered", "lease 17 of 'trainer' holds it")
+    ]
+    assert result.num_stored == 6
+    assert annotate(MANY, raise_on_refused=False) == result
+
+
+def test_nothing_is_sent_when_one_cannot_be(server: tuple[Any, str], annotate: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"annotations\['u'\]\['values'\]"):
+        annotate({**MANY, "u": {"values": "high"}})
+    assert annotate({}).outcomes == ()
+    assert server[0].requests == []
