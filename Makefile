@@ -5,11 +5,12 @@ PYTHON ?= python3
 ARGS ?=
 DEMO_MODULE ?= examples.demo
 BENCH_MODULE ?= benchmarks
+BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 # Through the interpreter, not the scripts beside it: their first line breaks on a path with spaces.
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto demo bench install-server install-dev clean
+.PHONY: help run test lint format proto demo bench bench-advantages bench-saturation install-server install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -38,6 +39,12 @@ demo: install-dev ## Train a small model through the server; DEMO_KILL=1 kills t
 
 bench: install-dev ## Measure throughput and the cost of each step.
 	@exec $(RUN) $(BENCH_MODULE) $(ARGS)
+
+bench-advantages: install-dev ## Measure advantages against plain loops, on a GPU too where there is one.
+	@exec $(RUN) $(BENCH_ADVANTAGES_MODULE) $(ARGS)
+
+bench-saturation: install-dev ## Measure what a push waits while advantages are computed.
+	@exec $(RUN) benchmarks.saturation $(ARGS)
 
 install-server:
 	@$(PYTHON) scripts/install.py server

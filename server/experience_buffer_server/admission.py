@@ -53,6 +53,8 @@ class Candidate:
     response_tokens: int
     min_version: int | None
     max_version: int | None
+    fields: int = 0
+    """Which of an estimator's inputs it carries; see `input_fields`."""
     tombstone: bool = False
     note: str = ""
 
@@ -70,6 +72,10 @@ RESPONSE_FIELDS = (
 
 _MAX_NOTE = 1024
 
+_FIELD_BITS = {name: 1 << place for place, name in enumerate(advantages.INPUT_FIELDS)}
+COUNTED = 1 << 62
+"""Bit of `Record.fields`: the running moments have counted its reward before it was annotated."""
+
 
 def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
     """Check one experience and compute what the index needs of it."""
@@ -83,12 +89,18 @@ def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
         return entomb(item.eid, problem)
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
-    missing = _missing_fields(item, settings)
-    if missing:
-        problem = _explain_missing(missing, settings.advantage.estimator)
+    fields = input_fields(item)
+    if missing := missing_fields(fields, settings):
+        problem = explain_missing(missing, settings.advantage.estimator)
         if settings.on_bad_reward == "tombstone" and all("reward" in name for name in missing):
             return entomb(item.eid, problem)
-        return Refusal(Reason.MISSING_FIELD, problem, uid)
+        if settings.on_missing_field == "refuse":
+            return Refusal(Reason.MISSING_FIELD, problem, uid)
+    if settings.advantage.estimator and "chosen" in item.tensors:
+        problem = "a dpo experience has no response tokens that could have advantages"
+        return Refusal(
+            Reason.MISSING_FIELD, f"{problem}; push it to a buffer without estimator", uid
+        )
     versions = _policy_versions(item)
     if isinstance(versions, str):
         return Refusal(Reason.INVALID, versions, uid)
@@ -102,6 +114,7 @@ def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
         response_tokens=response_tokens(item),
         min_version=versions[0],
         max_version=versions[1],
+        fields=fields,
     )
 
 
@@ -214,25 +227,35 @@ def _check_reward(reward: Any) -> str:
     return "" if finite else f"reward is {reward!r}; send a finite number or a tombstone"
 
 
-def _missing_fields(item: Item, settings: BufferSettings) -> tuple[str, ...]:
-    """What the buffer's estimator needs and the experience lacks; `a|b` is met by either."""
-    name = settings.advantage.estimator
-    if not name:
-        return ()
+def input_fields(item: Item) -> int:
+    """Which inputs of an estimator an experience carries: a bit per name of `INPUT_FIELDS`."""
     info = item.meta.get("info")
-    present = {*item.tensors, *(info if isinstance(info, Mapping) else ())}
+    extra: Mapping[str, Any] = info if isinstance(info, Mapping) else {}
+    fields = 0
+    for name, bit in _FIELD_BITS.items():
+        tensor = item.tensors.get(name)
+        # Log-probabilities that weren't kept travel as an empty tensor.
+        if (tensor is not None and tensor.shape != (0,)) or extra.get(name) is not None:
+            fields |= bit
     if item.meta.get("reward") is not None:
-        present.add("reward")
-    if "chosen" in item.tensors:
-        return ("action_mask",)
-    return advantages.missing_fields(name, present)
+        fields |= _FIELD_BITS["reward"]
+    return fields
 
 
-def _explain_missing(fields: tuple[str, ...], estimator: str) -> str:
+def missing_fields(fields: int, settings: BufferSettings) -> tuple[str, ...]:
+    """What the buffer's estimator needs and an experience lacks; `a|b` is met by either."""
+    plan = settings.advantage.plan
+    if plan is None:
+        return ()
+    return plan.missing([name for name, bit in _FIELD_BITS.items() if fields & bit])
+
+
+def explain_missing(fields: tuple[str, ...], estimator: str) -> str:
+    """What is missing and what to do, in words."""
     names = ", ".join(" or ".join(field.split("|")) for field in fields)
     return (
         f"{names} is missing; the estimator {estimator!r} needs it: send reward as a number, "
-        "other fields as an extra tensor or as a list in info; or a tombstone if the rollout failed"
+        "other fields as an extra tensor or in info; or a tombstone if the rollout failed"
     )
 
 

@@ -49,7 +49,8 @@ async def serve(settings: Settings) -> int:
         The exit status: 0 after an orderly end, 1 when the server couldn't go on.
 
     Raises:
-        ConfigurationError: The addresses can't be served as configured.
+        ConfigurationError: The addresses can't be served as configured, an estimator of the
+            operator's own can't be loaded, or a stored buffer uses one that isn't declared.
         StoreError: The store can't be opened.
     """
     server_settings = settings.server
@@ -62,9 +63,13 @@ async def serve(settings: Settings) -> int:
     async with AsyncExitStack() as stack:
         store = await _open_store(settings, metrics)
         stack.push_async_callback(store.close)
-        computer = Computer(settings.compute, settings.store.path, metrics)
+        computer = Computer(
+            settings.compute, settings.store.path, metrics, estimators=settings.estimators
+        )
         computer.start()
         stack.push_async_callback(computer.close)
+        if settings.estimators:
+            await computer.check_estimators()
         registry = Registry(settings, store, computer, metrics)
         await registry.load()
         backend = Backend(registry, store, server_settings, asyncio.Event())

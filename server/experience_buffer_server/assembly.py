@@ -11,12 +11,19 @@ from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.base import AdvantageRow, Store
 
+_FLOAT32_BYTES = 4
 FRAME_BYTES = 1024 * 1024
 """Size at which a part of a streamed batch is sent."""
 
 
-def read_payloads(store: Store, buffer: Buffer, entries: Sequence[Entry]) -> list[bytes]:
-    """The TRXP payloads of stored experiences, advantages and returns in place.
+FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
+"""Details of a computation that travel with each delivered experience."""
+
+
+def read_payloads(
+    store: Store, buffer: Buffer, entries: Sequence[Entry]
+) -> list[tuple[bytes, AdvantageRow | None]]:
+    """The TRXP payloads of stored experiences, advantages and returns in place, and their rows.
 
     Raises:
         DataLossError: A payload is gone or damaged; the message names its uid.
@@ -31,7 +38,7 @@ def read_payloads(store: Store, buffer: Buffer, entries: Sequence[Entry]) -> lis
                 "delete the experience",
                 subject=entry.record.uid,
             )
-        result.append(payload if row is None else _with_advantages(payload, row))
+        result.append((payload if row is None else _with_advantages(payload, row), row))
     return result
 
 
@@ -53,8 +60,9 @@ def sampled(
                 payload=payload,
                 num_deliveries=unit.num_deliveries,
                 staleness=buffer.staleness(entry),
+                flags=[] if row is None else [flag for flag in FLAGS if row.details.get(flag)],
             )
-            for entry, payload in zip(entries, payloads, strict=True)
+            for entry, (payload, row) in zip(entries, payloads, strict=True)
         ]
 
 
@@ -79,10 +87,22 @@ def frames(
 
 
 def _with_advantages(payload: bytes, row: AdvantageRow) -> bytes:
-    return trxp.with_tensors(
-        payload, {"advantages": _column(row.advantages), "returns": _column(row.returns)}
-    )
+    tensors = {"advantages": _column(row.advantages), "returns": _column(row.returns)}
+    if row.details.get("masked"):
+        tensors["action_mask"] = _zero_mask(payload, len(row.advantages) // _FLOAT32_BYTES)
+    return trxp.with_tensors(payload, tensors)
+
+
+def _zero_mask(payload: bytes, num_tokens: int) -> trxp.TensorView:
+    """An all-zero action mask, of the pushed one's dtype."""
+    item = trxp.read(payload)[0]
+    if isinstance(item, errors.TrxpError):
+        raise errors.DataLossError(f"a stored payload is damaged: {item}")
+    pushed = item.tensors.get("action_mask")
+    if pushed is None:
+        return trxp.TensorView("BOOL", (num_tokens,), memoryview(bytes(num_tokens)))
+    return trxp.TensorView(pushed.dtype, pushed.shape, memoryview(bytes(pushed.data.nbytes)))
 
 
 def _column(data: bytes) -> trxp.TensorView:
-    return trxp.TensorView("F32", (len(data) // 4,), memoryview(data))
+    return trxp.TensorView("F32", (len(data) // _FLOAT32_BYTES,), memoryview(data))

@@ -44,20 +44,11 @@ class Backend:
             ResourceExhaustedError: Too much waits for its commit.
         """
         buffer = self.buffer(request.buffer)
-        if self.draining.is_set():
-            raise errors.UnavailableError(
-                "the server is stopping; push again elsewhere or later", retry_delay_seconds=1.0
-            )
+        self.check_can_store()
         if request.group_size > MAX_GROUP_SIZE:
             raise errors.InvalidRequestError(
                 f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
                 subject="group_size",
-            )
-        if self.store.pending_bytes > self.limits.max_pending_bytes:
-            raise errors.ResourceExhaustedError(
-                f"{self.store.pending_bytes} bytes wait for their commit, the limit "
-                f"server.max_pending_bytes is {self.limits.max_pending_bytes}",
-                retry_delay_seconds=0.1,
             )
         outcomes = await buffer.ingest.push(
             Push(
@@ -70,6 +61,24 @@ class Backend:
             outcomes=[wire.outcome_message(i, outcome) for i, outcome in enumerate(outcomes)],
             policy_version=buffer.row.policy_version,
         )
+
+    def check_can_store(self) -> None:
+        """Refuse what brings new bytes when there is no point in trying.
+
+        Raises:
+            UnavailableError: The server is draining.
+            ResourceExhaustedError: Too much waits for its commit.
+        """
+        if self.draining.is_set():
+            raise errors.UnavailableError(
+                "the server is stopping; send it again elsewhere or later", retry_delay_seconds=1.0
+            )
+        if self.store.pending_bytes > self.limits.max_pending_bytes:
+            raise errors.ResourceExhaustedError(
+                f"{self.store.pending_bytes} bytes wait for their commit, the limit "
+                f"server.max_pending_bytes is {self.limits.max_pending_bytes}",
+                retry_delay_seconds=0.1,
+            )
 
     def want(
         self,

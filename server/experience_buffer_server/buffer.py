@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 
+from experience_buffer_server.admission import missing_fields
+from experience_buffer_server.annotating import Annotating
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.computing import Computing
 from experience_buffer_server.config import BufferSettings, ServerSection
@@ -20,6 +22,7 @@ from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.ingest import Ingest
 from experience_buffer_server.leasing import Leasing
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.offering import Offering
 from experience_buffer_server.retirement import LeaveReason, Retirement
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.queue import Unit
@@ -59,13 +62,15 @@ class Buffer:
         self.computing = Computing(self, store, computer, metrics, tasks)
         self.delivery = Delivery(
             lambda: self.name,
-            self.grouping.describe,
+            self.describe_wait,
             self._discarded,
             metrics,
             max_waiting=limits.max_waiting_samples,
             max_leased_experiences=limits.max_leased_experiences,
         )
         self.retirement = Retirement(row.id, contents, self.delivery.consumers)
+        self.offering = Offering(contents, self.delivery, self.retirement)
+        self.annotating = Annotating(self, contents, store, tasks, max_items=limits.max_push_items)
         self.leasing = Leasing(
             row.id, lambda: self.name, self.delivery, self.retirement, store, metrics, tasks
         )
@@ -92,6 +97,7 @@ class Buffer:
             entry.durable = True
             if entry.group is not None:
                 entry.group.num_durable += 1
+            self.offering.entry(entry)
         self.advance(entries)
 
     def advance(self, entries: Sequence[Entry]) -> None:
@@ -117,11 +123,15 @@ class Buffer:
         if not group.is_whole or group.available or self.closed:
             return
         votes = [entry for entry in group.votes if entry.is_staying]
+        group.available = bool(votes) and all(entry.available for entry in votes)
         if not votes:
             self.discard(group.members)
-        elif all(entry.available for entry in votes):
-            self._offer_group(group)
-        elif self.settings.needs_groups and not any(e.computing or e.quarantine for e in votes):
+            return
+        self.offering.group(group)
+        can_be_computed = not any(
+            e.computing or e.quarantine or e.missing or e.changing for e in votes
+        )
+        if not group.available and self.settings.needs_groups and can_be_computed:
             # All together, also those that could be sampled before the estimator was set.
             self.computing.submit(votes)
 
@@ -130,43 +140,9 @@ class Buffer:
         fresh = [entry for entry in entries if not entry.available]
         for entry in fresh:
             entry.available = True
-            for consumer in self.delivery.consumers.values():
-                self._offer_item(consumer, entry)
+            self.offering.entry(entry)
         for group in groups_of(fresh):
             self.check_whole(group)
-
-    def _offer_group(self, group: Group) -> None:
-        group.available = True
-        for consumer in self.delivery.consumers.values():
-            self._offer_votes(consumer, group)
-
-    def _offer_item(self, consumer: Consumer, entry: Entry) -> None:
-        if consumer.settings.unit == "item" and entry.available:
-            self._offer(consumer, [entry])
-
-    def _offer_votes(self, consumer: Consumer, group: Group) -> None:
-        if consumer.settings.unit == "group" and group.available:
-            self._offer(consumer, group.votes)
-
-    def _offer(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
-        entries = [entry for entry in entries if entry.is_staying]
-        if all(consumer.name in entry.acked for entry in entries) or any(
-            entry.record.seq in consumer.units for entry in entries
-        ):
-            return
-        unit = Unit(
-            tuple(sorted(entry.record.seq for entry in entries)),
-            sum(entry.record.payload_bytes for entry in entries),
-        )
-        unit.num_deliveries = self.retirement.num_deliveries(unit.order, consumer.name)
-        self.delivery.offer(consumer, unit)
-
-    def offer_all(self, consumer: Consumer) -> None:
-        """Offer a consumer everything that is available and that it hasn't got or consumed."""
-        for entry in self.contents:
-            self._offer_item(consumer, entry)
-        for group in self.contents.groups:
-            self._offer_votes(consumer, group)
 
     # --- sampling
 
@@ -199,6 +175,12 @@ class Buffer:
             staleness=[s for entry in entries if (s := self.staleness(entry)) is not None],
         )
 
+    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
+        """Fields that the estimator needs and an entry lacks."""
+        if entry.record.tombstone:
+            return ()
+        return missing_fields(entry.record.fields, self.settings)
+
     def staleness(self, entry: Entry) -> int | None:
         """Published policy version minus the entry's lowest; None when either is unknown."""
         published, lowest = self.row.policy_version, entry.record.min_version
@@ -211,8 +193,8 @@ class Buffer:
         old, self.settings = self.settings, new
         if new.advantage.estimator:
             self._computer.warm_up()
-        old_units = {consumer.name: consumer.unit for consumer in old.consumers}
-        new_units = {consumer.name: consumer.unit for consumer in new.consumers}
+        old_units = {consumer.name: (consumer.unit, consumer.raw) for consumer in old.consumers}
+        new_units = {consumer.name: (consumer.unit, consumer.raw) for consumer in new.consumers}
         for name, unit in old_units.items():
             if new_units.get(name) != unit:
                 held = [lease.id for lease in self.leasing.table.of_consumer(name)]
@@ -220,12 +202,14 @@ class Buffer:
                 self.delivery.remove_consumer(name)
         for consumer in new.consumers:
             if consumer.name not in self.delivery.consumers:
-                self.offer_all(self.delivery.add_consumer(consumer))
+                self.offering.everything(self.delivery.add_consumer(consumer))
         for group in self.contents.groups:
             self.contents.groups.schedule(group, new)
         if new.advantage != old.advantage:
+            self.computing.settings_changed()
             for entry in self.contents:
                 entry.quarantine = ""
+                self.contents.set_missing(entry, self.missing_fields(entry))
         self.discard([entry for entry in self.contents if self.retirement.is_done(entry)])
         self.advance([entry for entry in self.contents if entry.durable])
 
@@ -237,13 +221,24 @@ class Buffer:
 
     # --- leaving without being consumed
 
+    def withhold(self, group: Group) -> None:
+        """Discard a group whose rewards are all equal."""
+        self._tasks.spawn(self.grouping.withhold(group))
+
+    def has_delivered(self, entry: Entry) -> bool:
+        """True if a consumer that isn't raw holds the entry, or has consumed it."""
+        return self.delivery.is_leased_with_advantages(entry.record.seq) or any(
+            not consumer.settings.raw and consumer.name in entry.acked
+            for consumer in self.delivery.consumers.values()
+        )
+
     def is_leased(self, entry: Entry) -> bool:
         """True if a consumer holds it, or is about to."""
         return self.delivery.is_leased(entry.record.seq)
 
-    def withdraw(self, entries: Sequence[Entry]) -> None:
-        """Stop offering the units that hold any of the entries."""
-        self.delivery.withdraw(entry.record.seq for entry in entries)
+    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
+        """Stop offering the units that hold any of the entries, to raw consumers too or not."""
+        self.delivery.withdraw((entry.record.seq for entry in entries), keep_raw=keep_raw)
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""
@@ -304,8 +299,7 @@ class Buffer:
             await self._removed(leaving, stored, "deleted")
         finally:
             for entry in entries:
-                for consumer in self.delivery.consumers.values():
-                    self._offer_item(consumer, entry)
+                self.offering.entry(entry)
             for group in groups_of(entries):
                 self._look_again(group)
         self._metrics.dropped(self.name, "deleted", len(entries))
@@ -313,11 +307,23 @@ class Buffer:
     def _look_again(self, group: Group) -> None:
         """Some members have been deleted: offer the rest, or compute it without them."""
         if group.available:
-            self._offer_group(group)
+            self.offering.group(group)
             return
         for entry in group.members:
             entry.quarantine = ""
         self.check_whole(group)
+
+    # --- in words
+
+    def describe_wait(self) -> str:
+        """What keeps experiences from being sampled; empty when nothing does."""
+        waits = (self.grouping.describe(), self.describe_computing())
+        return "; ".join(wait for wait in waits if wait)
+
+    def describe_computing(self) -> str:
+        """What computing waits for: missing fields, a batch that isn't full; or empty."""
+        waits = (self.grouping.describe_missing(), self.computing.describe())
+        return "; ".join(wait for wait in waits if wait)
 
     # --- time
 
@@ -325,7 +331,7 @@ class Buffer:
         """Do what time asks for: expire leases, close groups at their deadline, forget."""
         self.leasing.expire(now)
         self.grouping.expire(now)
-        self.computing.retry(now)
+        self.computing.tick(now)
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_SECONDS
             self._tasks.spawn(self._prune(now - self.settings.duplicate_horizon_seconds))
@@ -342,5 +348,5 @@ class Buffer:
 
 
 def _can_advance(entry: Entry) -> bool:
-    idle = not (entry.available or entry.computing or entry.quarantine)
-    return idle and entry.is_staying and not entry.record.tombstone
+    idle = not (entry.available or entry.computing or entry.quarantine or entry.changing)
+    return idle and not entry.missing and entry.is_staying and not entry.record.tombstone

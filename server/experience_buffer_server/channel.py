@@ -32,6 +32,13 @@ class ChildGoneError(Exception):
         """The child may have been at work on this request when it ended."""
 
 
+class ChildRefusedError(ChildGoneError):
+    """The child process said why it can't start, and ended."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, was_running=False)
+
+
 class Child:
     """A running child process. Not thread-safe; belongs to one event loop."""
 
@@ -54,23 +61,33 @@ class Child:
         """Run `python -m module FD arguments...` with its end of the socket pair, until it is ready.
 
         Raises:
+            ChildRefusedError: It said why it can't start.
             ChildGoneError: It ended before it was ready.
             OSError: No process could be started.
         """
         ours, theirs = socket.socketpair()
         with theirs:
+            # Before there is a process: a cancellation here leaves none behind.
+            reader, writer = await asyncio.open_connection(sock=ours)
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
                 pass_fds=[theirs.fileno()],
                 # Ctrl-C in a terminal reaches every process of the session's foreground group.
                 start_new_session=True,
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
         child = cls(process, reader, writer)
         try:
-            await child._next_answer()
+            refusal = await child._next_answer()
         except ChildGoneError as error:
             raise ChildGoneError(str(error), was_running=False) from error
+        except asyncio.CancelledError:
+            # Nobody will ever hear of it: it must not go on starting.
+            process.kill()
+            await child.close()
+            raise
+        if refusal is not None:
+            await child.close()
+            raise ChildRefusedError(refusal)
         return child
 
     @property
@@ -145,6 +162,10 @@ class Parent:
     def ready(self) -> None:
         """Say that requests can come."""
         self.answer(None)
+
+    def refuse(self, reason: str) -> None:
+        """Say, in place of `ready`, why none can; the process is to end then."""
+        self.answer(reason)
 
     def receive(self) -> Any | None:
         """The next request; None when the server has closed the socket."""

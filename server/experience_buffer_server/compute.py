@@ -1,22 +1,25 @@
 """Schedules the computation of advantages: which groups share a launch, and what becomes of them.
 
-The arithmetic runs in a process of its own (`compute_worker.py`): torch never shares an
-interpreter with the event loop, and a crash of the device takes nothing else down.
+The arithmetic runs in a process of its own (`compute_worker.py`): it never shares an interpreter
+with the event loop, and a crash of the device takes nothing else down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from experience_buffer_server.channel import Child, ChildGoneError
-from experience_buffer_server.config import ComputeSection
+from experience_buffer_server.channel import Child, ChildGoneError, ChildRefusedError
+from experience_buffer_server.config import ComputeSection, ConfigurationError
+from experience_buffer_server.estimators import EstimatorSettings
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.base import AdvantageRow
@@ -27,12 +30,36 @@ _MAX_IN_FLIGHT = 2
 """Launches sent to the worker at once: it reads the next one while we commit the last."""
 _RESTART_SECONDS = 1.0
 """Between attempts to start a worker that can't start."""
+_NO_WORKER = "the advantage worker can't start, whole groups wait: %s"
 _MAX_ATTEMPTS = 2
 """A job that was alone in a launch that killed the worker this often is quarantined."""
 
 
+@dataclass(slots=True, eq=False)
+class Job:
+    """Experiences whose advantages depend on one another: a whole group, or one experience."""
+
+    entries: list[Entry]
+    runs: list[str]
+    """Per entry, the run that votes once in the group's statistics; empty: a run of its own."""
+    generations: list[int]
+    """Of the entries when it was submitted: one that was annotated since makes it void."""
+    counts: bool = True
+    """Its votes enter the running moments; False for one that is computed again."""
+
+
+@dataclass(slots=True, eq=False)
+class Result:
+    """What became of one job."""
+
+    job: Job
+    rows: list[AdvantageRow] = field(default_factory=list)
+    error: str = ""
+    """Why it can't be computed, now or ever."""
+
+
 class Owner(Protocol):
-    """The buffer that a job belongs to."""
+    """The buffer that work belongs to."""
 
     @property
     def id(self) -> int:
@@ -42,34 +69,62 @@ class Owner(Protocol):
     def name(self) -> str:
         """Its name."""
 
-    def computed(self, job: Job, rows: Sequence[AdvantageRow]) -> None:
-        """The job's advantages are there; they are not stored yet."""
+    @property
+    def moments(self) -> str:
+        """Its running moments of now, as JSON; empty: none yet."""
 
-    def not_computed(self, job: Job, reason: str) -> None:
-        """The job can't be computed, now or ever."""
+    def computed(self, work: Work, results: Sequence[Result], moments: str | None) -> None:
+        """What became of some of the work's jobs, which is not stored yet.
+
+        `moments` are to be stored with them; not None where the work uses running moments, and
+        then `Computer.release` lets the buffer's next work go.
+        """
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """Experiences whose advantages depend on one another: a whole group, or one experience."""
+class Work:
+    """Jobs of one buffer that share a launch: one, or a batch with statistics in common."""
 
     owner: Owner
-    entries: list[Entry]
+    jobs: list[Job]
     estimator: str
     parameters: Mapping[str, Any]
-    runs: list[str]
-    """Per entry, the run that votes once in the group's statistics; empty: a run of its own."""
+    uses_moments: bool = False
     attempts: int = 0
+    number: int = 0
+    """Order of submission."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens of all its experiences."""
+        return sum(entry.record.response_tokens for job in self.jobs for entry in job.entries)
+
+    @property
+    def lane(self) -> tuple[object, ...]:
+        """What can share a launch; with running moments only the work of one buffer."""
+        owner = self.owner.id if self.uses_moments else 0
+        return (self.estimator, tuple(sorted(self.parameters.items())), owner)
 
 
 class Computer:
-    """Sends jobs to the worker, several per launch. Not thread-safe; belongs to the event loop."""
+    """Sends work to the worker, much of it per launch. Not thread-safe; belongs to the event loop."""
 
-    def __init__(self, settings: ComputeSection, store_path: Path, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: ComputeSection,
+        store_path: Path,
+        metrics: Metrics,
+        *,
+        estimators: Mapping[str, EstimatorSettings] | None = None,
+    ) -> None:
         self._settings = settings
+        self._estimators = dict(estimators or {})
         self._store_path = store_path
         self._metrics = metrics
-        self._waiting: deque[Job] = deque()
+        self._lanes: dict[tuple[object, ...], deque[Work]] = {}
+        self._held: set[tuple[object, ...]] = set()
+        """Lanes whose running moments are being computed or stored."""
+        self._numbers = itertools.count()
         self._arrival = asyncio.Event()
         self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -79,26 +134,50 @@ class Computer:
         self._warming: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to compute. The worker process starts with the first job, or by `warm_up`."""
+        """Begin to compute. The worker process starts with the first work, or by `warm_up`."""
         self._runner = asyncio.get_running_loop().create_task(self._run())
 
     def warm_up(self) -> None:
-        """Start the worker process now: loading torch takes seconds that no group should wait."""
+        """Start the worker process now: its start takes seconds that no group should wait."""
         if not self._warming and self._runner is not None:
             self._warming = asyncio.get_running_loop().create_task(self._warm_up())
 
-    def submit(self, job: Job) -> None:
-        """Queue a job; its owner hears of the result."""
-        self._waiting.append(job)
+    async def check_estimators(self) -> None:
+        """Start the worker process now, to learn whether it can load the operator's estimators.
+
+        Any other reason that it can't start for is no fault of the configuration: it is logged, and
+        groups wait, as at any later time.
+
+        Raises:
+            ConfigurationError: It can't load one; the message names the key.
+        """
+        async with self._starting:
+            try:
+                self._child = await self._spawn()
+            except ChildRefusedError as error:
+                raise ConfigurationError(str(error)) from error
+            except (OSError, ChildGoneError) as error:
+                _log.error(_NO_WORKER, error)
+
+    def submit(self, work: Work) -> None:
+        """Queue work; its owner hears of the results."""
+        work.number = next(self._numbers)
+        self._lanes.setdefault(work.lane, deque()).append(work)
+        self._arrival.set()
+
+    def release(self, work: Work) -> None:
+        """The moments that came with the work's results are stored."""
+        self._held.discard(work.lane)
         self._arrival.set()
 
     async def close(self) -> None:
-        """Stop. Jobs that aren't done are computed after the next start. Idempotent."""
-        for own in (self._runner, self._warming):
-            if own is not None:
-                own.cancel()
-        for task in list(self._in_flight):
+        """Stop. Work that isn't done is computed after the next start. Idempotent."""
+        own = [task for task in (self._runner, self._warming) if task is not None]
+        ending = [*own, *self._in_flight]
+        for task in ending:
             task.cancel()
+        if ending:
+            await asyncio.wait(ending)
         if self._child is not None:
             await self._child.close()
 
@@ -110,25 +189,41 @@ class Computer:
                 # Groups that become whole together share a launch.
                 await asyncio.sleep(self._settings.max_latency_seconds)
             launch = self._next_launch()
-            if not self._waiting:
+            if not launch:
                 self._arrival.clear()
+                self._slots.release()
+                continue
             task = asyncio.get_running_loop().create_task(self._launch(launch))
             self._in_flight.add(task)
             task.add_done_callback(self._launched)
 
-    def _next_launch(self) -> list[Job]:
-        """The oldest jobs that can share a launch: same estimator, same parameters."""
-        first = self._waiting[0]
-        launch: list[Job] = []
-        while self._waiting and len(launch) < self._settings.max_batch_groups:
-            job = self._waiting[0]
-            if job.estimator != first.estimator or job.parameters != first.parameters:
+    def _next_launch(self) -> list[Work]:
+        """The oldest work that may go, and what can share its launch."""
+        open_lanes = [lane for lane in self._lanes if lane not in self._held]
+        if not open_lanes:
+            return []
+        lane = min(open_lanes, key=lambda lane: self._lanes[lane][0].number)
+        waiting = self._lanes[lane]
+        launch: list[Work] = []
+        num_jobs = num_tokens = 0
+        settings = self._settings
+        while (
+            waiting
+            and num_jobs < settings.max_batch_groups
+            and num_tokens < settings.max_batch_tokens
+        ):
+            if waiting[0].attempts and launch:
                 break
-            if job.attempts and launch:
+            work = waiting.popleft()
+            launch.append(work)
+            num_jobs += len(work.jobs)
+            num_tokens += work.num_tokens
+            if work.attempts:
                 break
-            launch.append(self._waiting.popleft())
-            if job.attempts:
-                break
+        if not waiting:
+            del self._lanes[lane]
+        if launch[0].uses_moments:
+            self._held.add(lane)
         return launch
 
     def _launched(self, task: asyncio.Task[None]) -> None:
@@ -137,37 +232,33 @@ class Computer:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a launch was lost: %r", error, exc_info=error)
 
-    async def _launch(self, launch: list[Job]) -> None:
+    async def _launch(self, launch: list[Work]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        request = {
-            "estimator": launch[0].estimator,
-            "parameters": dict(launch[0].parameters),
-            "groups": [
-                [
-                    job.owner.id,
-                    [(e.record.uid, run) for e, run in zip(job.entries, job.runs, strict=True)],
-                ]
-                for job in launch
-            ],
-        }
         try:
             child = await self._worker()
-            answers = await child.request(request)
+            answer = await child.request(_request(launch))
         except ChildGoneError as error:
             self._retry(launch, error)
             return
         self._metrics.computed(launch[0].estimator, loop.time() - started)
-        for job, answer in zip(launch, answers, strict=True):
-            self._deliver(job, answer)
-
-    def _deliver(self, job: Job, answer: Mapping[str, Any]) -> None:
-        error = answer.get("error")
-        outcome = "failed" if error else "computed"
-        self._metrics.groups_computed(job.owner.name, job.estimator, outcome)
-        if error:
-            job.owner.not_computed(job, error)
+        answers = iter(answer["groups"])
+        results = [
+            (work, [self._result(work, job, next(answers)) for job in work.jobs]) for work in launch
+        ]
+        if launch[0].uses_moments:
+            together = [result for _, of_work in results for result in of_work]
+            launch[0].owner.computed(launch[0], together, answer["moments"])
             return
+        for work, of_work in results:
+            work.owner.computed(work, of_work, None)
+
+    def _result(self, work: Work, job: Job, answer: Mapping[str, Any]) -> Result:
+        error = answer.get("error", "")
+        outcome = "failed" if error else "computed"
+        self._metrics.groups_computed(work.owner.name, work.estimator, outcome)
+        if error:
+            return Result(job, error=error)
         rows = [
             AdvantageRow(
                 seq=entry.record.seq,
@@ -179,21 +270,37 @@ class Computer:
                 job.entries, answer["items"], strict=True
             )
         ]
-        job.owner.computed(job, rows)
+        return Result(job, rows)
 
-    def _retry(self, launch: list[Job], error: ChildGoneError) -> None:
-        """The worker died: try each job alone, so that only the one that kills it is given up."""
+    def _retry(self, launch: list[Work], error: ChildGoneError) -> None:
+        """The worker died: try each work alone, so that only what kills it is given up."""
         _log.error("the advantage worker died with %d jobs: %s", len(launch), error)
-        for job in reversed(launch):
-            job.attempts += error.was_running
-            if len(launch) == 1 and job.attempts > _MAX_ATTEMPTS:
-                reason = f"computing it ends the advantage worker ({error})"
-                self._metrics.groups_computed(job.owner.name, job.estimator, "failed")
-                job.owner.not_computed(job, reason)
+        for work in reversed(launch):
+            self._held.discard(work.lane)
+            work.attempts += error.was_running
+            if len(launch) > 1 or work.attempts <= _MAX_ATTEMPTS:
+                self._put_back(work)
+            elif len(work.jobs) > 1:
+                # Which of the batch's groups it is shows when they are computed apart.
+                middle = len(work.jobs) // 2
+                for jobs in (work.jobs[middle:], work.jobs[:middle]):
+                    half = Work(
+                        work.owner, jobs, work.estimator, work.parameters, work.uses_moments,
+                        attempts=1, number=work.number,
+                    )  # fmt: skip
+                    self._put_back(half)
             else:
-                self._waiting.appendleft(job)
-        if self._waiting:
+                self._give_up(work, f"computing it ends the advantage worker ({error})")
+        if self._lanes:
             self._arrival.set()
+
+    def _put_back(self, work: Work) -> None:
+        self._lanes.setdefault(work.lane, deque()).appendleft(work)
+
+    def _give_up(self, work: Work, reason: str) -> None:
+        results = [Result(job, error=reason) for job in work.jobs]
+        self._metrics.groups_computed(work.owner.name, work.estimator, "failed")
+        work.owner.computed(work, results, None)
 
     async def _warm_up(self) -> None:
         with contextlib.suppress(ChildGoneError):
@@ -206,15 +313,40 @@ class Computer:
             return self._child
 
     async def _start_worker(self) -> Child:
-        """A worker that is ready; one that can't start is no fault of the jobs that wait for it."""
+        """A worker that is ready; one that can't start is no fault of the work that waits for it."""
         try:
-            return await Child.start(
-                "experience_buffer_server.compute_worker",
-                str(self._store_path),
-                self._settings.device,
-                str(self._settings.threads),
-            )
+            return await self._spawn()
         except (OSError, ChildGoneError) as error:
-            _log.error("the advantage worker can't start, whole groups wait: %s", error)
+            _log.error(_NO_WORKER, error)
             await asyncio.sleep(_RESTART_SECONDS)
             raise ChildGoneError(str(error), was_running=False) from error
+
+    async def _spawn(self) -> Child:
+        declared = {name: section.model_dump() for name, section in self._estimators.items()}
+        return await Child.start(
+            "experience_buffer_server.compute_worker",
+            str(self._store_path),
+            self._settings.device,
+            str(self._settings.threads),
+            json.dumps(declared),
+        )
+
+
+def _request(launch: Sequence[Work]) -> dict[str, Any]:
+    """What the worker is asked; its answers follow the order of the groups."""
+    first = launch[0]
+    jobs = [(place, work, job) for place, work in enumerate(launch) for job in work.jobs]
+    return {
+        "estimator": first.estimator,
+        "parameters": dict(first.parameters),
+        "groups": [
+            [
+                work.owner.id,
+                [(e.record.uid, run) for e, run in zip(job.entries, job.runs, strict=True)],
+            ]
+            for _, work, job in jobs
+        ],
+        "batches": [place for place, _, _ in jobs],
+        "counted": [job.counts for _, _, job in jobs],
+        "moments": first.owner.moments if first.uses_moments else None,
+    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,8 @@ from pydantic_settings import (
 )
 
 from experience_buffer_server import advantages
+from experience_buffer_server.advantages import Plan, custom
+from experience_buffer_server.estimators import Declarations, Estimators
 
 ENV_PREFIX = "EXPERIENCE_BUFFER_"
 KIBI = 1024
@@ -35,6 +38,8 @@ GIBI = 1024 * MEBI
 
 MAX_GROUP_SIZE = 1_000_000
 _MAX_CONSUMERS = 64
+_FILE_ONLY = ("estimators",)
+"""Sections that name code to be run: from the operator's file, and from nowhere else."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
@@ -54,6 +59,8 @@ class ConsumerSettings(_Section):
     name: Name
     unit: Literal["item", "group"] = "item"
     """What `batch_size` counts: single experiences or whole groups."""
+    raw: bool = False
+    """It gets experiences as soon as they are stored (groups: whole), before their advantages."""
 
 
 class AdvantageSettings(BaseModel):
@@ -66,14 +73,16 @@ class AdvantageSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> AdvantageSettings:
-        if self.estimator and self.estimator not in advantages.ESTIMATORS:
-            known = ", ".join(sorted(advantages.ESTIMATORS))
-            raise ValueError(f"unknown estimator {self.estimator!r}; there are: {known}")
-        if self.estimator:
-            advantages.validate_parameters(self.estimator, self.parameters)
-        elif self.parameters:
+        if self.plan is None and self.parameters:
             raise ValueError(f"parameters {sorted(self.parameters)} without an estimator")
         return self
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The estimator with its checked parameters; None: nothing is computed."""
+        if not self.estimator:
+            return None
+        return advantages.plan(self.estimator, self.parameters, custom.declared())
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -95,6 +104,8 @@ class BufferSettings(_Section):
     """Fewest members with which `use_partial` uses a group; smaller ones are dropped."""
     late_members: Literal["refuse", "new_group"] = "refuse"
     on_bad_reward: Literal["refuse", "tombstone"] = "refuse"
+    on_missing_field: Literal["refuse", "wait"] = "refuse"
+    """An experience without a field that the estimator needs is refused, or waits for Annotate."""
     consumers: tuple[ConsumerSettings, ...] = (ConsumerSettings(name="trainer"),)
     advantage: AdvantageSettings = AdvantageSettings()
     lease_seconds: float = Field(600.0, gt=0, le=7 * 86400)
@@ -124,19 +135,34 @@ class BufferSettings(_Section):
             raise ValueError(f"consumers: names must differ, got {names}")
         if self.group_by == "none" and any(c.unit == "group" for c in self.consumers):
             raise ValueError('consumers: unit "group" needs group_by = "task", "run" or "step"')
-        if self.group_by == "none" and self.needs_groups:
-            raise ValueError(f"advantage: {self.advantage.estimator!r} needs groups; set group_by")
+        if problem := self._grouping_problem():
+            raise ValueError(problem)
         if self.on_group_deadline != "wait" and not self.group_deadline_seconds:
             raise ValueError(
                 f'on_group_deadline = "{self.on_group_deadline}" needs group_deadline_seconds > 0'
             )
         return self
 
+    def _grouping_problem(self) -> str:
+        """Why the estimator can't work with the groups; empty when it can."""
+        plan = self.advantage.plan
+        if plan is None:
+            return ""
+        name = self.advantage.estimator
+        if self.group_by == "none" and plan.scope == "group":
+            return f"advantage: {name!r} with these parameters needs groups; set group_by"
+        steps = getattr(plan.parameters, "turn_rewards", "none") == "steps"
+        if steps and self.group_by not in ("task", "run"):
+            return 'advantage: turn_rewards = "steps" needs group_by = "task" or "run"'
+        if plan.spec.runs_in_task and self.group_by != "task":
+            return f'advantage: {name!r} compares the runs of a task; set group_by = "task"'
+        return ""
+
     @property
     def needs_groups(self) -> bool:
-        """True when the estimator's statistics are taken over whole groups."""
-        name = self.advantage.estimator
-        return bool(name) and advantages.estimator_spec(name).scope == "group"
+        """True when the members of a group are computed together."""
+        plan = self.advantage.plan
+        return plan is not None and plan.scope == "group"
 
 
 class ServerSection(_Section):
@@ -187,6 +213,8 @@ class ComputeSection(_Section):
     """torch threads on the CPU."""
     max_batch_groups: int = Field(1024, ge=1)
     """Most groups in one launch."""
+    max_batch_tokens: int = Field(131_072, ge=1)
+    """Response tokens beyond which a launch takes no more groups."""
     max_latency_seconds: float = Field(0.002, ge=0)
     """How long a whole group waits for others to share its launch."""
 
@@ -205,6 +233,8 @@ class Settings(BaseSettings):
         default_factory=lambda: {"default": BufferSettings()}
     )
     """Created at the start where they don't exist; an existing buffer keeps its stored settings."""
+    estimators: Estimators = {}
+    """The operator's own estimators, by name."""
 
     @classmethod
     def settings_customise_sources(
@@ -222,6 +252,9 @@ class Settings(BaseSettings):
 def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Settings:
     """Read the file and the environment.
 
+    The operator's estimators are declared to this process (`advantages.custom.declare`) before the
+    settings of buffers are checked, here or when they are restored or come over the network.
+
     Args:
         path: A TOML file; None: defaults and environment only.
         overrides: Per section, values from the command line; they win over everything.
@@ -237,6 +270,7 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
             raise ConfigurationError(f"configuration file {path}: {error}") from error
     _refuse_unknown_environment()
     try:
+        custom.declare(Declarations.model_validate(values).specs())
         settings = Settings(**values)
         for section, changes in overrides.items():
             given = {key: value for key, value in changes.items() if value is not None}
@@ -272,8 +306,13 @@ def _refuse_unknown_environment() -> None:
         if not variable.upper().startswith(ENV_PREFIX):
             continue
         section = variable[len(ENV_PREFIX) :].split("__")[0].lower()
+        if section in _FILE_ONLY:
+            raise ConfigurationError(
+                f"environment variable {variable}: declare {section} in the configuration file"
+            )
         if section not in Settings.model_fields:
-            known = ", ".join(f"{ENV_PREFIX}{name.upper()}__..." for name in Settings.model_fields)
+            sections = (name for name in Settings.model_fields if name not in _FILE_ONLY)
+            known = ", ".join(f"{ENV_PREFIX}{name.upper()}__..." for name in sections)
             raise ConfigurationError(
                 f"environment variable {variable}: unknown; there are: {known}"
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from experience_buffer_server.groups import Entry, GroupTable
+from experience_buffer_server.store.base import Record
 
 
 class Contents:
@@ -19,6 +20,8 @@ class Contents:
         """Experiences, tombstones not counted."""
         self.num_bytes = 0
         """Payload bytes."""
+        self.lacking: dict[int, Entry] = {}
+        """By seq, oldest first, the entries that lack a field the estimator needs."""
         self._by_uid: dict[str, Entry] = {}
         self._by_seq: dict[int, Entry] = {}
         self._last_seq = 0
@@ -49,8 +52,22 @@ class Contents:
         record = entry.record
         del self._by_uid[record.uid]
         del self._by_seq[record.seq]
+        self.lacking.pop(record.seq, None)
         self.num_items -= not record.tombstone
         self.num_bytes -= record.payload_bytes
+
+    def set_missing(self, entry: Entry, fields: tuple[str, ...]) -> None:
+        """Note which fields an entry lacks."""
+        entry.missing = fields
+        if fields:
+            self.lacking[entry.record.seq] = entry
+        else:
+            self.lacking.pop(entry.record.seq, None)
+
+    def replace_record(self, entry: Entry, record: Record) -> None:
+        """Give an entry another record of the same uid and seq."""
+        self.num_bytes += record.payload_bytes - entry.record.payload_bytes
+        entry.record = record
 
     def by_uid(self, uid: str) -> Entry | None:
         """The entry with this uid."""

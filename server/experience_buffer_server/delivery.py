@@ -129,9 +129,11 @@ class Delivery:
         consumer.queue.push(unit)
         self._serve(consumer)
 
-    def withdraw(self, seqs: Iterable[int]) -> None:
+    def withdraw(self, seqs: Iterable[int], *, keep_raw: bool = False) -> None:
         """Take back the units that hold these experiences; a leased one isn't offered again."""
         for consumer, unit in self._units(seqs):
+            if keep_raw and consumer.settings.raw:
+                continue
             if unit.waiting:
                 consumer.queue.discard(unit)
                 consumer.let_go(unit)
@@ -141,6 +143,11 @@ class Delivery:
     def is_leased(self, seq: int) -> bool:
         """True if any consumer holds the experience, or is about to."""
         return any(not unit.waiting for _, unit in self._units([seq]))
+
+    def is_leased_with_advantages(self, seq: int) -> bool:
+        """True if a consumer that isn't raw holds the experience, or is about to."""
+        units = self._units([seq])
+        return any(not unit.waiting and not consumer.settings.raw for consumer, unit in units)
 
     def _units(self, seqs: Iterable[int]) -> list[tuple[Consumer, Unit]]:
         wanted = list(seqs)

@@ -24,6 +24,11 @@ _BUFFER_GAUGES: tuple[tuple[str, str, Callable[[BufferStats], float | None]], ..
         "Groups that can't be computed.",
         lambda stats: stats.num_quarantined_groups,
     ),
+    (
+        "experiences_waiting_for_fields",
+        "Experiences that lack a field the estimator needs.",
+        lambda stats: stats.num_waiting_for_fields,
+    ),
     ("policy_version", "Newest published policy version.", lambda stats: stats.policy_version),
 )
 _CONSUMER_GAUGES = (

@@ -18,6 +18,9 @@ from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.base import Store
 from experience_buffer_server.tasks import Tasks
 
+_POSTPONE_SECONDS = 1.0
+"""Until a deadline that met a lease is looked at again."""
+
 
 class Owner(Protocol):
     """The buffer that the groups belong to."""
@@ -114,34 +117,68 @@ class Grouping:
             raise errors.InvalidRequestError(f"group key: {problem}", subject="group")
         group = self._contents.groups.get(key)
         if group is not None:
-            return await self._tasks.finish(self._drop(group, reason))
+            return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
         batch = self._store.batch()
         batch.remember(self._owner.id, "group", key, b"dropped", time.time())
         await self._tasks.finish(self._store.commit(batch))
         # Members may have come while nothing said yet that they are too late.
         group = self._contents.groups.get(key)
-        return 0 if group is None else await self._tasks.finish(self._drop(group, reason))
+        return (
+            0
+            if group is None
+            else await self._tasks.finish(self._drop(group, reason, "group_dropped"))
+        )
 
     def expire(self, now: float) -> None:
-        """Close or drop the groups past their deadline, by the buffer's policy."""
+        """Close, reduce or drop the groups past their deadline, by the buffer's policy."""
         settings = self._owner.settings
         for group in self._contents.groups.overdue(now):
+            lacking = [entry for entry in group.votes if entry.missing and entry.is_staying]
+            num_complete = len(group.votes) - len(lacking) + group.row.num_consumed
             if settings.on_group_deadline == "wait":
                 group.overdue = True
+            elif any(self._owner.is_leased(entry) for entry in lacking):
+                # Somebody is about to annotate it; the lease's end bounds the wait.
+                self._contents.groups.postpone(group, now + _POSTPONE_SECONDS)
             elif (
                 settings.on_group_deadline == "use_partial"
-                and len(group.votes) + group.row.num_consumed >= settings.min_group_size
+                and num_complete >= settings.min_group_size
             ):
-                self._close(group, "deadline")
-                self._tasks.spawn(self._store_row(group))
+                if group.is_open:
+                    self._close(group, "deadline")
+                self._tasks.spawn(self._use_partial(group, lacking))
             else:
-                self._tasks.spawn(self._drop(group, "not whole at its deadline"))
+                self._tasks.spawn(self._drop(group, _not_whole(group), "group_dropped"))
+
+    async def _use_partial(self, group: Group, lacking: Sequence[Entry]) -> None:
+        self._owner.withdraw(lacking)
+        await self._submit_row(group)
+        await self._owner.remove([entry for entry in lacking if not self._owner.is_leased(entry)])
+        self._metrics.dropped(self._owner.name, "missing_field", len(lacking))
+        self._go_on(group)
+
+    async def withhold(self, group: Group) -> None:
+        """Drop a group that has nothing to teach: all its rewards are equal."""
+        reason = "zero variance: all its rewards are equal"
+        await self._drop(group, reason, "zero_variance")
 
     def tidy(self) -> None:
         """Forget groups without members; a crash may leave their rows."""
         for group in [group for group in self._contents.groups if group.is_over]:
             self._contents.groups.remove(group)
             self._tasks.spawn(self._submit_row(group))
+
+    def describe_missing(self) -> str:
+        """Which fields are waited for, in words; empty when none are."""
+        lacking = self._contents.lacking
+        if not lacking:
+            return ""
+        oldest = next(iter(lacking.values()))
+        age = max(time.time() - oldest.record.push_time, 0.0)
+        return (
+            f"{len(lacking)} experiences wait for fields, the oldest, {oldest.record.uid!r}, for "
+            f"{', '.join(oldest.missing)} for {age:.1f} s; add them with Annotate"
+        )
 
     def describe(self) -> str:
         """What is incomplete, in words; empty when nothing is."""
@@ -180,7 +217,7 @@ class Grouping:
                 batch.remember(self._owner.id, "group", group.row.key, closed, time.time())
         return self._store.commit(batch)
 
-    async def _drop(self, group: Group, reason: str) -> int:
+    async def _drop(self, group: Group, reason: str, label: str) -> int:
         if group.row.closed != "dropped":
             self._contents.groups.close(group, "dropped", note=reason)
             self._metrics.group_closed(self._owner.name, "dropped")
@@ -192,5 +229,11 @@ class Grouping:
         if group.is_over:
             self._contents.groups.remove(group)
         num_dropped = sum(not entry.record.tombstone for entry in members)
-        self._metrics.dropped(self._owner.name, "group_dropped", num_dropped)
+        self._metrics.dropped(self._owner.name, label, num_dropped)
         return num_dropped
+
+
+def _not_whole(group: Group) -> str:
+    if group.is_open:
+        return "not whole at its deadline"
+    return f"{', '.join(group.missing)} still missing at its deadline"

@@ -37,6 +37,14 @@ class Entry:
     """Its advantages are being computed or stored."""
     quarantine: str = ""
     """Why it can't be delivered."""
+    missing: tuple[str, ...] = ()
+    """Fields that the estimator needs and that are to come with an annotation."""
+    generation: int = 0
+    """Counts its annotations: what was computed before one is void."""
+    counted: bool = False
+    """The running moments have counted its reward."""
+    changing: bool = False
+    """An annotation of it, or of a member of its group, is on its way to the disk."""
     leaving: bool = False
     """Its removal is on its way to the disk, or has got there."""
 
@@ -62,7 +70,9 @@ class Group:
     deadline: float = math.inf
     """Seconds since the Unix epoch."""
     overdue: bool = False
-    """Open past its deadline."""
+    """Unfinished past its deadline."""
+    has_consumed: bool = False
+    """Members were consumed and removed after it closed."""
 
     @property
     def is_open(self) -> bool:
@@ -91,6 +101,16 @@ class Group:
     def votes(self) -> list[Entry]:
         """Members that are experiences, not tombstones."""
         return [entry for entry in self.members if not entry.record.tombstone]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Fields that members lack, each once."""
+        return tuple(dict.fromkeys(name for entry in self.votes for name in entry.missing))
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Waits for members, or for fields of members: its deadline counts."""
+        return self.is_open or (self.row.closed != "dropped" and bool(self.missing))
 
     def describe(self) -> str:
         """`5 of 8`, or `5 of unknown`."""
@@ -183,13 +203,13 @@ class GroupTable:
         self._watch_deadline(group)
 
     def overdue(self, now: float) -> list[Group]:
-        """Open groups whose deadline has passed since the last call, earliest first."""
+        """Unfinished groups whose deadline has passed since the last call, earliest first."""
         due: dict[int, Group] = {}
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, group_id = heapq.heappop(self._deadlines)
             group = self._by_id.get(group_id)
             # A deadline that was changed since has its own place in the heap.
-            if group is not None and group.is_open and group.deadline == deadline:
+            if group is not None and group.is_unfinished and group.deadline == deadline:
                 due[group_id] = group
         return list(due.values())
 
@@ -200,8 +220,13 @@ class GroupTable:
         group.overdue = False
         self._watch_deadline(group)
 
+    def postpone(self, group: Group, deadline: float) -> None:
+        """Look at a group's deadline again later."""
+        group.deadline = deadline
+        self._watch_deadline(group)
+
     def _watch_deadline(self, group: Group) -> None:
-        if group.is_open and group.deadline < math.inf:
+        if group.row.closed != "dropped" and group.deadline < math.inf:
             heapq.heappush(self._deadlines, (group.deadline, group.row.id))
 
     def remove(self, group: Group) -> None:

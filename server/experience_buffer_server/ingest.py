@@ -15,7 +15,14 @@ from typing import Protocol
 
 from experience_buffer import errors, trxp
 from experience_buffer.eid import EID
-from experience_buffer_server.admission import Candidate, Reason, Refusal, admit, entomb
+from experience_buffer_server.admission import (
+    Candidate,
+    Reason,
+    Refusal,
+    admit,
+    entomb,
+    missing_fields,
+)
 from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group, group_key, groups_of
@@ -222,6 +229,9 @@ class Ingest:
             entry = Entry(record, group)
             batch.append(self._owner.id, record, candidate.payload)
             self._contents.add(entry)
+            if not record.tombstone:
+                missing = missing_fields(record.fields, self._owner.settings)
+                self._contents.set_missing(entry, missing)
             if group is not None:
                 closed = self._contents.groups.add_member(group, entry)
                 if closed or group.row.id not in changed:
@@ -265,6 +275,7 @@ class Ingest:
             max_version=candidate.max_version,
             push_time=now,
             note=candidate.note,
+            fields=candidate.fields,
         )
 
     async def _make_durable(

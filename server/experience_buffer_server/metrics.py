@@ -6,7 +6,8 @@ Names follow Prometheus' conventions; labels are bounded: buffers, consumers, me
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.gc_collector import GCCollector
@@ -19,6 +20,7 @@ _FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 _CALLS = (*_FAST, 5, 10, 30, 60, 300, 3600)
 _SLOW = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _PREFIX = "experience_buffer_"
+_FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked", "withheld")
 
 
 class Metrics:
@@ -66,6 +68,14 @@ class Metrics:
         self._advantage_groups = counter(
             "advantage_groups", "Groups by outcome of their computation.",
             buffer, "estimator", "outcome",
+        )  # fmt: skip
+        self._advantage_flags = counter(
+            "advantage_flagged_experiences", "Computed experiences by what is special about them.",
+            buffer, "flag",
+        )  # fmt: skip
+        self._clip_ratio = histogram(
+            "clip_ratio", "Fraction of a group's rewards or advantages outside the clip.",
+            (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), buffer, "stage",
         )  # fmt: skip
         self._wait = histogram(
             "sample_wait_seconds", "Wait of sample calls for a batch.", _SLOW, buffer, consumer
@@ -158,6 +168,17 @@ class Metrics:
     def groups_computed(self, buffer: str, estimator: str, outcome: str) -> None:
         """A group of a launch was computed, or failed."""
         self._advantage_groups.labels(buffer, estimator, outcome).inc()
+
+    def advantages(self, buffer: str, details: Sequence[Mapping[str, Any]]) -> None:
+        """A group's advantages are there, or withheld: one mapping of details per experience."""
+        for flag in _FLAGS:
+            count = sum(bool(of_one.get(flag)) for of_one in details)
+            if count:
+                self._advantage_flags.labels(buffer, flag).inc(count)
+        for stage in ("reward", "advantage"):
+            ratio = details[0].get(f"{stage}_clip_fraction")
+            if ratio is not None:
+                self._clip_ratio.labels(buffer, stage).observe(ratio)
 
     def rpc_started(self, kind: str, service: str, method: str) -> None:
         """An RPC began."""

@@ -29,8 +29,26 @@ def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
         raise errors.ExperienceNotFoundError(
             f"buffer {buffer.name!r} holds no experience {uid!r}", subject=uid
         )
-    payload = b"" if entry.record.tombstone else read_payloads(store, buffer, [entry])[0]
-    return service_pb2.GetResponse(summary=wire.summary_message(buffer, entry), payload=payload)
+    response = service_pb2.GetResponse(summary=wire.summary_message(buffer, entry))
+    if not entry.record.tombstone:
+        ((response.payload, row),) = read_payloads(store, buffer, [entry])
+        if row is not None:
+            response.computation.update(row.details)
+    return response
+
+
+async def annotate(
+    buffer: Buffer, request: service_pb2.AnnotateRequest
+) -> service_pb2.AnnotateResponse:
+    """Add fields to stored experiences, and compute again what depends on them.
+
+    Raises:
+        InvalidRequestError: Too many annotations, or two for one uid.
+        BufferFullError: No room.
+    """
+    annotations = [wire.annotation_from(message) for message in request.annotations]
+    outcomes = await buffer.annotating.annotate(annotations)
+    return service_pb2.AnnotateResponse(outcomes=map(wire.annotate_outcome_message, outcomes))
 
 
 def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.ListResponse:

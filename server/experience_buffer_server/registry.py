@@ -10,7 +10,13 @@ from pydantic import TypeAdapter, ValidationError
 from experience_buffer import errors
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import BufferSettings, Name, Settings, explain
+from experience_buffer_server.config import (
+    BufferSettings,
+    ConfigurationError,
+    Name,
+    Settings,
+    explain,
+)
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.restore import restore
 from experience_buffer_server.store.base import BufferRow, Store, StoreError
@@ -34,9 +40,21 @@ class Registry:
         self._last_id = 0
 
     async def load(self) -> None:
-        """Restore what the store holds, then create configured buffers that don't exist."""
+        """Restore what the store holds, then create configured buffers that don't exist.
+
+        Raises:
+            ConfigurationError: The settings of a stored buffer can't be used; the usual reason is an
+                estimator of the operator's own that isn't declared any more.
+        """
         for state in self._store.load():
-            buffer = self._open(state.row)
+            try:
+                buffer = self._open(state.row)
+            except ValidationError as error:
+                raise ConfigurationError(
+                    f"stored buffer {state.row.name!r}: {explain(error)}; if it is an estimator of "
+                    "your own, declare [estimators.NAME] as it was: the buffer can then be changed "
+                    "or deleted"
+                ) from error
             restore(buffer, state)
         for name, settings in self._settings.buffers.items():
             if name not in self._buffers:
@@ -110,6 +128,9 @@ class Registry:
                 subject=name,
             )
         buffer.row.config = new.model_dump_json()
+        moments = buffer.row.moments
+        if new.advantage.estimator != old.advantage.estimator:
+            buffer.row.moments = ""  # Those of another estimator are another quantity's.
         stored = self._store_row(buffer)
         # At once, so that no push or other update comes between the checks above and the change.
         buffer.change_settings(new)
@@ -117,6 +138,7 @@ class Registry:
             await stored
         except StoreError:
             buffer.row.config = old.model_dump_json()
+            buffer.row.moments = moments
             buffer.change_settings(old)
             raise
         return buffer

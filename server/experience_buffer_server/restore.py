@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experience_buffer_server.admission import COUNTED
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.leases import Lease
@@ -22,21 +23,25 @@ def restore(buffer: Buffer, state: BufferState) -> None:
     for record in state.records:
         group = groups.get(record.group_id)
         entry = Entry(record, group, durable=True)
+        entry.counted = record.seq in state.computed or bool(record.fields & COUNTED)
         entry.available = record.seq in state.computed or (
             not buffer.settings.advantage.estimator and not record.tombstone
         )
         contents.add(entry)
+        contents.set_missing(entry, buffer.missing_fields(entry))
         if group is not None:
             group.members.append(entry)
             group.num_durable += 1
     for group in groups.values():
         votes = group.votes
+        # Who left, and why, isn't stored: take it for consumed.
+        group.has_consumed = not group.is_open and len(group.members) < group.row.size
         group.available = group.is_whole and bool(votes) and all(e.available for e in votes)
     buffer.retirement.restore(state.progress)
     for row in state.leases:
         _restore_lease(buffer, row)
     for consumer in buffer.delivery.consumers.values():
-        buffer.offer_all(consumer)
+        buffer.offering.everything(consumer)
     buffer.advance(list(contents))
     buffer.grouping.tidy()
 

@@ -93,6 +93,7 @@ class Retirement:
             if group.is_open:
                 self._leave_open(batch, group, leaving, reason)
             else:
+                group.has_consumed = group.has_consumed or reason == "consumed"
                 leaving += self._leave_closed(batch, group, reason, now)
         for entry in leaving:
             record = entry.record

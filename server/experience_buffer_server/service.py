@@ -129,6 +129,13 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """A page of summaries."""
         return queries.list_page(self._backend.buffer(request.buffer), request)
 
+    async def Annotate(
+        self, request: service_pb2.AnnotateRequest, context: Context
+    ) -> service_pb2.AnnotateResponse:
+        """Add late fields."""
+        self._backend.check_can_store()
+        return await queries.annotate(self._backend.buffer(request.buffer), request)
+
     async def Delete(
         self, request: service_pb2.DeleteRequest, context: Context
     ) -> service_pb2.DeleteResponse:

@@ -38,6 +38,10 @@ class BufferStats:
     oldest_open_group: str
     policy_version: int | None
     consumers: tuple[ConsumerStats, ...]
+    num_waiting_for_fields: int
+    """Experiences that lack a field the estimator needs."""
+    computing_waits_for: str
+    """Missing fields, or a batch that isn't full, in words; empty when it waits for nothing."""
 
 
 def buffer_stats(buffer: Buffer) -> BufferStats:
@@ -60,6 +64,8 @@ def buffer_stats(buffer: Buffer) -> BufferStats:
         consumers=tuple(
             _consumer_stats(buffer, consumer) for consumer in buffer.delivery.consumers.values()
         ),
+        num_waiting_for_fields=len(buffer.contents.lacking),
+        computing_waits_for=buffer.describe_computing(),
     )
 
 

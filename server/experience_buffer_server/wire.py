@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from google.protobuf import struct_pb2
+from google.protobuf import json_format, struct_pb2
 
-from experience_buffer import errors
+from experience_buffer import errors, trxp
 from experience_buffer.eid import EID
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from experience_buffer_server.admission import Reason
+from experience_buffer_server.annotating import AnnotateOutcome, AnnotateReason, Annotation
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.groups import Entry
@@ -31,11 +32,17 @@ _REASON: Final = {
     Reason.MISSING_FIELD: types_pb2.REFUSAL_REASON_MISSING_FIELD,
     Reason.GROUP_SIZE: types_pb2.REFUSAL_REASON_GROUP_SIZE,
 }
+_ANNOTATE: Final = {
+    AnnotateReason.UNKNOWN_UID: types_pb2.ANNOTATE_REFUSAL_UNKNOWN_UID,
+    AnnotateReason.INVALID: types_pb2.ANNOTATE_REFUSAL_INVALID,
+    AnnotateReason.DELIVERED: types_pb2.ANNOTATE_REFUSAL_DELIVERED,
+}
 _ENUMS: Final[dict[str, Any]] = {
     "group_by": config_pb2.GroupBy,
     "on_group_deadline": config_pb2.DeadlinePolicy,
     "late_members": config_pb2.LatePolicy,
     "on_bad_reward": config_pb2.BadRewardPolicy,
+    "on_missing_field": config_pb2.MissingFieldPolicy,
     "unit": config_pb2.Unit,
 }
 _ENUM_PREFIXES: Final = {
@@ -43,8 +50,18 @@ _ENUM_PREFIXES: Final = {
     "on_group_deadline": "DEADLINE_POLICY_",
     "late_members": "LATE_POLICY_",
     "on_bad_reward": "BAD_REWARD_POLICY_",
+    "on_missing_field": "MISSING_FIELD_POLICY_",
     "unit": "UNIT_",
 }
+_WHOLE: Final = frozenset({"num_turns", "model_version", "version_start", "version_end"})
+"""Entries of `info` that are whole numbers; on the wire every number is a float."""
+_CHOICES: Final = (
+    "group_by",
+    "on_group_deadline",
+    "late_members",
+    "on_bad_reward",
+    "on_missing_field",
+)
 _PLAIN_FIELDS: Final = (
     "group_size",
     "group_deadline_seconds",
@@ -70,15 +87,14 @@ def values_from(config: config_pb2.BufferConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: getattr(config, name) for name in _PLAIN_FIELDS if config.HasField(name)
     }
-    for name in ("group_by", "on_group_deadline", "late_members", "on_bad_reward"):
+    for name in _CHOICES:
         number = getattr(config, name)
         if config.HasField(name) and number:
             values[name] = _enum_word(name, number)
     if config.consumers:
         values["consumers"] = [
-            {"name": consumer.name, "unit": _enum_word("unit", consumer.unit)}
-            if consumer.unit
-            else {"name": consumer.name}
+            {"name": consumer.name, "raw": consumer.raw}
+            | ({"unit": _enum_word("unit", consumer.unit)} if consumer.unit else {})
             for consumer in config.consumers
         ]
     if config.HasField("advantage"):
@@ -114,7 +130,7 @@ def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
     config = config_pb2.BufferConfig(
         name=buffer.name,
         consumers=[
-            config_pb2.ConsumerConfig(name=c.name, unit=_enum_number("unit", c.unit))
+            config_pb2.ConsumerConfig(name=c.name, unit=_enum_number("unit", c.unit), raw=c.raw)
             for c in settings.consumers
         ],
         advantage=config_pb2.AdvantageConfig(estimator=settings.advantage.estimator),
@@ -122,7 +138,7 @@ def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
     config.advantage.parameters.update(settings.advantage.parameters)
     for name in _PLAIN_FIELDS:
         setattr(config, name, getattr(settings, name))
-    for name in ("group_by", "on_group_deadline", "late_members", "on_bad_reward"):
+    for name in _CHOICES:
         setattr(config, name, _enum_number(name, getattr(settings, name)))
     return config_pb2.Buffer(
         config=config,
@@ -181,8 +197,21 @@ def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary
         min_policy_version=record.min_version,
         max_policy_version=record.max_version,
         push_time=record.push_time,
-        message=record.note or entry.quarantine,
+        message=record.note or entry.quarantine or _lacks(buffer, entry),
     )
+
+
+def _lacks(buffer: Buffer, entry: Entry) -> str:
+    """Which fields keep an experience waiting, in words; empty where none do."""
+    if entry.missing:
+        return f"waits for {', '.join(entry.missing)}"
+    if _waits_for_group_fields(buffer, entry) and entry.group is not None:
+        return f"other members of its group wait for {', '.join(entry.group.missing)}"
+    return ""
+
+
+def _waits_for_group_fields(buffer: Buffer, entry: Entry) -> bool:
+    return buffer.settings.needs_groups and entry.group is not None and bool(entry.group.missing)
 
 
 def state_of(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceState.ValueType:
@@ -194,6 +223,8 @@ def state_of(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceState.ValueTyp
     if not entry.available:
         if buffer.settings.needs_groups and entry.group is not None and not entry.group.is_whole:
             return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
+        if entry.missing or _waits_for_group_fields(buffer, entry):
+            return types_pb2.EXPERIENCE_STATE_WAITING_FOR_FIELDS
         return types_pb2.EXPERIENCE_STATE_COMPUTING
     states = set()
     for consumer in buffer.delivery.consumers.values():
@@ -233,7 +264,38 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
             )
             for consumer in stats.consumers
         ],
+        num_waiting_for_fields=stats.num_waiting_for_fields,
+        computing_waits_for=stats.computing_waits_for,
     )
+
+
+def annotation_from(message: service_pb2.Annotation) -> Annotation:
+    """What is added to an experience; one that can't be read says why in `problem`."""
+    try:
+        tensors = trxp.read_tensors(message.tensors) if message.tensors else {}
+    except errors.TrxpError as error:
+        return Annotation(uid=message.uid, problem=str(error))
+    return Annotation(
+        uid=message.uid,
+        reward=message.reward if message.HasField("reward") else None,
+        tensors=tensors,
+        info={
+            name: _whole(value) if name in _WHOLE else value
+            for name, value in json_format.MessageToDict(message.info).items()
+        },
+    )
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def annotate_outcome_message(outcome: AnnotateOutcome) -> types_pb2.AnnotateOutcome:
+    """What became of one annotation."""
+    message = types_pb2.AnnotateOutcome(uid=outcome.uid, message=outcome.message)
+    if outcome.reason is not None:
+        message.refusal = _ANNOTATE[outcome.reason]
+    return message
 
 
 def _parameter(name: str, value: struct_pb2.Value) -> float | bool | str:

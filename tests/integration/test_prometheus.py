@@ -70,7 +70,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
             BUFFER,
             group_size=2,
             consumers=(ConsumerConfig("trainer", "group"),),
-            advantage=AdvantageConfig("grpo"),
+            advantage=AdvantageConfig("grpo", {"reward_clip": 1.0, "advantage_clip": 0.5}),
         )
         client.get_stats()  # Tried again until the server is up, as only idempotent calls are.
         client.create_buffer(config)
@@ -140,7 +140,12 @@ def _make_traffic(client: Client, number: int) -> None:
     """Do everything that the server counts: use policy version `number`, then publish the next."""
     client.publish_policy_version(number, buffer=BUFFER)
     groups = [
-        [_experience(f"task-{number}-{g}", run, number) for run in range(2)] for g in range(3)
+        [
+            # The last group's rewards are equal, which is counted.
+            _experience(f"task-{number}-{g}", run, number, reward=1.0 if g == 2 else None)
+            for run in range(2)
+        ]
+        for g in range(3)
     ]
     for group in groups:
         assert client.push(group, buffer=BUFFER).num_stored == 2

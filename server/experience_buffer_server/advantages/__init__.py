@@ -1,27 +1,34 @@
 """Advantages of packed experiences: pure functions from rewards, masks and values to float32.
 
-Nothing here does I/O. Importing the package loads no torch: names, parameters and values are there
-for a process that only validates; `compute` loads torch when it is called.
+Nothing here does I/O. Importing the package loads neither NumPy nor torch nor compiled loops:
+names, parameters and values are there for a process that only validates; `compute` loads what it
+computes with when it is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .specs import (
     ESTIMATORS,
+    INPUT_FIELDS,
     EstimatorSpec,
     ParameterError,
-    ParameterValue,
+    Plan,
     estimator_spec,
-    missing_fields,
-    required_fields,
-    validate_parameters,
+    plan,
 )
 from .values import Column, ExperienceAdvantages, ExperienceInput, GroupFailure, GroupResult
 
+if TYPE_CHECKING:
+    from .moments import RunningMoments
+    from .parameters import ParameterValue
+    from .registry import Estimator
+
 __all__ = [
     "ESTIMATORS",
+    "INPUT_FIELDS",
     "Column",
     "EstimatorSpec",
     "ExperienceAdvantages",
@@ -29,11 +36,10 @@ __all__ = [
     "GroupFailure",
     "GroupResult",
     "ParameterError",
+    "Plan",
     "compute",
     "estimator_spec",
-    "missing_fields",
-    "required_fields",
-    "validate_parameters",
+    "plan",
 ]
 
 
@@ -43,27 +49,56 @@ def compute(
     estimator: str,
     parameters: Mapping[str, ParameterValue],
     device: str = "cpu",
+    threads: int = 1,
+    batches: Sequence[int] | None = None,
+    moments: RunningMoments | None = None,
+    counted: Sequence[bool] | None = None,
+    custom: Mapping[str, tuple[EstimatorSpec, Estimator]] | None = None,
 ) -> list[GroupResult | GroupFailure]:
     """Compute the advantages of many groups in one packed launch.
 
-    An experience's result depends on nothing but its group (for estimators of scope `item`, on
-    nothing but itself): the order of members and groups and the neighbours in the launch don't
-    change a bit of it. It can be called from several threads.
+    An experience's result depends on nothing but its group (for plans of scope `item`, on nothing
+    but itself): the order of members and groups and the neighbours in the launch don't change a bit
+    of it. Exceptions are what is configured to depend on more: the statistics of a batch, and
+    running moments. It can be called from several threads, each with moments of its own.
 
     Args:
         groups: Members of each group, in any order, without tombstones: a failed rollout has no
             vote and gets no advantages. An empty group gives an empty result.
-        estimator: A name of `ESTIMATORS`.
+        estimator: A name of `ESTIMATORS` or of `custom`.
         parameters: Parameters that differ from the estimator's defaults.
-        device: Torch device that computes the token stage, such as `cpu` or `cuda:0`.
+        device: Where tokens are computed: `cpu`, or a torch device such as `cuda:0`.
+        threads: Threads that the CPU's loops over tokens are spread over; they change no bit.
+        batches: Per group, the batch whose statistics it shares, ascending; None: all groups are
+            one batch. A group that is refused isn't part of its batch, and the tokens of one that
+            overflows aren't.
+        moments: Running moments of the buffer, updated in place in the order of the groups; needed
+            where the parameters use them.
+        counted: Per group, whether its votes enter the running moments; False for one that was
+            counted before and is computed again. None: all of them do.
+        custom: Estimators of the operator's own, by name.
 
     Returns:
         For each group, in order, its result, or why it can't be computed. A group that fails
-        doesn't touch its neighbours.
+        doesn't touch its neighbours. The bytes of the experiences of one launch are views of one
+        array: keep copies of what is kept for long.
 
     Raises:
-        ParameterError: Unknown estimator, or a parameter that `validate_parameters` refuses.
+        ParameterError: Unknown estimator, or a parameter that `plan` refuses.
+        ValueError: `batches` or `counted` don't fit the groups, `batches` descend, or there are no
+            moments where the parameters use them.
     """
-    from .launch import run
+    known = custom or {}
+    chosen = plan(estimator, parameters, {name: spec for name, (spec, _) in known.items()})
+    for name, given in (("batches", batches), ("counted", counted)):
+        if given is not None and len(given) != len(groups):
+            raise ValueError(f"{name} has {len(given)} elements for {len(groups)} groups")
+    if batches is not None and sorted(batches) != list(batches):
+        raise ValueError("batches descend; give groups in the order of their batches")
+    from .launch import Settings, run
+    from .registry import estimator_functions
 
-    return run(groups, estimator=estimator, parameters=parameters, device=device)
+    own = {spec.name: functions for spec, functions in known.values()}
+    functions = estimator_functions(chosen.spec, own)
+    settings = Settings(functions=functions, device=device, threads=threads, moments=moments)
+    return run(groups, chosen, settings, batches=batches, counted=counted)

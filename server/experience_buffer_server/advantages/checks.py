@@ -1,86 +1,142 @@
 """Whether one group can be computed, decided before it shares a launch with others.
 
-Looks at fields, dtypes, lengths and scalar rewards. Numbers inside tensors are looked at when they
-are packed.
+Looks at fields, dtypes, lengths and scalars, of what the plan reads only. Numbers inside tensors
+and votes are looked at when the launch is packed.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .specs import EstimatorSpec
+from .specs import Plan
 from .values import FLOAT_DTYPES, MASK_DTYPES, Column, ExperienceInput, GroupError
 
+COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
+"""Per-token inputs, in the order of `INPUT_FIELDS`."""
 
-def check_group(members: Sequence[ExperienceInput], *, spec: EstimatorSpec) -> None:
-    """Raise unless every member carries what the estimator reads.
+_FLOAT32_END = 2.0**128 - 2.0**103
+"""From here on a float64 rounds to an infinite float32."""
+_INT64_END = 2**63
+
+_CURES = {
+    "reward": "push it with a reward, or push a tombstone for a rollout that failed",
+    "baseline_reward": "send the reward of the greedy response to the same prompt",
+    "env_state_hash": "send the hash of the environment's state before this step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What a plan reads of each experience."""
+
+    needs: tuple[tuple[str, ...], ...]
+    """Fields of which an experience must carry one."""
+    columns: tuple[str, ...]
+    """Those of `COLUMNS` that are read where they are given."""
+    fields: frozenset[str]
+    """Every field that is read."""
+    votes: bool
+    """Whether runs and steps are read."""
+    turns: bool
+    """Whether the number of turns is read."""
+
+
+def reads_of(plan: Plan) -> Reads:
+    """Find what a plan reads; its parameters decide as well as its estimator."""
+    needs = tuple(tuple(need.split("|")) for need in plan.needs)
+    fields = frozenset(name for need in needs for name in need)
+    return Reads(
+        needs=needs,
+        columns=tuple(name for name in COLUMNS if name in fields),
+        fields=fields,
+        votes=plan.scope == "group",
+        turns=getattr(plan.parameters, "turn_rewards", "none") == "concatenated",
+    )
+
+
+def check_group(members: Sequence[ExperienceInput], *, reads: Reads) -> None:
+    """Raise unless every member carries what is read, in a form that can be read.
 
     Raises:
         GroupError: Names the member by its index, the field, and what to send instead.
     """
-    reads_tokens = any("token_level_reward" in need for need in spec.needs)
+    reads_reward = "reward" in reads.fields
+    prefers_tokens = "token_level_reward" in reads.fields
     for index, member in enumerate(members):
-        where = f"experience {index} of the group"
-        num_tokens = _length(member.mask, MASK_DTYPES, f"mask of {where}")
-        if "values" in spec.needs:
-            _check_lengths(
-                member.values, (num_tokens, num_tokens + 1), f"values of {where}", num_tokens
+        num_tokens = _length(member.mask, MASK_DTYPES, "mask", index)
+        for need in reads.needs:
+            for name in need:
+                if getattr(member, name) is not None:
+                    break
+            else:
+                raise _missing(need, index, num_tokens)
+        for name in reads.columns:
+            column: Column | None = getattr(member, name)
+            if column is not None:
+                _check_length(column, name, index, num_tokens)
+        if reads_reward and not (prefers_tokens and member.token_level_reward is not None):
+            _check_scalar(member.reward, "reward", index)
+        if "baseline_reward" in reads.fields:
+            _check_scalar(member.baseline_reward, "baseline_reward", index)
+        if "env_state_hash" in reads.fields and not member.env_state_hash:
+            raise _missing(("env_state_hash",), index, num_tokens)
+        if reads.votes and not -_INT64_END <= member.step < _INT64_END:
+            raise GroupError(
+                f"step of experience {index} of the group is {member.step}; send an int64"
             )
-        if reads_tokens and member.token_level_reward is not None:
-            _check_lengths(
-                member.token_level_reward,
-                (num_tokens,),
-                f"token_level_reward of {where}",
-                num_tokens,
-            )
-        else:
-            _check_reward(member.reward, where)
+        if reads.turns and member.num_turns is not None:
+            _check_turns(member.num_turns, index)
 
 
-def as_float32(value: float) -> float:
-    """Round to the nearest float32, -0.0 to 0.0; infinity where it is out of float32's range."""
-    try:
-        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return float(rounded) + 0.0
+def _missing(need: tuple[str, ...], index: int, num_tokens: int) -> GroupError:
+    name = need[0]
+    cure = _CURES.get(
+        name, f"send it as an extra tensor or a list in info, of {num_tokens} numbers"
+    )
+    others = "".join(f" (and so is {other}, which would do)" for other in need[1:])
+    return GroupError(f"{name} of experience {index} of the group is missing{others}; {cure}")
 
 
-def _check_reward(reward: float | None, where: str) -> None:
-    if reward is None:
+def _check_scalar(value: float | None, name: str, index: int) -> None:
+    # NaN fails the comparison.
+    if value is None or not -_FLOAT32_END < value < _FLOAT32_END:
         raise GroupError(
-            f"reward of {where} is missing; push it with a reward, or push a tombstone for a "
-            "rollout that failed"
-        )
-    if not math.isfinite(as_float32(reward)):
-        raise GroupError(
-            f"reward of {where} is {reward!r}, not finite in float32; push a finite reward, or "
-            "push a tombstone for a rollout that failed"
+            f"{name} of experience {index} of the group is {value!r}, not finite in float32; push "
+            "a finite one, or push a tombstone for a rollout that failed"
         )
 
 
-def _check_lengths(
-    column: Column | None, allowed: tuple[int, ...], label: str, num_tokens: int
-) -> None:
-    if column is None:
-        raise GroupError(f"{label} is missing; push it as an extra tensor of {num_tokens} elements")
-    length = _length(column, FLOAT_DTYPES, label)
-    if length not in allowed:
-        expected = " or ".join(map(str, allowed))
+def _check_turns(num_turns: int, index: int) -> None:
+    if not 1 <= num_turns < _INT64_END:
         raise GroupError(
-            f"{label} has {length} elements where its mask has {num_tokens}; send {expected}"
+            f"num_turns of experience {index} of the group is {num_turns}; send 1 or more, or "
+            "leave it out to have the stretches of its mask counted"
         )
 
 
-def _length(column: Column, sizes: dict[str, int], label: str) -> int:
+def _check_length(column: Column, name: str, index: int, num_tokens: int) -> None:
+    length = _length(column, FLOAT_DTYPES, name, index)
+    if length == num_tokens or (name == "values" and length == num_tokens + 1):
+        return
+    expected = f"{num_tokens} or {num_tokens + 1}" if name == "values" else f"{num_tokens}"
+    raise GroupError(
+        f"{name} of experience {index} of the group has {length} elements where its mask has "
+        f"{num_tokens}; send {expected}"
+    )
+
+
+def _length(column: Column, sizes: dict[str, int], name: str, index: int) -> int:
     size = sizes.get(column.dtype)
     if size is None:
-        raise GroupError(f"{label} has dtype {column.dtype}; send one of {', '.join(sizes)}")
+        raise GroupError(
+            f"{name} of experience {index} of the group has dtype {column.dtype}; send one of "
+            f"{', '.join(sizes)}"
+        )
     length, rest = divmod(column.num_bytes, size)
     if rest:
         raise GroupError(
-            f"{label} has {column.num_bytes} bytes, not a multiple of the {size} of {column.dtype}"
+            f"{name} of experience {index} of the group has {column.num_bytes} bytes, not a "
+            f"multiple of the {size} of {column.dtype}"
         )
     return length

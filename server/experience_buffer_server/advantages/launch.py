@@ -1,136 +1,277 @@
-"""One launch: many groups checked, packed, computed together, and unpacked.
+"""One launch: many groups checked, packed, taken through the stages together, and unpacked.
 
-Knows no estimator's formula. Legend: B experiences, N packed tokens, D dense tokens.
+The order of the stages is here; none of their formulas is. Legend: B experiences, G groups, D
+tokens of all experiences.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from .checks import check_group
-from .packed import PackedBatch, all_finite, is_bootstrapped, pack
-from .registry import REGISTRY
-from .specs import (
-    EstimatorParameters,
-    EstimatorSpec,
-    ParameterValue,
-    estimator_spec,
-    validate_parameters,
+from .batch import Batch
+from .checks import Reads, check_group, reads_of
+from .devices import token_stages
+from .distillation import on_policy_distill
+from .moments import RunningMoments, normalise_by_moments
+from .normalise import (
+    clip_advantages,
+    normalise_across_batch,
+    normalise_advantages,
+    normalise_rewards,
 )
-from .token_returns import TokenAdvantages
-from .values import ExperienceAdvantages, ExperienceInput, GroupError, GroupFailure, GroupResult
-from .voting import elect_voters
-
-_FLOAT32_BYTES = 4
+from .packing import bad_tokens, pack
+from .parameters import AdvantageParameters, BatchParameters, RewardParameters
+from .registry import Estimator
+from .shaping import clip_rewards, overlong_penalty, turn_rewards
+from .specs import Plan
+from .token_returns import TokenAdvantages, cpgd, gae, reinforce
+from .tokens import Floats, TokenStages
+from .unpacking import Results, apply_policy, batch_details, common_details, cut
+from .values import ExperienceInput, GroupDetails, GroupError, GroupFailure, GroupResult
 
 Group = Sequence[ExperienceInput]
-Details = dict[str, float | int | str | bool]
+Outcome = GroupResult | GroupFailure
+
+_SINGLE_LOOPS = (reinforce, gae, cpgd, on_policy_distill)
+"""Token steps whose results come from one loop that accumulates in float64: rounded to float32
+there and then, they are rounded once."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a launch is computed; `advantages.compute` describes each field."""
+
+    functions: Estimator
+    device: str
+    threads: int
+    moments: RunningMoments | None
 
 
 def run(
     groups: Sequence[Group],
+    plan: Plan,
+    settings: Settings,
     *,
-    estimator: str,
-    parameters: Mapping[str, ParameterValue],
-    device: str,
-) -> list[GroupResult | GroupFailure]:
+    batches: Sequence[int] | None,
+    counted: Sequence[bool] | None,
+) -> list[Outcome]:
     """See `advantages.compute`."""
-    spec = estimator_spec(estimator)
-    checked = validate_parameters(estimator, parameters)
-    outcomes: list[GroupResult | GroupFailure | None] = [_refusal(g, spec) for g in groups]
-    accepted = [group for group, outcome in zip(groups, outcomes, strict=True) if outcome is None]
-    computed = iter(_compute(accepted, spec, checked, torch.device(device)))
-    return [next(computed) if outcome is None else outcome for outcome in outcomes]
+    # What overflows, or isn't a number, is found where it matters, and fails its own group.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _run(groups, plan, settings, batches=batches, counted=counted)
 
 
-def _refusal(group: Group, spec: EstimatorSpec) -> GroupFailure | None:
+def _run(
+    groups: Sequence[Group],
+    plan: Plan,
+    settings: Settings,
+    *,
+    batches: Sequence[int] | None,
+    counted: Sequence[bool] | None,
+) -> list[Outcome]:
+    reads = reads_of(plan)
+    outcomes: dict[int, Outcome] = {}
+    for index, group in enumerate(groups):
+        if (refusal := _refusal(group, reads)) is not None:
+            outcomes[index] = refusal
+    accepted = [index for index in range(len(groups)) if index not in outcomes]
+    batch = _pack(groups, plan, accepted, batches)
+    if batch.problems:
+        # Seen only now, inside tensors. Such a group must not reach the statistics of its batch,
+        # so the others are packed again without it.
+        for index, problem in zip(accepted, _first_of_groups(batch, batch.problems), strict=True):
+            if problem is not None:
+                outcomes[index] = GroupFailure(problem)
+        accepted = [index for index in accepted if index not in outcomes]
+        batch = _pack(groups, plan, accepted, batches)
+    if accepted:
+        own_counted = None if counted is None else [counted[index] for index in accepted]
+        computed = _compute(batch, plan, settings, own_counted)
+        outcomes.update(zip(accepted, computed, strict=True))
+    return [outcomes[index] for index in range(len(groups))]
+
+
+def _score(
+    batch: Batch, plan: Plan, settings: Settings, details: GroupDetails
+) -> tuple[Floats, Batch]:
+    """The stages over scalar rewards up to the estimator's scores.
+
+    Returns:
+        Scores, shape [B]; and the batch without token-level rewards if the scores took their place.
+    """
+    parameters, scores = plan.parameters, settings.functions.scores
+    rewards_B = batch.rewards
+    if isinstance(parameters, RewardParameters):
+        rewards_B = turn_rewards(rewards_B, batch, parameters)
+        rewards_B = overlong_penalty(rewards_B, batch, parameters)
+    if scores is None:
+        return rewards_B, batch
+    scores_B = scores(rewards_B, batch, parameters, details)
+    # One that returns what it was given only records.
+    if scores_B is rewards_B or not batch.has_token_rewards.any():
+        return scores_B, batch
+    none_B = np.zeros_like(batch.has_token_rewards)
+    return scores_B, dataclasses.replace(batch, has_token_rewards=none_B)
+
+
+def _normalise(
+    scores_B: Floats,
+    batch: Batch,
+    plan: Plan,
+    settings: Settings,
+    details: GroupDetails,
+    *,
+    counted: Sequence[bool] | None,
+) -> Floats:
+    """The stages over scores, up to what is placed on the tokens; NaN where one isn't finite."""
+    parameters = plan.parameters
+    if not isinstance(parameters, RewardParameters):
+        return scores_B
+    bad_B = ~np.isfinite(scores_B)
+    if bad_B.any():
+        # Their groups fail. Until then they count in no moments, and NaN in no statistics.
+        scores_B = np.where(bad_B, np.nan, scores_B)
+        failing = set(_groups_of(batch, np.flatnonzero(bad_B)).tolist())
+        counts = [True] * len(details) if counted is None else counted
+        counted = [count and group not in failing for group, count in enumerate(counts)]
+    scores_B = normalise_by_moments(
+        scores_B, batch, plan, settings.moments, details, counted=counted
+    )
+    scores_B = clip_rewards(scores_B, batch, parameters, details)
+    return normalise_rewards(scores_B, batch, parameters, details)
+
+
+def _refusal(group: Group, reads: Reads) -> GroupFailure | None:
     try:
-        check_group(group, spec=spec)
-        if spec.scope == "group":
-            elect_voters(group)
+        check_group(group, reads=reads)
     except GroupError as error:
         return GroupFailure(str(error))
     return None
 
 
+def _pack(
+    groups: Sequence[Group], plan: Plan, accepted: Sequence[int], batches: Sequence[int] | None
+) -> Batch:
+    own_batches = None if batches is None else [batches[index] for index in accepted]
+    return pack([groups[index] for index in accepted], plan, batches=own_batches)
+
+
+def _groups_of(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.searchsorted(batch.group_offsets, rows, side="right") - 1
+
+
+def _first_of_groups(batch: Batch, problems: dict[int, str]) -> list[str | None]:
+    """The problem of the first experience with one, for each group."""
+    found: list[str | None] = [None] * (len(batch.group_offsets) - 1)
+    rows = sorted(problems, reverse=True)
+    for row, group in zip(rows, _groups_of(batch, np.array(rows, dtype=np.int64)), strict=True):
+        found[group] = problems[row]
+    return found
+
+
 def _compute(
-    groups: Sequence[Group],
-    spec: EstimatorSpec,
-    parameters: EstimatorParameters,
-    device: torch.device,
-) -> list[GroupResult | GroupFailure]:
-    functions = REGISTRY[spec.name]
-    batch = pack(
-        groups,
-        token_level_rewards=any("token_level_reward" in need for need in spec.needs),
-        values="values" in spec.needs,
-        votes=spec.scope == "group",
-    )
-    details: list[Details] = [{} for _ in groups]
-    if functions.scores is not None:
-        scored = functions.scores(batch, parameters)
-        batch, details = scored.batch, scored.details
-    tokens = functions.tokens(batch.to(device), parameters)
-    items, problems = _unpack(groups, batch, tokens)
-    common: Details = {"estimator": spec.name}
-    for field in dataclasses.fields(parameters):
-        common[f"parameters.{field.name}"] = getattr(parameters, field.name)
-    results: list[GroupResult | GroupFailure] = []
-    for (start, stop), group_details in zip(
-        itertools.pairwise(batch.group_offsets), details, strict=True
-    ):
-        bad = next((row for row in range(start, stop) if row in problems), None)
-        if bad is not None:
-            where = f"experience {bad - start} of the group"
-            results.append(GroupFailure(f"{where}: {problems[bad]}; push finite numbers"))
+    batch: Batch, plan: Plan, settings: Settings, counted: Sequence[bool] | None
+) -> list[Outcome]:
+    details: GroupDetails = [{} for _ in range(len(batch.group_offsets) - 1)]
+    scores_B, batch = _score(batch, plan, settings, details)
+    scores_B = _normalise(scores_B, batch, plan, settings, details, counted=counted)
+    results, bad_B = _compute_tokens(batch, plan, settings, scores_B, details)
+    bad = np.flatnonzero(bad_B)
+    indices = bad - batch.group_offsets[_groups_of(batch, bad)]
+    overflows = {
+        row: _overflow(index, plan.parameters)
+        for row, index in zip(bad.tolist(), indices.tolist(), strict=True)
+    }
+    apply_policy(batch, plan.parameters, details, results)
+    items = cut(batch, details, results)
+    common, of_batches = common_details(plan), batch_details(batch, plan.parameters)
+    offsets = batch.group_offsets.tolist()
+    outcomes: list[Outcome] = []
+    for group, failure in enumerate(_first_of_groups(batch, overflows)):
+        if failure is not None:
+            outcomes.append(GroupFailure(failure))
             continue
-        own = items[start:stop]
-        if group_details.get("singleton"):
-            own = [dataclasses.replace(item, singleton=True) for item in own]
-        recorded = {**common, "members": stop - start, **group_details}
-        results.append(GroupResult(items=tuple(own), details=recorded))
-    return results
+        own = items[offsets[group] : offsets[group + 1]]
+        recorded = {**common, "members": len(own), **details[group], **of_batches[group]}
+        outcomes.append(GroupResult(items=tuple(own), details=recorded))
+    return outcomes
 
 
-def _unpack(
-    groups: Sequence[Group], batch: PackedBatch, tokens: TokenAdvantages
-) -> tuple[list[ExperienceAdvantages], dict[int, str]]:
-    """Scatter packed results to dense bytes; also name the experiences that can't be used."""
-    packed = [tokens.advantages]
-    if tokens.returns is not tokens.advantages:
-        packed.append(tokens.returns)
-    # One transfer back, after rounding, which halves it.
-    host_XN = torch.stack([column.float() for column in packed]).cpu()
-    counts = batch.offsets.diff().tolist()
-    problems = dict(batch.problems)
-    if not all_finite(host_XN):
-        rows_N = torch.arange(len(counts)).repeat_interleave(batch.offsets.diff())
-        for row in set(rows_N[~host_XN.isfinite().all(0)].tolist()):
-            problems.setdefault(row, "the result is beyond float32")
-    dense = [_dense_bytes(column, batch) for column in host_XN]
-    members = (member for group in groups for member in group)
-    items: list[ExperienceAdvantages] = []
-    spans = itertools.pairwise(batch.dense_offsets)
-    for member, count, (start, stop) in zip(members, counts, spans, strict=True):
-        span = slice(start * _FLOAT32_BYTES, stop * _FLOAT32_BYTES)
-        parts = [bytes(column[span]) for column in dense]
-        items.append(
-            ExperienceAdvantages(
-                advantages=parts[0],
-                returns=parts[-1],
-                zero_mask=count == 0,
-                bootstrapped=batch.values is not None and is_bootstrapped(member),
-            )
-        )
-    return items, problems
+def _compute_tokens(
+    batch: Batch, plan: Plan, settings: Settings, rewards_B: Floats, details: GroupDetails
+) -> tuple[Results, NDArray[np.bool_]]:
+    """The stages over tokens; also which experiences have unusable results, shape [B]."""
+    parameters = plan.parameters
+    bad_B = ~np.isfinite(rewards_B)
+    rewards_B = np.where(bad_B, 0.0, rewards_B)
+    stages, tokens = _token_stage(batch, plan, settings, rewards_B)
+    if isinstance(parameters, AdvantageParameters) and _normalises(parameters):
+        means_B = stages.sums(tokens.advantages) / np.maximum(batch.num_valid, 1)
+        bad_B |= ~(np.abs(means_B) <= np.finfo(np.float32).max)
+        if bad_B.any():
+            # The statistics of their neighbours go on without their groups.
+            batch = _without_tokens(batch, np.unique(_groups_of(batch, np.flatnonzero(bad_B))))
+            stages, tokens = _token_stage(batch, plan, settings, rewards_B)
+    advantages = tokens.advantages
+    if isinstance(parameters, AdvantageParameters):
+        advantages = normalise_advantages(stages, advantages, batch, parameters, details)
+        advantages = clip_advantages(stages, advantages, batch, parameters, details)
+        advantages = normalise_across_batch(stages, advantages, batch, parameters, details)
+    results = stages.fetch(advantages, None if tokens.returns is advantages else tokens.returns)
+    for result in results:
+        bad_B[bad_tokens(result, batch.mask, batch.offsets)] = True
+    return results, bad_B
 
 
-def _dense_bytes(packed_N: Tensor, batch: PackedBatch) -> memoryview:
-    dense_D = torch.zeros(batch.dense_offsets[-1], dtype=torch.float32)
-    dense_D[batch.positions] = packed_N
-    return dense_D.numpy().data.cast("B")
+def _token_stage(
+    batch: Batch, plan: Plan, settings: Settings, rewards_B: Floats
+) -> tuple[TokenStages, TokenAdvantages]:
+    tokens = settings.functions.tokens
+    rounds_once = tokens in _SINGLE_LOOPS and not _has_later_stages(plan.parameters)
+    stages = token_stages(
+        batch,
+        device=settings.device,
+        threads=settings.threads,
+        precision="float32" if rounds_once else "float64",
+    )
+    return stages, tokens(stages, rewards_B, batch, plan.parameters)
+
+
+def _normalises(parameters: AdvantageParameters) -> bool:
+    levels = (
+        parameters.advantage_norm_mean,
+        parameters.advantage_norm_std,
+        parameters.cross_batch,
+    )
+    return any(level != "none" for level in levels)
+
+
+def _has_later_stages(parameters: BatchParameters) -> bool:
+    """Whether anything but rounding happens to advantages after the estimator's token stage."""
+    if not isinstance(parameters, AdvantageParameters):
+        return False
+    return _normalises(parameters) or parameters.advantage_clip > 0
+
+
+def _without_tokens(batch: Batch, groups: NDArray[np.int64]) -> Batch:
+    """The batch where no experience of some groups has a valid token."""
+    is_chosen_G = np.isin(np.arange(len(batch.group_offsets) - 1), groups)
+    is_chosen_B = np.repeat(is_chosen_G, np.diff(batch.group_offsets))
+    is_chosen_D = np.repeat(is_chosen_B, np.diff(batch.offsets))
+    return dataclasses.replace(
+        batch,
+        mask=np.where(is_chosen_D, np.uint8(0), batch.mask),
+        num_valid=np.where(is_chosen_B, 0, batch.num_valid),
+    )
+
+
+def _overflow(index: int, parameters: BatchParameters) -> str:
+    shared = " with the statistics of its batch" if parameters.uses_batch else ""
+    return (
+        f"experience {index} of the group: the result is beyond float32{shared}; push rewards, "
+        "values and log-probabilities of usual size"
+    )

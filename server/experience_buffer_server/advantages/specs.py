@@ -1,74 +1,32 @@
-"""Names, scopes, needs and parameters of the estimators.
+"""Names, scopes, needs and parameter classes of the estimators.
 
-Nothing here loads torch, so that configuration can be validated by a process that never computes.
-The computations are in one module per family, found through `registry.py`; every name here has
-its entry there.
+Nothing here loads NumPy or torch. The computations are in one module per family, found through
+`registry.py`; every name here has its entry there. Estimators of the operator's own are declared in
+the configuration (`custom.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import parameters as p
+from .parameters import BatchParameters, ParameterError, checked_parameters
 
 Scope = Literal["group", "item"]
-ParameterValue = float | bool | str
 
-MASK_MODES = ("count", "skip")
-"""`count`: a masked token is a step without reward and value. `skip`: it is no step."""
-
-
-class ParameterError(ValueError):
-    """An estimator's name or parameter isn't acceptable; the message names it and the limit."""
-
-
-def _number(
-    default: float, *, minimum: float, maximum: float, above_minimum: bool = False
-) -> float:
-    bounds = {"minimum": minimum, "maximum": maximum, "above_minimum": above_minimum}
-    default_field: float = field(default=default, metadata=bounds)
-    return default_field
-
-
-def _choice(default: str, options: tuple[str, ...]) -> str:
-    default_field: str = field(default=default, metadata={"options": options})
-    return default_field
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoParameters:
-    """Parameters of `grpo`."""
-
-    eps: float = _number(1e-6, minimum=0.0, maximum=1.0, above_minimum=True)
-    """Added to the standard deviation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReinforceParameters:
-    """Parameters of `reinforce` and of the token stage of `rloo`."""
-
-    gamma: float = _number(1.0, minimum=0.0, maximum=1.0)
-    """Discount per step."""
-    mask_mode: str = _choice("skip", MASK_MODES)
-    """What a masked token between valid ones is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RlooParameters(ReinforceParameters):
-    """Parameters of `rloo`: those of `reinforce`, which spreads the score over the tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GaeParameters(ReinforceParameters):
-    """Parameters of `gae`."""
-
-    lam: float = _number(1.0, minimum=0.0, maximum=1.0)
-    """Lambda: weight of later temporal differences."""
-
-
-EstimatorParameters = GrpoParameters | ReinforceParameters | RlooParameters | GaeParameters
+INPUT_FIELDS = (
+    "reward",
+    "token_level_reward",
+    "values",
+    "logprobs",
+    "ref_logprobs",
+    "teacher_logprobs",
+    "baseline_reward",
+    "env_state_hash",
+)
+"""What estimators may read of an experience beside its mask; the order is stored: append only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,101 +35,120 @@ class EstimatorSpec:
 
     name: str
     """Name recorded with what was computed."""
-    scope: Scope
-    """`group`: needs all members of a group at once. `item`: each experience stands alone."""
+    compares: Scope
+    """`group`: it compares the members of a group. `item`: each experience stands alone."""
     needs: tuple[str, ...]
-    """Fields an experience must carry; `a|b` is met by either, the later one is preferred."""
-    parameters: type[EstimatorParameters]
+    """Names of `INPUT_FIELDS` that an experience must carry; `a|b` is met by either."""
+    parameters: type[BatchParameters]
     """Frozen dataclass with defaults and bounds."""
+    runs_in_task: bool = False
+    """It looks at the steps of the runs of a task, so groups must be tasks."""
 
 
-_GRPO = EstimatorSpec(name="grpo", scope="group", needs=("reward",), parameters=GrpoParameters)
+_REWARD = ("reward",)
+_ANY_REWARD = ("reward|token_level_reward",)
+
+
+def _group(
+    name: str, parameters: type[BatchParameters], *needs: str, runs_in_task: bool = False
+) -> EstimatorSpec:
+    return EstimatorSpec(
+        name=name,
+        compares="group",
+        needs=(*_REWARD, *needs),
+        parameters=parameters,
+        runs_in_task=runs_in_task,
+    )
+
+
+def _item(name: str, parameters: type[BatchParameters], *needs: str) -> EstimatorSpec:
+    return EstimatorSpec(name=name, compares="item", needs=needs, parameters=parameters)
+
+
+_GRPO = _group("grpo", p.GrpoParameters)
+_REINFORCE_BASELINE = _group("reinforce_baseline", p.ReinforceBaselineParameters)
 
 ESTIMATORS: Mapping[str, EstimatorSpec] = {
     "grpo": _GRPO,
     "group_norm": _GRPO,
-    "rloo": EstimatorSpec(name="rloo", scope="group", needs=("reward",), parameters=RlooParameters),
-    "reinforce": EstimatorSpec(
-        name="reinforce",
-        scope="item",
-        needs=("reward|token_level_reward",),
-        parameters=ReinforceParameters,
+    "dr_grpo": _group("dr_grpo", p.GroupParameters),
+    "rloo": _group("rloo", p.GroupParameters),
+    "reinforce_baseline": _REINFORCE_BASELINE,
+    "opmd": _group("opmd", p.OpmdParameters),
+    "asymre": _group("asymre", p.AsymreParameters),
+    "step_wise_grpo": _group("step_wise_grpo", p.StepWiseGrpoParameters, runs_in_task=True),
+    "gigpo": _group("gigpo", p.GigpoParameters, "env_state_hash", runs_in_task=True),
+    "cpgd": _item("cpgd", p.CpgdParameters, *_ANY_REWARD),
+    "reinforce": _item("reinforce", p.ReinforceParameters, *_ANY_REWARD),
+    "reinforce_plus_plus": _item(
+        "reinforce_plus_plus", p.ReinforcePlusPlusParameters, *_ANY_REWARD
     ),
-    "gae": EstimatorSpec(
-        name="gae",
-        scope="item",
-        needs=("values", "reward|token_level_reward"),
-        parameters=GaeParameters,
+    "remax": _item("remax", p.ReinforceParameters, "baseline_reward", *_ANY_REWARD),
+    "gae": _item("gae", p.GaeParameters, "values", *_ANY_REWARD),
+    "on_policy_distill": _item(
+        "on_policy_distill", p.DistillationParameters, "teacher_logprobs", "logprobs"
     ),
 }
-"""Every estimator by the names a configuration may use."""
+"""Every estimator that comes with the server, by the names a configuration may use."""
 
 
-def estimator_spec(name: str) -> EstimatorSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One estimator with its checked parameters: what a buffer computes."""
+
+    spec: EstimatorSpec
+    parameters: BatchParameters
+
+    @property
+    def scope(self) -> Scope:
+        """`group` if all members of a group are needed at once."""
+        return "group" if self.parameters.uses_groups else self.spec.compares
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Fields an experience must carry; `a|b` is met by either."""
+        uses_kl = getattr(self.parameters, "kl_coef", 0.0) > 0
+        return (*self.spec.needs, *(("logprobs", "ref_logprobs") if uses_kl else ()))
+
+    def missing(self, present: Collection[str]) -> tuple[str, ...]:
+        """Those of `needs` that an experience with the `present` fields lacks."""
+        return tuple(n for n in self.needs if not set(n.split("|")).intersection(present))
+
+
+def estimator_spec(
+    name: str, custom: Mapping[str, EstimatorSpec] | None = None
+) -> EstimatorSpec:
     """Return what is known of an estimator.
 
     Raises:
         ParameterError: There is no such estimator.
     """
-    spec = ESTIMATORS.get(name)
-    if spec is None:
-        raise ParameterError(f"unknown estimator {name!r}; choose one of {', '.join(ESTIMATORS)}")
-    return spec
+    known = {**ESTIMATORS, **(custom or {})}
+    if name not in known:
+        raise ParameterError(f"unknown estimator {name!r}; choose one of {', '.join(known)}")
+    return known[name]
 
 
-def required_fields(name: str) -> tuple[str, ...]:
-    """Return the fields an experience must carry for an estimator; `a|b` is met by either.
-
-    Raises:
-        ParameterError: There is no such estimator.
-    """
-    return estimator_spec(name).needs
-
-
-def missing_fields(name: str, present: Collection[str]) -> tuple[str, ...]:
-    """Return those of `required_fields(name)` that an experience with `present` fields lacks.
+def plan(
+    name: str, parameters: Mapping[str, Any], custom: Mapping[str, EstimatorSpec] | None = None
+) -> Plan:
+    """Check an estimator's name and parameters, and fill in the defaults.
 
     Raises:
-        ParameterError: There is no such estimator.
+        ParameterError: Unknown estimator or parameter, wrong type, out of bounds, contradictory.
     """
-    return tuple(
-        need for need in required_fields(name) if not set(need.split("|")).intersection(present)
-    )
+    spec = estimator_spec(name, custom)
+    return Plan(spec=spec, parameters=checked_parameters(name, spec.parameters, parameters))
 
 
-def validate_parameters(name: str, parameters: Mapping[str, ParameterValue]) -> EstimatorParameters:
-    """Check parameters against an estimator's names, types and bounds, and fill in defaults.
-
-    Raises:
-        ParameterError: Unknown estimator, unknown parameter, wrong type, or out of bounds.
-    """
-    spec = estimator_spec(name)
-    fields = {known.name: known for known in dataclasses.fields(spec.parameters)}
-    checked: dict[str, ParameterValue] = {}
-    for key, value in parameters.items():
-        if key not in fields:
-            raise ParameterError(
-                f"estimator {name!r} has no parameter {key!r}; it has {', '.join(fields)}"
-            )
-        checked[key] = _checked(f"{name}.{key}", value, fields[key].metadata)
-    # The checks above stand for the types that a call with keywords from a mapping can't show.
-    return spec.parameters(**checked)  # type: ignore[arg-type]
-
-
-def _checked(label: str, value: ParameterValue, limits: Mapping[str, object]) -> ParameterValue:
-    options = limits.get("options")
-    if isinstance(options, tuple):
-        if value not in options:
-            raise ParameterError(f"{label} is {value!r}; choose one of {', '.join(options)}")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ParameterError(f"{label} is {value!r}; give a number")
-    low, high, above = limits["minimum"], limits["maximum"], limits["above_minimum"]
-    assert isinstance(low, float)
-    assert isinstance(high, float)
-    inside = (value > low if above else value >= low) and value <= high
-    if not inside or math.isnan(value):
-        raise ParameterError(
-            f"{label} is {value!r}; it must lie in {'(' if above else '['}{low}, {high}]"
-        )
-    return float(value)
+__all__ = [
+    "ESTIMATORS",
+    "INPUT_FIELDS",
+    "BatchParameters",
+    "EstimatorSpec",
+    "ParameterError",
+    "Plan",
+    "Scope",
+    "estimator_spec",
+    "plan",
+]

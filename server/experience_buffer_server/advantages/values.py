@@ -1,7 +1,7 @@
 """What goes into and comes out of an advantage computation.
 
-Plain values only: no torch, no arithmetic. The process that only builds or reads them never
-pays for loading torch.
+Plain values only: no NumPy, no torch, no arithmetic. The process that only builds or reads them
+never pays for loading those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ MASK_DTYPES = {
 """Safetensors dtype codes a mask may have, with their size in bytes."""
 
 FLOAT_DTYPES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
-"""Safetensors dtype codes rewards and values may have, with their size in bytes."""
+"""Safetensors dtype codes rewards, values and log-probabilities may have, with their size."""
+
+Detail = float | int | str | bool
 
 
 class GroupError(ValueError):
@@ -45,24 +47,36 @@ class ExperienceInput:
     mask: Column
     """Action mask, length T, any boolean or integer dtype; non-zero marks a valid token."""
     token_level_reward: Column | None = None
-    """Reward per token, length T, any float dtype; read at valid tokens only."""
+    """Reward per token, length T, any float dtype; read at valid tokens only, as the next four."""
     values: Column | None = None
     """Critic's values, length T, or T + 1 where the last is the bootstrap value."""
+    logprobs: Column | None = None
+    """Log-probabilities under the policy that sampled, length T."""
+    ref_logprobs: Column | None = None
+    """Log-probabilities under the reference policy, length T."""
+    teacher_logprobs: Column | None = None
+    """Log-probabilities under a teacher, length T."""
+    baseline_reward: float | None = None
+    """Reward of the greedy response to the same prompt, for `remax`."""
+    env_state_hash: str | None = None
+    """The environment's state before this step, for `gigpo`."""
     truncated: bool = False
     """Whether generation stopped at a limit, so that the bootstrap value counts."""
     run: str = ""
     """Experiences of a group with the same run vote once; `""` is a run of its own."""
     step: int = 0
     """Position within the run; the reward at the highest step is the run's vote."""
+    num_turns: int | None = None
+    """Turns of a concatenated sequence; None: as many as its mask has stretches of valid tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperienceAdvantages:
     """What was computed for one experience."""
 
-    advantages: bytes
+    advantages: bytes | memoryview
     """Float32 little-endian, length T, exactly zero where the mask is zero."""
-    returns: bytes
+    returns: bytes | memoryview
     """Float32 little-endian, length T, exactly zero where the mask is zero."""
     singleton: bool = False
     """The experience's run was the only vote of its group: there was nothing to compare with."""
@@ -78,9 +92,12 @@ class GroupResult:
 
     items: tuple[ExperienceAdvantages, ...]
     """One per experience, in the order of the group's experiences."""
-    details: dict[str, float | int | str | bool] = field(default_factory=dict)
-    """What was used: `estimator`, `parameters.NAME`, `members`, and for estimators with group
-    statistics `votes`, `mean`, `std`, `zero_variance` and `singleton`."""
+    details: dict[str, Detail] = field(default_factory=dict)
+    """What was used: `estimator`, `parameters.NAME` for those that differ from their defaults,
+    `members`; with group statistics `votes`, `mean`, `std`, `zero_variance`, `singleton`; with
+    those of a batch `batch_groups`, `batch_members` and its moments; with running moments
+    `running_count`, `running_mean`, `running_std`; with clips `reward_clip_fraction`,
+    `advantage_clip_fraction`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +106,7 @@ class GroupFailure:
 
     error: str
     """Which experience, what is wrong with it, and what to send instead."""
+
+
+GroupDetails = list[dict[str, Detail]]
+"""Per group of a launch, what is recorded with its result; the stages add to it."""

@@ -46,6 +46,8 @@ class BufferRow:
     policy_version: int | None
     create_time: float
     """Seconds since the Unix epoch."""
+    moments: str = ""
+    """Running moments of its rewards as JSON; empty: none yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class Record:
     """Seconds since the Unix epoch."""
     note: str = ""
     """A tombstone's reason."""
+    fields: int = 0
+    """Which of an estimator's inputs it carries: one bit each, and one for being counted already."""
 
     @property
     def tid(self) -> str:
@@ -182,6 +186,9 @@ class WriteBatch(Protocol):
     def append(self, buffer_id: int, record: Record, payload: bytes) -> None:
         """Insert a new experience: its record and, unless it is a tombstone, its payload under its uid."""
 
+    def replace(self, buffer_id: int, record: Record, payload: bytes) -> None:
+        """Replace an experience's record and payload; what was computed for it stays."""
+
     def put_group(self, buffer_id: int, row: GroupRow) -> None:
         """Insert or replace a group's row."""
 
@@ -190,6 +197,9 @@ class WriteBatch(Protocol):
 
     def put_advantages(self, buffer_id: int, row: AdvantageRow) -> None:
         """Insert or replace what was computed for one experience."""
+
+    def delete_advantages(self, buffer_id: int, seq: int) -> None:
+        """Remove what was computed for one experience."""
 
     def put_lease(self, buffer_id: int, row: LeaseRow) -> None:
         """Insert or replace a lease."""

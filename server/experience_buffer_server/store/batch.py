@@ -58,6 +58,10 @@ class LmdbWriteBatch:
         self.operations.append((_RECORDS, key, value))
         self.append_bytes += room
 
+    def replace(self, buffer_id: int, record: Record, payload: bytes) -> None:
+        """Replace an experience's record and payload."""
+        self.append(buffer_id, record, payload)
+
     def put_group(self, buffer_id: int, row: GroupRow) -> None:
         """Insert or replace a group's row."""
         value = disk.encode_group(row, self._pack)
@@ -71,6 +75,10 @@ class LmdbWriteBatch:
         """Insert or replace what was computed for one experience."""
         value = disk.encode_advantages(row, self._pack)
         self._put(Table.ADVANTAGES, disk.numbered_key(buffer_id, row.seq), value)
+
+    def delete_advantages(self, buffer_id: int, seq: int) -> None:
+        """Remove what was computed for one experience."""
+        self._put(Table.ADVANTAGES, disk.numbered_key(buffer_id, seq), None)
 
     def put_lease(self, buffer_id: int, row: LeaseRow) -> None:
         """Insert or replace a lease."""

@@ -150,7 +150,7 @@ def check_format(value: bytes | None, path: Path) -> None:
 
 def encode_buffer(row: BufferRow, pack: Pack) -> bytes:
     """A buffer's row as stored."""
-    return pack((row.id, row.name, row.config, row.policy_version, row.create_time))
+    return pack((row.id, row.name, row.config, row.policy_version, row.create_time, row.moments))
 
 
 def encode_record(r: Record, pack: Pack) -> bytes:
@@ -173,6 +173,7 @@ def encode_record(r: Record, pack: Pack) -> bytes:
             r.max_version,
             r.push_time,
             r.note,
+            r.fields,
         )
     )
 
@@ -196,7 +197,9 @@ def encode_progress(row: ProgressRow, pack: Pack) -> bytes:
 
 def encode_advantages(row: AdvantageRow, pack: Pack) -> bytes:
     """What was computed for one experience as stored."""
-    return pack((row.seq, row.advantages, row.returns, row.details))
+    # Where they are the same, as with most estimators, they are stored once.
+    returns = None if row.returns == row.advantages else row.returns
+    return pack((row.seq, row.advantages, returns, row.details))
 
 
 # Each decoder raises ValueError (msgpack's errors are of that kind) or TypeError for bytes that are
@@ -209,20 +212,22 @@ def _unpack(value: bytes) -> Any:
 
 def decode_buffer(value: bytes) -> BufferRow:
     """Read a buffer's row back."""
-    id_, name, config, policy_version, create_time = _unpack(value)
+    id_, name, config, policy_version, create_time, moments = _unpack(value)
     return BufferRow(
         id=id_,
         name=name,
         config=config,
         policy_version=policy_version,
         create_time=create_time,
+        moments=moments,
     )
 
 
 def decode_record(value: bytes) -> Record:
     """Read an index row back."""
     seq, uid, batch, task, run, step, digest, group, tombstone, *rest = msgpack.unpackb(value)
-    reward, response_tokens, payload_bytes, min_version, max_version, push_time, note = rest
+    reward, response_tokens, payload_bytes, min_version, max_version, *rest = rest
+    push_time, note, fields = rest
     return Record(
         seq=seq,
         uid=uid,
@@ -240,6 +245,7 @@ def decode_record(value: bytes) -> Record:
         max_version=max_version,
         push_time=push_time,
         note=note,
+        fields=fields,
     )
 
 
@@ -280,4 +286,9 @@ def decode_progress(value: bytes) -> ProgressRow:
 def decode_advantages(value: bytes) -> AdvantageRow:
     """Read back what was computed for one experience."""
     seq, advantages, returns, details = _unpack(value)
-    return AdvantageRow(seq=seq, advantages=advantages, returns=returns, details=details)
+    return AdvantageRow(
+        seq=seq,
+        advantages=advantages,
+        returns=advantages if returns is None else returns,
+        details=details,
+    )

@@ -34,26 +34,39 @@ def experience(
     mask_dtype: str = "BOOL",
     token_level_reward: Sequence[float] | None = None,
     values: Sequence[float] | None = None,
+    logprobs: Sequence[float] | None = None,
+    ref_logprobs: Sequence[float] | None = None,
+    teacher_logprobs: Sequence[float] | None = None,
+    baseline_reward: float | None = None,
+    env_state_hash: str | None = None,
     dtype: str = "F32",
     truncated: bool = False,
     run: str = "",
     step: int = 0,
+    num_turns: int | None = None,
 ) -> ExperienceInput:
+    def floating(given: Sequence[float] | None) -> Column | None:
+        return None if given is None else column(given, dtype)
+
     return ExperienceInput(
         reward=reward,
         mask=column(mask, mask_dtype),
-        token_level_reward=(
-            None if token_level_reward is None else column(token_level_reward, dtype)
-        ),
-        values=None if values is None else column(values, dtype),
+        token_level_reward=floating(token_level_reward),
+        values=floating(values),
+        logprobs=floating(logprobs),
+        ref_logprobs=floating(ref_logprobs),
+        teacher_logprobs=floating(teacher_logprobs),
+        baseline_reward=baseline_reward,
+        env_state_hash=env_state_hash,
         truncated=truncated,
         run=run,
         step=step,
+        num_turns=num_turns,
     )
 
 
-def floats(data: bytes) -> list[float]:
-    return list(memoryview(data).cast("f"))
+def floats(data: bytes | memoryview) -> list[float]:
+    return list(memoryview(data).cast("B").cast("f"))
 
 
 def advantages(item: ExperienceAdvantages) -> list[float]:

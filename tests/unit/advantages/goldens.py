@@ -1,31 +1,53 @@
 """Results of the original implementations, pinned as JSON.
 
 Each file holds cases `{name, fn, params, inputs, expected, note?}`. Float64 cases go through the
-packed functions, whose results are float64; float32 cases through `compute`. A case with a note
-pins a bug of the original; for those, and where the original is silent or loses float32 digits, the
-tests say what happens here instead.
+stage functions, whose results are float64; float32 cases and whole pipelines through `compute`. A
+case with a note pins a bug of the original; for those, and where the original is silent or loses
+float32 digits, the tests say what happens here instead.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from experience_buffer_server.advantages import ExperienceInput, compute, validate_parameters
-from experience_buffer_server.advantages.packed import pack
-from experience_buffer_server.advantages.registry import REGISTRY
+from experience_buffer_server.advantages import ExperienceInput, GroupResult, compute, plan
+from experience_buffer_server.advantages.devices import token_stages
+from experience_buffer_server.advantages.moments import RunningMoments
+from experience_buffer_server.advantages.normalise import (
+    clip_advantages,
+    normalise_across_batch,
+    normalise_advantages,
+)
+from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages.parameters import AdvantageParameters
+from experience_buffer_server.advantages.registry import estimator_functions
+from experience_buffer_server.advantages.values import GroupDetails
 
-from .builders import computed, experience, floats
+from .builders import computed, floats
 
 GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
-TOLERANCE = {"float64": 1e-11, "float32": 3e-5}
-CODES = {"float64": "F64", "float32": "F32"}
+TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "bfloat16": 3e-5}
+PIPELINE_TOLERANCE = 2e-3
+CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16"}
 Case = dict[str, Any]
 Rows = list[list[Any]]
+Groups = Sequence[Sequence[ExperienceInput]]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What was computed for one experience."""
+
+    advantages: list[float]
+    returns: list[float]
 
 
 def cases(file: str, fn: str, *, noted: bool = False) -> list[Any]:
@@ -36,71 +58,94 @@ def cases(file: str, fn: str, *, noted: bool = False) -> list[Any]:
     return [pytest.param(c, id=c["name"]) for c in chosen]
 
 
+def only(file: str, fn: str, *, noted: bool = False) -> Case:
+    """The one case of a function."""
+    (parameter,) = cases(file, fn, noted=noted)
+    case: Case = parameter.values[0]
+    return case
+
+
 def rows(tensor: Any) -> Rows:
-    """Rows of a 2-D tensor, or of a list of 1-D ones."""
+    """Rows of a 2-D tensor, or of a list of tensors."""
     if isinstance(tensor, list):
-        return [part["data"] for part in tensor]
+        return [
+            row
+            for part in tensor
+            for row in (rows(part) if len(part["shape"]) == 2 else [part["data"]])
+        ]
     count, width = tensor["shape"]
     return [tensor["data"][b * width : (b + 1) * width] for b in range(count)]
 
 
-def chunks(values: list[float], size: int) -> list[list[float]]:
+def masks_of(given: dict[str, Any], like: Rows) -> Rows:
+    """The action mask; all tokens are valid where there is none."""
+    if given.get("action_mask") is None:
+        return [[True] * len(row) for row in like]
+    return rows(given["action_mask"])
+
+
+def chunks(values: Sequence[Any], size: int) -> list[list[Any]]:
     """Groups as the originals take them: by position."""
-    return [values[start : start + size] for start in range(0, len(values), size)]
+    return [list(values[start : start + size]) for start in range(0, len(values), size)]
 
 
 def dtype_of(tensor: Any) -> str:
     return str((tensor[0] if isinstance(tensor, list) else tensor)["dtype"])
 
 
-def token_results(
-    inputs: list[ExperienceInput], estimator: str, parameters: dict[str, Any], dtype: str
-) -> list[tuple[list[float], list[float]]]:
-    """Advantages and returns per experience: float32 from `compute`, float64 from the functions."""
-    if dtype == "float32":
-        result = computed(compute([inputs], estimator=estimator, parameters=parameters)[0])
-        return [(floats(item.advantages), floats(item.returns)) for item in result.items]
-    batch = pack([inputs], values=estimator == "gae", votes=False)
-    tokens = REGISTRY[estimator].tokens(batch, validate_parameters(estimator, parameters))
-    dense = [[0.0] * batch.dense_offsets[-1] for _ in range(2)]
-    for target, packed in zip(dense, (tokens.advantages, tokens.returns), strict=True):
-        for position, value in zip(batch.positions.tolist(), packed.tolist(), strict=True):
-            target[position] = value
+def launch(
+    groups: Groups,
+    estimator: str,
+    parameters: Mapping[str, Any],
+    *,
+    moments: RunningMoments | None = None,
+) -> tuple[list[Computed], list[GroupResult]]:
+    """Results per experience, and per group; one statistics batch."""
+    outcomes = compute(groups, estimator=estimator, parameters=parameters, moments=moments)
+    results = [computed(outcome) for outcome in outcomes]
     return [
-        (dense[0][start:stop], dense[1][start:stop])
-        for start, stop in itertools.pairwise(batch.dense_offsets)
+        Computed(floats(item.advantages), floats(item.returns))
+        for result in results
+        for item in result.items
+    ], results
+
+
+def exact(groups: Groups, estimator: str, parameters: Mapping[str, Any]) -> list[Computed]:
+    """Float64 results of an estimator and the stages over tokens, per experience."""
+    planned = plan(estimator, parameters)
+    batch = pack(groups, planned, batches=None)
+    stages = token_stages(batch, device="cpu", threads=1, precision="float64")
+    chosen = planned.parameters
+    functions, rewards_B = estimator_functions(planned.spec), batch.rewards
+    details: GroupDetails = [{} for _ in groups]
+    if functions.scores is not None:
+        rewards_B = functions.scores(rewards_B, batch, chosen, details)
+    tokens = functions.tokens(stages, rewards_B, batch, chosen)
+    advantages = tokens.advantages
+    assert isinstance(chosen, AdvantageParameters)
+    for stage in (normalise_advantages, clip_advantages, normalise_across_batch):
+        advantages = stage(stages, advantages, batch, chosen, details)
+    dense = [np.asarray(stages.exact(t)).tolist() for t in (advantages, tokens.returns)]
+    return [
+        Computed(dense[0][start:stop], dense[1][start:stop])
+        for start, stop in itertools.pairwise(batch.offsets.tolist())
     ]
 
 
+def token_results(
+    groups: Groups, estimator: str, parameters: Mapping[str, Any], dtype: str
+) -> list[Computed]:
+    """Results per experience: float64 from the stages, other dtypes from `compute`."""
+    if dtype == "float64":
+        return exact(groups, estimator, parameters)
+    return launch(groups, estimator, parameters)[0]
+
+
 def assert_close(
-    actual: list[float], expected: list[float], mask: list[bool], tolerance: float
+    actual: Sequence[float], expected: Sequence[float], mask: Sequence[Any], tolerance: float
 ) -> None:
+    """Agree where the mask is set, and nothing elsewhere."""
     assert all(value == 0.0 for value, valid in zip(actual, mask, strict=True) if not valid)
     kept = [value for value, valid in zip(expected, mask, strict=True) if valid]
     got = [value for value, valid in zip(actual, mask, strict=True) if valid]
     assert got == pytest.approx(kept, rel=tolerance, abs=tolerance)
-
-
-def check_tokens(case: Case, estimator: str, rewards_key: str = "rewards") -> None:
-    """Recursion cases of LightRFT, where a masked token is a step."""
-    given, params = case["inputs"], case["params"]
-    rewards, dtype = rows(given[rewards_key]), dtype_of(given[rewards_key])
-    masks = (
-        rows(given["action_mask"])
-        if given.get("action_mask") is not None
-        else [[True] * len(row) for row in rewards]
-    )
-    values = rows(given["values"]) if estimator == "gae" else [None] * len(rewards)
-    inputs = [
-        experience(None, mask, token_level_reward=reward, values=value, dtype=CODES[dtype])
-        for mask, reward, value in zip(masks, rewards, values, strict=True)
-    ]
-    parameters = {"gamma": params["gamma"], "mask_mode": "count"}
-    if estimator == "gae":
-        parameters["lam"] = params["lambd"]
-    results = token_results(inputs, estimator, parameters, dtype)
-    for key, index in (("advantages", 0), ("returns", 1)):
-        if key in case["expected"]:
-            expected = rows(case["expected"][key])
-            for result, row, mask in zip(results, expected, masks, strict=True):
-                assert_close(result[index], row, mask, TOLERANCE[dtype])

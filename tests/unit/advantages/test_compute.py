@@ -1,45 +1,54 @@
-"""What a launch does with single groups: failures, votes, flags, masks, records."""
+"""What a launch does with single groups: votes, flags, masks, records."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import math
+from typing import Any
 
 import pytest
-import torch
 
 from experience_buffer_server.advantages import (
+    ESTIMATORS,
     Column,
     ExperienceInput,
-    ParameterError,
     compute,
 )
-from experience_buffer_server.advantages.group_relative import score_grpo, score_rloo
-from experience_buffer_server.advantages.packed import PackedBatch, pack, transfer
-from experience_buffer_server.advantages.registry import REGISTRY
-from experience_buffer_server.advantages.specs import GaeParameters
+from experience_buffer_server.advantages.moments import RunningMoments
+from experience_buffer_server.advantages.values import MASK_DTYPES
 
-from .builders import DTYPES, advantages, column, computed, experience, failed, floats
+from .builders import advantages, column, computed, experience, failed, floats
+from .cases import full
 
-ITEM_ESTIMATORS = ["reinforce", "gae"]
-ALL = ["grpo", "rloo", *ITEM_ESTIMATORS]
-
-
-def scores(members: list[ExperienceInput], estimator: str = "grpo") -> list[float]:
-    result = computed(compute([members], estimator=estimator, parameters={})[0])
-    return [advantages(item)[0] for item in result.items]
+GROUP_ESTIMATORS = [name for name, spec in ESTIMATORS.items() if spec.compares == "group"]
+SCORED = [name for name in ESTIMATORS if name != "on_policy_distill"]
+UNNORMED = {"advantage_norm_mean": "none", "advantage_norm_std": "none", "cross_batch": "none"}
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def plain(estimator: str) -> dict[str, Any]:
+    """Without the normalisations over a batch that some estimators have by default."""
+    return UNNORMED if estimator.startswith("reinforce") else {}
+
+
+def scores(
+    members: list[ExperienceInput], estimator: str = "grpo", **parameters: Any
+) -> list[float]:
+    outcome = compute([members], estimator=estimator, parameters=parameters)[0]
+    return [advantages(item)[0] for item in computed(outcome).items]
+
+
+@pytest.mark.parametrize("estimator", [*GROUP_ESTIMATORS, "cpgd"])
 @pytest.mark.parametrize("reward", [0.1, 0.3, 1e-30, -7.7, 16777217.0, 3e38])
-@pytest.mark.parametrize("size", [2, 3, 7, 8, 61])
+@pytest.mark.parametrize("size", [2, 3, 8, 61])
 def test_equal_rewards_give_exactly_zero(estimator: str, reward: float, size: int) -> None:
-    members = [experience(reward) for _ in range(size)]
-    result = computed(compute([members], estimator=estimator, parameters={})[0])
+    members = [full(experience(reward)) for _ in range(size)]
+    parameters: dict[str, Any] = {"shift": 0.0} if estimator == "asymre" else {}
+    if estimator == "opmd":
+        parameters = {"baseline": "logavgexp"}
+    result = computed(compute([members], estimator=estimator, parameters=parameters)[0])
     assert all(advantages(item) == [0.0, 0.0] for item in result.items)
-    assert result.details["zero_variance"] is True
+    if estimator != "cpgd":
+        assert result.details["zero_variance"] is True
 
 
 def test_rewards_that_are_equal_in_float32_are_equal() -> None:
@@ -64,24 +73,39 @@ def test_details_of_grpo() -> None:
     )
 
 
-def test_details_of_item_estimators_hold_their_parameters() -> None:
-    result = computed(compute([[experience()]], estimator="reinforce", parameters={})[0])
-    assert result.details == {
-        "estimator": "reinforce",
-        "parameters.gamma": 1.0,
-        "parameters.mask_mode": "skip",
-        "members": 1,
-    }
+def test_details_hold_the_parameters_that_differ_from_their_defaults() -> None:
+    given: dict[str, Any] = {"gamma": 0.5, "lam": 1.0, "mask_mode": "skip"}
+    members = [full(experience())]
+    result = computed(compute([members], estimator="gae", parameters=given)[0])
+    assert result.details == {"estimator": "gae", "parameters.gamma": 0.5, "members": 1}
     assert not result.items[0].singleton
 
 
-def test_a_single_vote_is_flagged_and_gets_its_reward() -> None:
-    for estimator, expected in (("grpo", 3.0 / (1 + 1e-6)), ("rloo", 3.0)):
-        result = computed(compute([[experience(3.0)]], estimator=estimator, parameters={})[0])
-        assert floats(result.items[0].advantages) == pytest.approx([expected] * 2, rel=1e-7)
-        assert result.items[0].singleton
-        assert result.details["singleton"] is True
-        assert result.details["zero_variance"] is False
+def test_details_of_a_batch_count_what_was_computed() -> None:
+    groups = [[experience(1.0)] * 3, [experience(math.nan)], [experience(2.0)] * 2, []]
+    how: dict[str, Any] = {"estimator": "reinforce", "parameters": {"cross_batch": "mean_std"}}
+    first, _, third, fourth = compute(groups, **how)
+    for outcome in (first, third, fourth):
+        details = computed(outcome).details
+        assert (details["batch_groups"], details["batch_members"]) == (3, 5)
+    apart = compute(groups, **how, batches=[0, 0, 1, 1])
+    found = [computed(apart[g]).details["batch_members"] for g in (0, 2, 3)]
+    assert found == [3, 2, 2]
+
+
+SINGLE = {"grpo": 3 / (1 + 1e-6), "step_wise_grpo": 3 / (1 + 1e-6), "gigpo": 3 / (1 + 1e-6)}
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_a_single_vote_is_flagged_and_gets_its_reward(estimator: str) -> None:
+    members = [full(experience(3.0))]
+    outcome = compute([members], estimator=estimator, parameters=plain(estimator))[0]
+    result = computed(outcome)
+    wanted = SINGLE.get("grpo" if estimator == "group_norm" else estimator, 3.0)
+    assert advantages(result.items[0]) == pytest.approx([wanted] * 2, rel=1e-7)
+    assert result.items[0].singleton
+    assert result.details["singleton"] is True
+    assert result.details["zero_variance"] is False
 
 
 def test_a_run_votes_once_with_the_reward_of_its_highest_step() -> None:
@@ -121,70 +145,17 @@ def test_equal_steps_of_a_run_are_one_vote_if_they_agree_and_an_error_if_not() -
     computed(compute([differing], estimator="reinforce", parameters={})[0])
 
 
-GOOD = experience(1.0, [True, False, True], values=[0.5, 0.25, 0.125])
-BAD_MASK = Column("F32", bytes(12))
-
-
-@pytest.mark.parametrize(
-    ("estimators", "change", "message"),
-    [
-        (["grpo", "rloo"], {"reward": None}, "reward of experience 1 of the group is missing"),
-        (ITEM_ESTIMATORS, {"reward": None}, "reward of experience 1 of the group is missing"),
-        (ALL, {"reward": math.nan}, "reward of experience 1 of the group is nan"),
-        (ALL, {"reward": math.inf}, "is inf, not finite in float32"),
-        (ALL, {"reward": 1e39}, r"is 1e\+39, not finite in float32"),
-        (ALL, {"mask": BAD_MASK}, "mask of experience 1 of the group has dtype F32; send one of"),
-        (ALL, {"mask": Column("I32", bytes(7))}, "has 7 bytes, not a multiple of the 4 of I32"),
-        (["gae"], {"values": None}, "values of experience 1 of the group is missing"),
-        (
-            ["gae"],
-            {"values": column([1.0, 2.0], "F32")},
-            "has 2 elements where its mask has 3; send 3 or 4",
-        ),
-        (["gae"], {"values": Column("I64", bytes(24))}, "values .* has dtype I64; send one of F16"),
-        (
-            ["gae"],
-            {"values": column([1.0, math.nan, math.nan], "BF16")},
-            "experience 1 of the group: values at a valid token is NaN",
-        ),
-        (["gae"], {"values": column([1.0, 0.0, 1e300], "F64")}, "beyond float32"),
-        (
-            ["gae"],
-            {"values": column([1.0, 0.0, 1.0, math.inf], "F32"), "truncated": True},
-            "bootstrap value",
-        ),
-        (
-            ITEM_ESTIMATORS,
-            {"token_level_reward": column([1.0, 2.0], "F32")},
-            "token_level_reward .* has 2 elements where its mask has 3; send 3",
-        ),
-        (
-            ITEM_ESTIMATORS,
-            {"token_level_reward": column([1.0, 2.0, math.inf], "F32")},
-            "token_level_reward at a valid token is NaN, infinite",
-        ),
-        (["reinforce"], {"token_level_reward": column([3e38, 0, 3e38], "F64")}, "result is beyond"),
-    ],
-)
-def test_a_bad_group_fails_alone(
-    estimators: list[str], change: dict[str, object], message: str
-) -> None:
-    bad = dataclasses.replace(GOOD, **change)  # type: ignore[arg-type]
-    for estimator in estimators:
-        good = compute([[GOOD, GOOD], [GOOD]], estimator=estimator, parameters={})
-        outcomes = compute([[GOOD, GOOD], [GOOD, bad], [GOOD]], estimator=estimator, parameters={})
-        with pytest.raises(AssertionError, match=message):
-            raise AssertionError(failed(outcomes[1]))
-        assert [outcomes[0], outcomes[2]] == good
-
-
-def test_what_an_estimator_does_not_read_cannot_fail_it() -> None:
-    odd = experience(1.0, [True], values=[math.nan, 1.0, 2.0], token_level_reward=[math.inf, 0.0])
-    assert scores([odd, experience(3.0, [True])], "rloo") == [-2.0, 2.0]
-    unread = experience(math.nan, [True], token_level_reward=[4.0])
-    assert scores([unread], "reinforce") == [4.0]
-    # A bootstrap value counts only where the experience was truncated.
-    assert scores([experience(1.0, [True], values=[0.5, math.nan])], "gae") == [0.5]
+def test_zero_variance_looks_at_the_rewards_that_were_pushed() -> None:
+    # The penalty tells them apart, but the task was equally hard for both.
+    limits: dict[str, Any] = {
+        "overlong_penalty": 1.0,
+        "overlong_buffer": 4,
+        "max_response_tokens": 4,
+    }
+    members = [experience(1.0, [True]), experience(1.0, [True] * 3)]
+    result = computed(compute([members], estimator="dr_grpo", parameters=limits)[0])
+    assert [advantages(item)[0] for item in result.items] == pytest.approx([0.25, -0.25])
+    assert result.details["zero_variance"] is True
 
 
 def test_bootstrap_is_used_if_truncated_and_given() -> None:
@@ -200,36 +171,59 @@ def test_bootstrap_is_used_if_truncated_and_given() -> None:
         assert [i.bootstrapped for i in result.items] == [True, False, False]
 
 
-@pytest.mark.parametrize("estimator", ALL)
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
 def test_a_mask_without_valid_tokens_gives_zeros_and_a_flag(estimator: str) -> None:
+    nothing = [math.nan] * 3
     members = [
-        experience(1.0, [False] * 3, values=[math.nan] * 3),
-        experience(2.0, [], values=[]),
-        experience(4.0, [True], values=[0.0]),
+        full(experience(1.0, [False] * 3, values=nothing, token_level_reward=nothing)),
+        full(experience(2.0, [], values=[])),
+        full(experience(4.0, [True], values=[0.0])),
     ]
     result = computed(compute([members], estimator=estimator, parameters={})[0])
     assert [item.zero_mask for item in result.items] == [True, True, False]
     assert floats(result.items[0].advantages) == floats(result.items[0].returns) == [0.0] * 3
-    assert result.items[1].advantages == b""
+    assert bytes(result.items[1].advantages) == b""
     # It still votes: the rollout happened, only nothing of it is trained on.
     assert result.details["members"] == 3
 
 
-@pytest.mark.parametrize("estimator", ALL)
-def test_empty_launches_and_groups(estimator: str) -> None:
-    assert compute([], estimator=estimator, parameters={}) == []
-    outcomes = compute([[], [GOOD], []], estimator=estimator, parameters={})
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+def test_a_launch_of_nothing_but_empty_masks(estimator: str) -> None:
+    members = [full(experience(r, [False] * 2)) for r in (1.0, 2.0)]
+    parameters: dict[str, Any] = {
+        "advantage_norm_mean": "batch",
+        "advantage_norm_std": "group",
+        "cross_batch": "mean_std",
+        "advantage_clip": 1.0,
+    }
+    for outcome in compute([members, members[:1]], estimator=estimator, parameters=parameters):
+        for item in computed(outcome).items:
+            assert bytes(item.advantages) == bytes(item.returns) == bytes(8)
+
+
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+def test_empty_launches_and_groups(estimator: str, kl_coef: float) -> None:
+    how: dict[str, Any] = {"estimator": estimator, "parameters": {}}
+    if estimator != "on_policy_distill":
+        how["parameters"] = {"running_norm": "std", "reward_norm_std": "batch"}
+        if estimator != "cpgd":
+            how["parameters"]["kl_coef"] = kl_coef
+    moments = RunningMoments()
+    assert compute([], **how, moments=moments) == []
+    assert [computed(o).items for o in compute([[], []], **how, moments=moments)] == [(), ()]
+    assert moments.count == 0
+    outcomes = compute([[], [full(experience())], []], **how, moments=moments)
     assert [len(computed(outcome).items) for outcome in outcomes] == [0, 1, 0]
 
 
-@pytest.mark.parametrize("code", [c for c in DTYPES if not c.startswith(("F", "BF"))])
+@pytest.mark.parametrize("code", list(MASK_DTYPES))
 def test_any_nonzero_byte_of_a_mask_is_valid(code: str) -> None:
-    size = torch.empty(0, dtype=DTYPES[code]).element_size()
+    size = MASK_DTYPES[code]
     mask = Column(code, memoryview(b"".join(bytes(size - 1) + bytes([m]) for m in (128, 0, 2))))
     given = ExperienceInput(reward=2.0, mask=mask)
-    assert floats(
-        computed(compute([[given]], estimator="rloo", parameters={})[0]).items[0].advantages
-    ) == [2.0, 0.0, 2.0]
+    result = computed(compute([[given]], estimator="rloo", parameters={})[0])
+    assert floats(result.items[0].advantages) == [2.0, 0.0, 2.0]
 
 
 def test_data_may_be_an_unaligned_view_of_any_format() -> None:
@@ -241,70 +235,31 @@ def test_data_may_be_an_unaligned_view_of_any_format() -> None:
         assert scores([given], "gae") == [0.0]
 
 
-def test_mask_modes_differ_only_across_gaps() -> None:
-    given = experience(8.0, [False, True, False, False, True, False])
-    results = {
-        mode: advantages(
-            computed(
-                compute(
-                    [[given]],
-                    estimator="reinforce",
-                    parameters={"gamma": 0.5, "mask_mode": mode},
-                )[0]
-            ).items[0]
-        )
-        for mode in ("count", "skip")
-    }
-    assert results == {"count": [0, 1.0, 0, 0, 8.0, 0], "skip": [0, 4.0, 0, 0, 8.0, 0]}
-
-
-@pytest.mark.parametrize("estimator", ALL)
+@pytest.mark.parametrize("estimator", SCORED)
 @pytest.mark.parametrize("rewards", [[-0.0], [0.0, -0.0], [-0.0, 0.0]])
 def test_negative_zero_never_comes_back(estimator: str, rewards: list[float]) -> None:
-    members = [experience(reward, [True], values=[-0.0]) for reward in rewards]
-    result = computed(compute([members], estimator=estimator, parameters={})[0])
-    assert {item.advantages + item.returns for item in result.items} == {bytes(8)}
+    members = [full(experience(reward, [True], values=[-0.0])) for reward in rewards]
+    parameters: dict[str, Any] = {"shift": -0.0} if estimator == "asymre" else {}
+    result = computed(compute([members], estimator=estimator, parameters=parameters)[0])
+    assert {bytes(i.advantages) + bytes(i.returns) for i in result.items} == {bytes(8)}
 
 
 @pytest.mark.parametrize(
     ("votes", "mean"),
     [([1e20, 1.0, -1e20, 0.125], 1.125 / 4), ([0.1, 0.7, 1.3, 2.2, 0.001], 0.8602)],
 )
-def test_statistics_do_not_depend_on_the_order_of_votes(votes: list[float], mean: float) -> None:
-    for score in (score_rloo, functools.partial(score_grpo, eps=1e-6)):
-        expected = score(votes)
-        assert expected.moments["mean"] == pytest.approx(mean, rel=1e-15)
-        for order in itertools.permutations(range(len(votes))):
-            shuffled = score([votes[m] for m in order])
-            assert shuffled.scores == tuple(expected.scores[m] for m in order)
-            assert shuffled.moments == expected.moments
-
-
-def test_unknown_estimators_and_parameters_raise() -> None:
-    with pytest.raises(ParameterError, match="unknown estimator"):
-        compute([], estimator="ppo", parameters={})
-    with pytest.raises(ParameterError, match="no parameter"):
-        compute([], estimator="grpo", parameters={"lam": 1.0})
-
-
-def test_a_transfer_moves_columns_of_two_dtypes_bit_for_bit() -> None:
-    columns = [torch.tensor([1.5, math.nan]).double(), torch.arange(3), torch.empty(0).double()]
-    moved = transfer(columns, device=torch.device("cpu"))
-    for before, after in zip(columns, moved, strict=True):
-        assert before.dtype == after.dtype
-        assert before.numpy().tobytes() == after.numpy().tobytes()
-
-
-def test_a_batch_on_another_device_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No second device may be at hand: move through the staging buffer, to the CPU.
-    batch = pack([[GOOD, experience(None, [True], values=[1.0], token_level_reward=[2.0])]])
-    here = REGISTRY["gae"].tokens(batch, GaeParameters(gamma=0.5))
-    monkeypatch.setattr(
-        "experience_buffer_server.advantages.packed.transfer",
-        lambda columns, *, device: transfer(columns, device=torch.device("cpu")),
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "opmd", "gigpo"])
+def test_statistics_do_not_depend_on_the_order_of_votes(
+    estimator: str, votes: list[float], mean: float
+) -> None:
+    members = [full(experience(vote, [True])) for vote in votes]
+    expected = computed(compute([members], estimator=estimator, parameters={})[0])
+    assert expected.details["mean"] == pytest.approx(mean, rel=3e-8)
+    orders = list(itertools.permutations(range(len(votes))))
+    outcomes = compute(
+        [[members[m] for m in order] for order in orders], estimator=estimator, parameters={}
     )
-    moved: PackedBatch = batch.to(torch.device("meta"))
-    assert moved is not batch
-    there = REGISTRY["gae"].tokens(moved, GaeParameters(gamma=0.5))
-    assert torch.equal(here.advantages, there.advantages)
-    assert torch.equal(here.returns, there.returns)
+    for order, outcome in zip(orders, outcomes, strict=True):
+        result = computed(outcome)
+        assert result.items == tuple(expected.items[m] for m in order)
+        assert result.details == expected.details

@@ -5,40 +5,45 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from experience_buffer_server.advantages import compute
-from experience_buffer_server.advantages.group_relative import score_grpo, score_rloo
+from experience_buffer_server.advantages.ballots import Votes
+from experience_buffer_server.advantages.group_relative import (
+    compare_dr_grpo,
+    compare_grpo,
+    compare_rloo,
+    grpo_scores,
+    reinforce_baseline_scores,
+    rloo_scores,
+)
+from experience_buffer_server.advantages.moments import RunningMoments, normalise_by_moments
+from experience_buffer_server.advantages.shaping import (
+    clip_rewards,
+    overlong_penalty,
+    turn_rewards,
+)
+from experience_buffer_server.advantages.specs import plan
 
-from . import reference
-from .builders import advantages, computed, experience
-from .goldens import Case, cases, chunks
+from . import plain
+from .scalars import TOLERANCE, Case, chunks, golden_cases, packed, scored, step
 
-GROUP_CASES = [
-    *cases("light_rloo", "RLOOCalculator.preprocess_rewards"),
-    *cases("light_group_norm", "GroupNormCalculator.preprocess_rewards"),
+NAIVE = "NaiveExperienceMaker(.VL).process_experiences"
+ORIGINALS = [
+    ("light_group_norm", "GroupNormCalculator.preprocess_rewards", False),
+    ("light_group_norm", NAIVE, True),
+    ("light_rloo", "RLOOCalculator.preprocess_rewards", False),
+    ("light_rloo", NAIVE, True),
+    ("light_reinforce_baseline", "REINFORCEBaselineCalculator.preprocess_rewards", False),
+    ("light_reinforce_baseline", NAIVE, True),
 ]
-NOTED_GROUP_CASES = [
-    *cases("light_rloo", "NaiveExperienceMaker(.VL).process_experiences", noted=True),
-    *cases("light_group_norm", "NaiveExperienceMaker(.VL).process_experiences", noted=True),
+CASES = [case for file, fn, noted in ORIGINALS for case in golden_cases(file, fn, noted=noted)]
+PASSED_THROUGH = [
+    *golden_cases("light_reward_passthrough", "BaseREINFORCECalculator.preprocess_rewards"),
+    *golden_cases("light_reward_passthrough", "GAECalculator.preprocess_rewards"),
+    *golden_cases("light_reward_passthrough", "CPGDCalculator.preprocess_rewards"),
+    *golden_cases("light_reward_passthrough", NAIVE, noted=True),
 ]
-
-
-def group_scores(case: Case, eps: float) -> tuple[list[float], float]:
-    """Scores of a case's groups and the tolerance of its dtype."""
-    rewards, size = case["inputs"]["rewards"], case["params"]["n_samples_per_prompt"]
-    groups = chunks(rewards["data"], size)
-    rloo = case["params"]["estimator"] == "rloo"
-    if rewards["dtype"] == "float64":
-        scored = [score_rloo(g) if rloo else score_grpo(g, eps=eps) for g in groups]
-        return [score for group in scored for score in group.scores], 1e-11
-    outcomes = compute(
-        [[experience(reward, [True]) for reward in group] for group in groups],
-        estimator=case["params"]["estimator"],
-        parameters={} if rloo else {"eps": eps},
-    )
-    items = [item for outcome in outcomes for item in computed(outcome).items]
-    return [advantages(item)[0] for item in items], 3e-5
 
 
 def is_singleton(case: Any) -> bool:
@@ -48,97 +53,150 @@ def is_singleton(case: Any) -> bool:
 def loses_float32_digits(case: Any) -> bool:
     """Rewards around 10000, or equal ones that the original's float32 mean misses."""
     values = case.values[0]
-    expected = values["expected"]["rewards"]["data"]
     constant = len(set(values["inputs"]["rewards"]["data"])) == 1
     return bool(
         values["inputs"]["rewards"]["dtype"] == "float32"
-        and ("offset" in values["name"] or (constant and any(expected)))
+        and (
+            "offset" in values["name"] or (constant and any(values["expected"]["rewards"]["data"]))
+        )
     )
 
 
-def upstream_eps(case: Case) -> float:
-    return 1e-8 if "naive" in case["name"] else 1e-9
+def our_scores(case: Case, eps: float) -> list[float]:
+    """Float64 rewards through the formulas, float32 ones through a launch."""
+    rewards, estimator = case["inputs"]["rewards"], case["params"]["estimator"]
+    groups = chunks(rewards["data"], case["params"]["n_samples_per_prompt"])
+    if rewards["dtype"] == "float64":
+        votes = Votes.of(groups)
+        if estimator == "rloo":
+            comparison = compare_rloo(votes)
+        elif estimator == "reinforce_baseline":
+            comparison = compare_dr_grpo(votes)
+        else:
+            comparison = compare_grpo(votes, eps=eps)
+        flat: list[float] = comparison.scores(votes).tolist()
+        return flat
+    members = [[step(reward) for reward in group] for group in groups]
+    if estimator == "rloo":
+        scores, _ = scored(rloo_scores, members, estimator)
+    elif estimator == "reinforce_baseline":
+        scores, _ = scored(reinforce_baseline_scores, members, estimator)
+    else:
+        scores, _ = scored(grpo_scores, members, estimator, eps=eps)
+    return [score for group in scores for score in group]
+
+
+def plain_scores(case: Case, eps: float) -> list[float]:
+    estimator = case["params"]["estimator"]
+    groups = chunks(case["inputs"]["rewards"]["data"], case["params"]["n_samples_per_prompt"])
+    if estimator == "rloo":
+        return [score for rewards in groups for score in plain.rloo(rewards)]
+    if estimator == "reinforce_baseline":
+        return [score for rewards in groups for score in plain.centred(rewards)]
+    return [score for rewards in groups for score in plain.grpo(rewards, eps)]
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in GROUP_CASES if not is_singleton(c) and not loses_float32_digits(c)]
+    "case", [c for c in CASES if not is_singleton(c) and not loses_float32_digits(c)]
 )
 def test_group_scores(case: Case) -> None:
-    scores, tolerance = group_scores(case, upstream_eps(case))
-    assert scores == pytest.approx(
-        case["expected"]["rewards"]["data"], rel=tolerance, abs=tolerance
-    )
+    # The note of a case says which of two eps its originals add; both are a parameter here.
+    naive = case["fn"] == NAIVE
+    for key, eps in (("rewards", 1e-8 if naive else 1e-9), ("rewards_vl", 1e-9)):
+        if key in case["expected"]:
+            expected = case["expected"][key]
+            tolerance = TOLERANCE[expected["dtype"]]
+            close = pytest.approx(expected["data"], rel=tolerance, abs=tolerance)
+            assert our_scores(case, eps) == close
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if is_singleton(c)])
+def test_a_group_of_one_gives_its_reward(case: Case) -> None:
+    # The originals give NaN, or 0 where they only subtract the mean.
+    upstream = case["expected"]["rewards"]["data"]
+    assert all(math.isnan(value) or value == 0 for value in upstream)
+    scale = 1 / (1 + 1e-6) if "rloo" not in case["name"] else 1.0
+    scale = 1.0 if case["params"]["estimator"] == "reinforce_baseline" else scale
+    expected = [reward * scale for reward in case["inputs"]["rewards"]["data"]]
+    assert our_scores(case, 1e-6) == pytest.approx(expected, rel=1e-11, abs=1e-11)
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in NOTED_GROUP_CASES if not is_singleton(c) and not loses_float32_digits(c)]
-)
-def test_either_eps_of_the_original_is_a_parameter(case: Case) -> None:
-    for key, eps in (("rewards", 1e-8), ("rewards_vl", 1e-9)):
-        scores, tolerance = group_scores(case, eps)
-        expected = case["expected"][key]["data"]
-        assert scores == pytest.approx(expected, rel=tolerance, abs=tolerance)
-
-
-@pytest.mark.parametrize("case", [c for c in [*GROUP_CASES, *NOTED_GROUP_CASES] if is_singleton(c)])
-def test_a_group_of_one_gives_its_reward_instead_of_nan(case: Case) -> None:
-    assert all(math.isnan(value) for value in case["expected"]["rewards"]["data"])
-    scores, tolerance = group_scores(case, 1e-6)
-    scale = 1.0 if case["params"]["estimator"] == "rloo" else 1 / (1 + 1e-6)
-    rewards = case["inputs"]["rewards"]["data"]
-    expected = [reward * scale for reward in rewards]
-    assert scores == pytest.approx(expected, rel=tolerance, abs=tolerance)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        c
-        for c in [*GROUP_CASES, *NOTED_GROUP_CASES]
-        if loses_float32_digits(c) and not is_singleton(c)
-    ],
+    "case", [c for c in CASES if loses_float32_digits(c) and not is_singleton(c)]
 )
 def test_float64_statistics_where_the_original_loses_digits(case: Case) -> None:
-    scores, tolerance = group_scores(case, 1e-6)
-    size, rloo = case["params"]["n_samples_per_prompt"], case["params"]["estimator"] == "rloo"
-    expected: list[float] = []
-    for group in chunks(case["inputs"]["rewards"]["data"], size):
-        expected += reference.rloo(group) if rloo else reference.grpo(group, 1e-6)
-    assert scores == pytest.approx(expected, rel=tolerance, abs=tolerance)
+    scores = our_scores(case, 1e-6)
+    assert scores == pytest.approx(plain_scores(case, 1e-6), rel=1e-9, abs=1e-9)
     if len(set(case["inputs"]["rewards"]["data"])) == 1:
         assert scores == [0.0] * len(scores)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *cases("light_reward_passthrough", "BaseREINFORCECalculator.preprocess_rewards"),
-        *cases("light_reward_passthrough", "GAECalculator.preprocess_rewards"),
-    ],
-)
-def test_item_estimators_leave_rewards_alone(case: Case) -> None:
-    rewards = case["inputs"]["rewards"]["data"]
-    groups = chunks(rewards, case["params"]["n_samples_per_prompt"])
-    outcomes = compute(
-        [[experience(reward, [True], values=[0.0]) for reward in group] for group in groups],
-        estimator=case["params"]["estimator"],
-        parameters={},
+@pytest.mark.parametrize("case", PASSED_THROUGH)
+def test_stages_that_are_off_leave_rewards_alone(case: Case) -> None:
+    estimator = case["params"]["estimator"]
+    rewards = case["inputs"]["rewards"]
+    groups = chunks(rewards["data"], case["params"]["n_samples_per_prompt"])
+    members = [[step(reward) for reward in group] for group in groups]
+    batch, parameters, details = packed(members, estimator)
+    rewards_B = np.array(rewards["data"])
+    shaped_B = turn_rewards(rewards_B, batch, parameters)
+    shaped_B = overlong_penalty(shaped_B, batch, parameters)
+    shaped_B = normalise_by_moments(
+        shaped_B, batch, plan(estimator, {}), RunningMoments(), details, counted=None
     )
-    items = [item for outcome in outcomes for item in computed(outcome).items]
-    expected = case["expected"]["rewards"]["data"]
-    assert [advantages(item)[0] for item in items] == pytest.approx(expected, rel=3e-5)
+    shaped_B = clip_rewards(shaped_B, batch, parameters, details)
+    assert shaped_B.tolist() == case["expected"]["rewards"]["data"]
+    assert details == [{} for _ in members]
 
 
 @pytest.mark.parametrize(
     "case",
-    cases("light_reward_passthrough", "AdvantageCalculator.preprocess_rewards", noted=True),
+    golden_cases("light_reward_passthrough", "AdvantageCalculator.preprocess_rewards", noted=True),
 )
-def test_rewards_stay_with_their_experience_whatever_the_sizes(case: Case) -> None:
+def test_rewards_stay_with_their_group_whatever_the_sizes(case: Case) -> None:
+    # The original deals them out in chunks of one size, whatever the groups are.
     rewards = iter(case["inputs"]["rewards"]["data"])
     groups = [[next(rewards) for _ in range(size)] for size in case["inputs"]["sizes"]]
-    outcomes = compute(
-        [[experience(reward, [True]) for reward in group] for group in groups],
-        estimator="reinforce",
-        parameters={},
+    batch, parameters, _ = packed([[step(r) for r in group] for group in groups], "reinforce")
+    shaped = turn_rewards(batch.rewards, batch, parameters).tolist()
+    bounds = batch.group_offsets.tolist()
+    assert [shaped[bounds[g] : bounds[g + 1]] for g in range(len(groups))] == groups
+
+
+@pytest.mark.parametrize(
+    "case", golden_cases("light_reward_passthrough", "NaiveExperienceMaker.process_experiences")
+)
+def test_every_experience_maker_knows_every_estimator(case: Case) -> None:
+    # One of the originals does not know these two.
+    name = case["expected"]["error"].rpartition(" ")[2]
+    assert plan(name, {}).spec.name == name
+
+
+@pytest.mark.parametrize(
+    "case",
+    golden_cases(
+        "light_dynamic_sampling",
+        "GroupNormCalculator.preprocess_rewards(dynamic_sampling=True)",
+        noted=True,
+    ),
+)
+def test_every_constant_group_is_found(case: Case) -> None:
+    # The original finds those of zeros and of ones; the others it may even blow up.
+    size = case["params"]["n_samples_per_prompt"]
+    groups = chunks(case["inputs"]["rewards"]["data"], size)
+    scores, details = scored(
+        grpo_scores, [[step(r) for r in group] for group in groups], "grpo", eps=1e-9
     )
-    assert [[advantages(i)[0] for i in computed(o).items] for o in outcomes] == groups
+    expected = chunks(case["expected"]["rewards"]["data"], size)
+    masks = chunks(
+        case["expected"]["action_mask"]["data"], case["expected"]["action_mask"]["shape"][1]
+    )
+    for index, group in enumerate(groups):
+        constant = len(set(group)) == 1
+        assert details[index]["zero_variance"] is constant
+        if constant:
+            assert scores[index] == [0.0] * size
+        else:
+            assert scores[index] == pytest.approx(expected[index], rel=3e-5, abs=3e-5)
+        masked = not any(map(any, masks[index * size : (index + 1) * size]))
+        assert masked == (constant and group[0] in (0.0, 1.0))

@@ -1,189 +1,250 @@
-"""Recursions over tokens agree with the original implementations."""
+"""Stages over tokens agree with the original implementations."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
-from experience_buffer_server.advantages import ExperienceInput
-
-from . import reference
 from .builders import experience
-from .goldens import Case, assert_close, cases, check_tokens, rows, token_results
+from .goldens import (
+    CODES,
+    TOLERANCE,
+    Case,
+    Rows,
+    assert_close,
+    cases,
+    dtype_of,
+    exact,
+    launch,
+    masks_of,
+    only,
+    rows,
+    token_results,
+)
+
+
+def check_tokens(
+    case: Case,
+    estimator: str,
+    rewards_key: str,
+    *,
+    more: dict[str, Any] | None = None,
+    returns_only: bool = False,
+) -> None:
+    """Cases of LightRFT, where rewards are per token and a masked token is a step."""
+    given, params = case["inputs"], case["params"]
+    rewards, dtype = rows(given[rewards_key]), dtype_of(given[rewards_key])
+    masks = masks_of(given, rewards)
+    values: Any = rows(given["values"]) if estimator == "gae" else [None] * len(rewards)
+    inputs = [
+        experience(None, mask, token_level_reward=reward, values=value, dtype=CODES[dtype])
+        for mask, reward, value in zip(masks, rewards, values, strict=True)
+    ]
+    parameters = {"gamma": params["gamma"], "mask_mode": "count", **(more or {})}
+    if estimator == "gae":
+        parameters["lam"] = params["lambd"]
+    results = token_results([inputs], estimator, parameters, dtype)
+    for key in ("advantages", "returns"):
+        if key in case["expected"] and not (returns_only and key == "advantages"):
+            expected = rows(case["expected"][key])
+            for result, row, mask in zip(results, expected, masks, strict=True):
+                assert_close(getattr(result, key), row, mask, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
     "case", cases("light_gae", "NaiveExperienceMaker.get_advantages_and_returns")
 )
 def test_gae(case: Case) -> None:
-    check_tokens(case, "gae")
+    check_tokens(case, "gae", "rewards")
+
+
+def test_gae_keeps_garbage_in_padding_out() -> None:
+    case = only("light_gae", "NaiveExperienceMaker.get_advantages_and_returns", noted=True)
+    given, params = case["inputs"], case["params"]
+    values, masks, rewards = (
+        rows(given["values"]),
+        rows(given["action_mask"]),
+        rows(given["rewards"]),
+    )
+    assert math.isnan(values[1][3])
+    assert not masks[1][3]
+    parameters = {"gamma": params["gamma"], "lam": params["lambd"], "mask_mode": "count"}
+
+    def results(values: Rows) -> list[Any]:
+        inputs = [
+            experience(None, mask, token_level_reward=reward, values=value, mask_dtype="I64")
+            for mask, reward, value in zip(masks, rewards, values, strict=True)
+        ]
+        return launch([inputs], "gae", parameters)[0]
+
+    dirty = results(values)
+    assert_close(dirty[0].advantages, rows(case["expected"]["advantages"])[0], masks[0], 3e-5)
+    clean = [[0.0 if math.isnan(value) else value for value in row] for row in values]
+    assert dirty == results(clean)
+    assert all(math.isfinite(value) for value in (*dirty[1].advantages, *dirty[1].returns))
 
 
 @pytest.mark.parametrize("case", cases("light_cumulative_returns", "get_cumulative_returns"))
 def test_returns(case: Case) -> None:
-    check_tokens(case, "reinforce")
+    check_tokens(case, "reinforce", "rewards")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        case
-        for case in cases("light_calculators", "AdvantageCalculator.compute")
-        if case.values[0]["params"]["estimator"] in ("gae", "reinforce", "rloo", "group_norm")
-        and not case.values[0]["params"]["advantages_norm"]
-        and not case.values[0]["params"]["advantage_clip"]
-    ],
-)
-def test_token_stage_of_each_calculator(case: Case) -> None:
-    # Whitening and clipping come after these estimators; those cases aren't theirs.
-    estimator = "gae" if case["params"]["estimator"] == "gae" else "reinforce"
-    check_tokens(case, estimator, "final_reward")
+CALCULATORS = cases("light_calculators", "AdvantageCalculator.compute")
 
 
-def test_gae_keeps_garbage_in_padding_out() -> None:
-    (parameter,) = cases("light_gae", "NaiveExperienceMaker.get_advantages_and_returns", noted=True)
-    case = parameter.values[0]
-    given, params = case["inputs"], case["params"]
-    values, masks = rows(given["values"]), rows(given["action_mask"])
-    assert math.isnan(values[1][3])
-    assert not masks[1][3]
-    inputs = [
-        experience(None, mask, token_level_reward=reward, values=value, mask_dtype="I64")
-        for mask, reward, value in zip(masks, rows(given["rewards"]), values, strict=True)
-    ]
-    parameters = {"gamma": params["gamma"], "lam": params["lambd"], "mask_mode": "count"}
-    results = token_results(inputs, "gae", parameters, "float32")
-    assert_close(results[0][0], rows(case["expected"]["advantages"])[0], masks[0], 3e-5)
-    expected = reference.gae(
-        rows(given["rewards"])[1],
-        values[1],
-        masks[1],
-        gamma=params["gamma"],
-        lam=params["lambd"],
-        mode="count",
-    )
-    assert_close(results[1][0], expected[0], masks[1], 3e-5)
-    assert_close(results[1][1], expected[1], masks[1], 3e-5)
+def calculator(case: Any) -> str:
+    return str(case.values[0]["params"]["estimator"])
 
 
-@pytest.mark.parametrize(
-    "case", cases("areal_legacy_gae", "realhf pygae1d_nolp_misalign", noted=True)
-)
-def test_packed_gae_with_bootstrap_leaves_its_input_alone(case: Case) -> None:
-    given, params = case["inputs"], case["params"]
-    bounds = given["cu_seqlens"]["data"]
-    inputs, expected = [], []
-    for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        # Each sequence has one value more than rewards.
-        values = given["values"]["data"][start + index : stop + index + 1]
-        inputs.append(
-            experience(
-                None,
-                [True] * (stop - start),
-                token_level_reward=given["rewards"]["data"][start:stop],
-                values=values,
-                truncated=given["bootstrap"]["data"][index],
-            )
-        )
-        expected.append(
-            tuple(case["expected"][key]["data"][start:stop] for key in ("advantages", "returns"))
-        )
-    before = [bytes(item.values.data) for item in inputs if item.values is not None]
-    parameters = {"gamma": params["gamma"], "lam": params["lam"], "mask_mode": "skip"}
-    results = token_results(inputs, "gae", parameters, "float32")
-    for result, want in zip(results, expected, strict=True):
-        assert result[0] == pytest.approx(want[0], rel=3e-5, abs=3e-5)
-        assert result[1] == pytest.approx(want[1], rel=3e-5, abs=3e-5)
-    assert before == [item.values.data for item in inputs if item.values is not None]
-
-
-def areal_rows(case: Case, *, padded_width: int) -> Iterator[tuple[ExperienceInput, list[float]]]:
-    """Rows of AReaL's pipeline after its KL stage, and their expected advantages.
-
-    The last column only serves as bootstrap value, of rows that fill the padded width.
-    """
-    width = case["inputs"]["input_ids"]["shape"][1]
-    masks, totals = rows(case["expected"]["loss_mask"]), rows(case["expected"]["tot_rewards"])
-    values = rows(case["inputs"]["values"]) if "values" in case["inputs"] else None
-    filled = [sum(row) == padded_width for row in rows(case["inputs"]["attention_mask"])]
-    for b, (mask, total) in enumerate(zip(masks, totals, strict=True)):
-        yield (
-            experience(
-                None,
-                mask[: width - 1],
-                mask_dtype="I32",
-                token_level_reward=total[: width - 1],
-                values=values[b] if values else [0.0] * width,
-                truncated=filled[b],
-            ),
-            rows(case["expected"]["advantages"])[b][: width - 1],
-        )
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        case
-        for case in cases("areal_advantages", "PPOActor._compute_advantages")
-        if case.values[0]["params"]["adv_norm"] is None
-    ],
-)
-def test_gae_that_skips_masked_tokens(case: Case) -> None:
+@pytest.mark.parametrize("case", [c for c in CALCULATORS if calculator(c) != "cpgd"])
+def test_calculators_whiten_and_clip(case: Case) -> None:
     params = case["params"]
-    width = case["inputs"]["input_ids"]["shape"][1]
-    inputs, expected = zip(*areal_rows(case, padded_width=width), strict=True)
-    parameters = {
-        "gamma": params["discount"],
-        "lam": params["gae_lambda"],
-        "mask_mode": "skip",
-    }
-    results = token_results(list(inputs), "gae", parameters, "float32")
-    masks = [row[: width - 1] for row in rows(case["expected"]["loss_mask"])]
-    for result, row, mask in zip(results, expected, masks, strict=True):
-        assert_close(result[0], row, mask, 2e-3)
+    name = params["estimator"]
+    more: dict[str, Any] = {"advantage_clip": params["advantage_clip"]}
+    # The original leaves scores that were divided by their group's deviation as they are.
+    if params["advantages_norm"] and name != "group_norm":
+        more |= {
+            "advantage_norm_mean": "batch",
+            "advantage_norm_std": "batch",
+            "advantage_norm_eps": 1e-9 if name == "gae" else 1e-8,
+        }
+    if name == "reinforce_baseline":
+        more["gamma"] = 1.0
+    check_tokens(case, "gae" if name == "gae" else "reinforce", "final_reward", more=more)
 
 
-def test_padding_does_not_make_an_experience_truncated() -> None:
-    (parameter,) = cases("areal_advantages", "PPOActor._compute_advantages", noted=True)
-    case = parameter.values[0]
-    width = case["inputs"]["input_ids"]["shape"][1]
-    filled = [sum(row) == width for row in rows(case["inputs"]["attention_mask"])]
+@pytest.mark.parametrize(
+    "case",
+    [
+        c
+        for c in CALCULATORS
+        if calculator(c) in ("reinforce", "rloo", "group_norm")
+        and c.values[0]["params"]["advantage_clip"]
+        and not c.values[0]["params"]["advantages_norm"]
+        and "right" in c.values[0]["name"]
+    ],
+)
+def test_clip_fraction_is_taken_over_valid_tokens(case: Case) -> None:
+    # The original divides by all slots; padding on the right is zero before it is whitened.
+    given, params = case["inputs"], case["params"]
+    rewards, masks = rows(given["final_reward"]), rows(given["action_mask"])
+    inputs = [
+        experience(None, mask, token_level_reward=reward, dtype="F64")
+        for mask, reward in zip(masks, rewards, strict=True)
+    ]
     parameters = {
-        "gamma": case["params"]["discount"],
-        "lam": case["params"]["gae_lambda"],
-        "mask_mode": "skip",
+        "gamma": params["gamma"],
+        "mask_mode": "count",
+        "advantage_clip": params["advantage_clip"],
     }
-    results = []
-    for expected, padding in (
-        (case["expected"]["unpadded"], 0),
-        (case["expected"]["padded_by_3"], 3),
-    ):
-        inputs = [
-            experience(
-                None,
-                mask[:width] + [False] * padding,
-                token_level_reward=total[:width] + [math.nan] * padding,
-                values=value + [math.nan] * padding,
-            )
-            for mask, total, value in zip(
-                rows(expected["loss_mask"]),
-                rows(expected["tot_rewards"]),
-                rows(case["inputs"]["values"]),
-                strict=True,
-            )
-        ]
-        results.append(
-            [row[:width] for row, _ in token_results(inputs, "gae", parameters, "float32")]
+    _, (result,) = launch([inputs], "reinforce", parameters)
+    slots, valid = sum(map(len, masks)), sum(map(sum, masks))
+    expected = case["expected"]["info"]["advantage_clip_frac"]["data"][0] * slots / valid
+    assert result.details["advantage_clip_fraction"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", [c for c in CALCULATORS if calculator(c) == "cpgd"])
+def test_cpgd_scores_each_sequence_and_neither_whitens_nor_clips(case: Case) -> None:
+    given = case["inputs"]
+    masks, rewards = rows(given["action_mask"]), rows(given["info_reward"])
+    dtype = dtype_of(given["info_reward"])
+    # The original sums what it gets per sequence, masked or not.
+    inputs = [
+        experience(None, [True] * len(row), token_level_reward=row, dtype=CODES[dtype])
+        for row in rewards
+    ]
+    results = token_results([inputs], "cpgd", {"weight": "std"}, dtype)
+    for key in ("advantages", "returns"):
+        expected = rows(case["expected"][key])
+        for result, row, mask in zip(results, expected, masks, strict=True):
+            got = [x if valid else 0.0 for x, valid in zip(getattr(result, key), mask, strict=True)]
+            assert_close(got, row, mask, TOLERANCE[dtype])
+
+
+def test_gae_of_packed_sequences_clips() -> None:
+    given = next(
+        c.values[0]
+        for c in cases("light_calculators", "GAECalculator.get_advantages_and_returns")
+        if c.values[0]["name"] == "gae-packed-clip"
+    )
+    check_tokens(
+        given, "gae", "rewards", more={"advantage_clip": given["params"]["advantage_clip"]}
+    )
+
+
+def test_packed_sequences_can_be_whitened() -> None:
+    raising, clipping = (
+        next(c.values[0] for c in packed if c.values[0]["name"] == name)
+        for packed in [cases("light_calculators", "GAECalculator.get_advantages_and_returns")]
+        for name in ("gae-packed-norm-raises", "gae-packed-clip")
+    )
+    assert "TypeError" in raising["expected"]["error"]
+    inputs = [
+        experience(None, [True] * len(reward), token_level_reward=reward, values=value)
+        for reward, value in zip(
+            rows(clipping["inputs"]["rewards"]), rows(clipping["inputs"]["values"]), strict=True
         )
-        masks = rows(expected["loss_mask"])
-        for result, row, mask, full in zip(
-            results[-1], rows(expected["advantages"]), masks, filled, strict=True
-        ):
-            # The original bootstraps a row that fills the width, until it is padded.
-            if padding or not full:
-                assert_close(result, row[:width], mask[:width], 2e-3)
-    assert results[0] == results[1]
-    assert any(filled)
+    ]
+    parameters = {"advantage_norm_mean": "batch", "advantage_norm_std": "batch"}
+    results = exact([inputs], "gae", parameters)
+    whitened = np.concatenate([result.advantages for result in results])
+    assert whitened.mean() == pytest.approx(0.0, abs=1e-12)
+    assert whitened.std(ddof=1) == pytest.approx(1.0, abs=1e-7)
+
+
+def test_whitening_without_valid_tokens_gives_zeros_instead_of_nan() -> None:
+    case = only("light_calculators", "BaseREINFORCECalculator.compute", noted=True)
+    rewards, masks = rows(case["inputs"]["final_reward"]), rows(case["inputs"]["action_mask"])
+    assert all(math.isnan(value) for value in case["expected"]["advantages"]["data"])
+    inputs = [
+        experience(None, mask, token_level_reward=reward)
+        for mask, reward in zip(masks, rewards, strict=True)
+    ]
+    parameters = {"advantage_norm_mean": "batch", "advantage_norm_std": "batch"}
+    results, (group,) = launch([inputs], "reinforce", parameters)
+    for result in results:
+        assert result.advantages == result.returns == [0.0] * 3
+    assert all(item.zero_mask for item in group.items)
+
+
+CROSS_BATCH = cases("light_cross_batch", "normalize_advantages_cross_batch")
+ACROSS = ("gae", "reinforce", "reinforce_baseline")
+
+
+@pytest.mark.parametrize("case", [c for c in CROSS_BATCH if c.id != "allmasked"])
+def test_normalisation_across_micro_batches(case: Case) -> None:
+    given, params = case["inputs"], case["params"]
+    masks, advantages = rows(given["action_mask"]), rows(given["advantages"])
+    dtype = dtype_of(given["advantages"])
+    groups = [
+        [
+            experience(None, mask, token_level_reward=row, dtype=CODES[dtype])
+            for mask, row in zip(rows(one_mask), rows(part), strict=True)
+        ]
+        for one_mask, part in zip(given["action_mask"], given["advantages"], strict=True)
+    ]
+    how = "mean" if params["no_advantage_std_norm"] else "mean_std"
+    cross_batch = how if params["advantage_estimator"] in ACROSS else "none"
+    # Without a discount of later rewards, advantages are what was given.
+    parameters = {"gamma": 0.0, "cross_batch": cross_batch}
+    results = token_results(groups, "reinforce", parameters, dtype)
+    assert len(advantages) == len(results)
+    # The original sums float64 advantages in float32.
+    tolerance = TOLERANCE[dtype if cross_batch == "none" else "float32"]
+    for result, row, mask in zip(results, rows(case["expected"]["advantages"]), masks, strict=True):
+        assert_close(result.advantages, row, mask, tolerance)
+
+
+def test_normalisation_across_nothing_gives_zeros_instead_of_nan() -> None:
+    (case,) = (c.values[0] for c in CROSS_BATCH if c.id == "allmasked")
+    given = case["inputs"]
+    assert any(math.isnan(v) for row in rows(case["expected"]["advantages"]) for v in row)
+    inputs = [
+        experience(None, mask, token_level_reward=row)
+        for mask, row in zip(rows(given["action_mask"]), rows(given["advantages"]), strict=True)
+    ]
+    results, _ = launch([inputs], "reinforce", {"gamma": 0.0, "cross_batch": "mean_std"})
+    assert all(value == 0.0 for result in results for value in result.advantages)

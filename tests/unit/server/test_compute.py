@@ -65,7 +65,8 @@ async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
     buffer = await world.create(**RLOO)
     for task in range(3):
         await buffer.ingest.push(push((task, 0), (task, 1)))
-    culprit = world.computer._waiting[1]
+    (lane,) = world.computer._lanes.values()
+    (culprit,) = lane[1].jobs
     culprit.runs = [["no text"]] * 2  # type: ignore[list-item]  # the worker ends with a TypeError
     world.computer.start()
     await until(lambda: not buffer.computing.num_jobs)
@@ -91,12 +92,15 @@ async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World
 async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) -> None:
     buffer = await world.create()
     await buffer.ingest.push(Push(payload=payload((1, 0), (1, 1))))
-    request = {
+    request: dict[str, Any] = {
         "estimator": "rloo",
         "parameters": {},
         "groups": [[1, [(uid(9, 9), "")]], [1, [(uid(1, 0), ""), (uid(1, 1), "")]]],
+        "batches": [0, 1],
+        "counted": [True, True],
+        "moments": None,
     }
-    gone, sound = compute_launch(world.store.reader, request, "cpu")
+    gone, sound = compute_launch(world.store.reader, request, device="cpu", threads=1)["groups"]
     assert gone == {"error": f"payload of '{uid(9, 9)}' is gone"}
     assert len(sound["items"]) == 2
 
@@ -105,7 +109,7 @@ async def test_only_the_request_under_way_is_blamed_for_the_end(
     world: World, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store")
-    child = await Child.start("experience_buffer_server.compute_worker", store, "cpu", "1")
+    child = await Child.start("experience_buffer_server.compute_worker", store, "cpu", "1", "{}")
     os.kill(child.pid, signal.SIGSTOP)
     requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]
     await asyncio.sleep(0)

@@ -20,14 +20,18 @@ FULL: dict[str, Any] = {
     "min_group_size": 2,
     "late_members": "new_group",
     "on_bad_reward": "tombstone",
-    "consumers": [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}],
+    "on_missing_field": "wait",
+    "consumers": [
+        {"name": "actor", "unit": "item"},
+        {"name": "critic", "unit": "group", "raw": True},
+    ],
     "advantage": {"estimator": "gae", "gamma": 0.75, "lam": 0.5},
     "lease_seconds": 7.25,
     "max_items": 2**40 + 11,
     "max_bytes": 2**50 + 13,
     "duplicate_horizon_seconds": 17.5,
 }
-ENUMS = ["group_by", "on_group_deadline", "late_members", "on_bad_reward"]
+ENUMS = ["group_by", "on_group_deadline", "late_members", "on_bad_reward", "on_missing_field"]
 
 
 async def test_every_setting_survives_the_wire(world: World) -> None:

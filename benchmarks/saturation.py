@@ -1,0 +1,129 @@
+"""What a push waits while advantages are computed without a pause: `make bench-saturation`.
+
+Groups that wait for a field are stored first; changing their buffer's estimator to one that needs
+no such field makes all of them ready at once. Pushes to another buffer are timed while those groups
+are computed, and in turn while nothing is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.servers import running_server
+from benchmarks.workload import GROUP_SIZE, SIZES, Size, group
+from experience_buffer import AdvantageConfig, BufferConfig, Client, Experience
+
+_ESTIMATORS = ("grpo", "reinforce", "rloo", "reinforce_baseline", "dr_grpo")
+_TARGET = 1.5
+
+
+def main() -> None:
+    """Time pushes in both states, in turns; print their percentiles and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", type=int, default=1500, help="groups computed per round")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--size", choices=SIZES, default="M")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    size = SIZES[options.size]
+    idle: list[float] = []
+    busy: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(Path(folder) / "data") as server,
+        Client(server.address) as client,
+    ):
+        client.create_buffer("probe")
+        probes = _probes(size)
+        for number in range(options.rounds):
+            estimator = _ESTIMATORS[number % len(_ESTIMATORS)]
+            name = _load(client, size, number, options.groups)
+            # Both states last equally long, so that drifts of the machine touch both.
+            seconds, pushes = _computing(client, name, estimator, probes)
+            busy += pushes
+            idle += _pushes(client, probes, seconds)
+            rate = options.groups * GROUP_SIZE / seconds
+            print(f"{estimator:20} {rate:8,.0f} experiences/s, {len(pushes)} pushes", flush=True)
+            client.delete_buffer(name, force=True)
+    _report(options.size, idle, busy)
+
+
+def _probes(size: Size) -> Iterator[Experience]:
+    number = 0
+    while True:
+        yield from group(size, 1_000_000, number)
+        number += 1
+
+
+def _load(client: Client, size: Size, number: int, num_groups: int) -> str:
+    """Store groups that lack a field."""
+    name = f"load-{number}"
+    client.create_buffer(
+        BufferConfig(
+            name=name,
+            group_size=GROUP_SIZE,
+            on_missing_field="wait",
+            advantage=AdvantageConfig("gae"),
+        )
+    )
+    with client.writer(buffer=name) as writer:
+        for task in range(num_groups):
+            writer.append(group(size, number, task))
+    return name
+
+
+def _computing(
+    client: Client, name: str, estimator: str, probes: Iterator[Experience]
+) -> tuple[float, list[float]]:
+    """Push while the groups are computed; how long that took, and each push."""
+    parameters = {"batch_size": 64} if estimator == "reinforce_baseline" else {}
+    started = time.perf_counter()
+    client.update_buffer(name, advantage=AdvantageConfig(estimator, parameters))
+    pushes: list[float] = []
+    while _is_computing(client, name):
+        pushes += [_push(client, next(probes)) for _ in range(20)]
+    return time.perf_counter() - started, pushes
+
+
+def _is_computing(client: Client, name: str) -> bool:
+    (stats,) = client.get_stats(name).buffers
+    return stats.num_computing_groups > 0
+
+
+def _pushes(client: Client, probes: Iterator[Experience], seconds: float) -> list[float]:
+    deadline = time.perf_counter() + seconds
+    pushes = []
+    while time.perf_counter() < deadline:
+        pushes += [_push(client, next(probes)) for _ in range(20)]
+        client.get_stats("probe")
+    return pushes
+
+
+def _push(client: Client, experience: Experience) -> float:
+    started = time.perf_counter()
+    client.push([experience], buffer="probe")
+    return time.perf_counter() - started
+
+
+def _report(size: str, idle: list[float], busy: list[float]) -> None:
+    print(f"\nPush of one experience ({size}), ms, with its encoding and its fsync")
+    cuts = {
+        name: statistics.quantiles(times, n=100) for name, times in (("idle", idle), ("busy", busy))
+    }
+    for name, of_one in cuts.items():
+        p50, p90, p99 = (of_one[place] * 1e3 for place in (49, 89, 98))
+        print(f"{name}: p50 {p50:.2f}   p90 {p90:.2f}   p99 {p99:.2f}")
+    ratio = cuts["busy"][98] / cuts["idle"][98]
+    verdict = "met" if ratio <= _TARGET else "missed"
+    print(f"p99 ratio {ratio:.2f} (target at most {_TARGET}: {verdict})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Late fields: values, log-probabilities or rewards added to stored experiences.
+
+What was computed for an experience, or for its group, no longer holds once it is annotated: it goes
+with the same commit, and is computed again. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from experience_buffer import errors, trxp
+from experience_buffer.trxp import Item, TensorView
+from experience_buffer_server import advantages
+from experience_buffer_server.admission import COUNTED, Refusal, admit
+from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.store.base import Record, Store, StoreFullError, WriteBatch
+from experience_buffer_server.tasks import Tasks
+
+_REPLACEABLE = frozenset(advantages.INPUT_FIELDS) | {"versions"}
+"""Tensors that an annotation may put in place of pushed ones; others only where there is none."""
+
+
+class AnnotateReason(StrEnum):
+    """Why an annotation is refused; the wire has the same names."""
+
+    UNKNOWN_UID = "unknown_uid"
+    INVALID = "invalid"
+    DELIVERED = "delivered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotation:
+    """What is added to one experience."""
+
+    uid: str
+    reward: float | None = None
+    tensors: Mapping[str, TensorView] = dataclasses.field(default_factory=dict)
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    problem: str = ""
+    """Why it can't be read; empty when it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateOutcome:
+    """What became of one annotation."""
+
+    uid: str
+    reason: AnnotateReason | None = None
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _Change:
+    """An annotated experience on its way to the disk."""
+
+    entry: Entry
+    record: Record
+    payload: bytes
+    scope: list[Entry]
+    """What was computed from it: its group, where groups are computed together, else itself."""
+
+
+class Owner(Protocol):
+    """The buffer whose experiences are annotated."""
+
+    settings: BufferSettings
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def has_delivered(self, entry: Entry) -> bool:
+        """True if a consumer has, or has consumed, its present advantages."""
+
+    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
+        """Fields that the estimator needs and an entry lacks."""
+
+    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool) -> None:
+        """Stop offering the entries, to raw consumers too or not."""
+
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Bring durable entries and their groups as far as they can go."""
+
+    def make_available(self, entries: Sequence[Entry]) -> None:
+        """Let consumers sample the entries."""
+
+
+class Annotating:
+    """Annotates the experiences of one buffer. Not thread-safe."""
+
+    def __init__(
+        self, owner: Owner, contents: Contents, store: Store, tasks: Tasks, *, max_items: int
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._store = store
+        self._tasks = tasks
+        self._max_items = max_items
+        # One request after the other: each reads payloads that the one before may have changed.
+        self._turn = asyncio.Lock()
+
+    async def annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
+        """Add fields to stored experiences; one outcome each, after the commit.
+
+        Raises:
+            InvalidRequestError: Too many annotations, or two for one uid; nothing is changed.
+            BufferFullError: No room; nothing is changed.
+        """
+        self._check(annotations)
+        return await self._tasks.finish(self._annotate(annotations))
+
+    def _check(self, annotations: Sequence[Annotation]) -> None:
+        if len(annotations) > self._max_items:
+            raise errors.InvalidRequestError(
+                f"{len(annotations)} annotations in one request, the limit "
+                f"server.max_push_items is {self._max_items}; split the request",
+                subject="annotations",
+            )
+        if len({annotation.uid for annotation in annotations}) < len(annotations):
+            raise errors.InvalidRequestError(
+                "several annotations name one uid; merge them", subject="annotations"
+            )
+
+    async def _annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
+        async with self._turn:
+            outcomes, changes = self._prepare(annotations)
+            self._check_room(changes)
+            if changes:
+                await self._store_changes(changes)
+            return outcomes
+
+    def _prepare(
+        self, annotations: Sequence[Annotation]
+    ) -> tuple[list[AnnotateOutcome], list[_Change]]:
+        """Decide on each annotation; nothing is changed yet."""
+        payloads = self._store.payloads(self._owner.id, [a.uid for a in annotations])
+        outcomes: list[AnnotateOutcome] = []
+        changes: list[_Change] = []
+        for annotation, payload in zip(annotations, payloads, strict=True):
+            decided = self._decide(annotation, payload)
+            if isinstance(decided, AnnotateOutcome):
+                outcomes.append(decided)
+            else:
+                outcomes.append(AnnotateOutcome(annotation.uid))
+                changes.append(decided)
+        return outcomes, changes
+
+    def _decide(self, annotation: Annotation, payload: bytes | None) -> AnnotateOutcome | _Change:
+        uid = annotation.uid
+        entry = self._contents.by_uid(uid)
+        if entry is None or payload is None or not (entry.durable and entry.is_staying):
+            message = f"buffer {self._owner.name!r} holds no experience {uid!r}"
+            return AnnotateOutcome(uid, AnnotateReason.UNKNOWN_UID, message)
+        item = trxp.read(payload)[0]
+        if isinstance(item, errors.TrxpError):
+            raise errors.DataLossError(f"the payload of {uid!r}: {item}", subject=uid)
+        problem = annotation.problem or _conflict(item, annotation)
+        if problem:
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, problem)
+        # Admitted as if it had been pushed so; what it still lacks may come later.
+        settings = self._owner.settings.model_copy(update={"on_missing_field": "wait"})
+        admitted = admit(_annotated(item, annotation), settings)
+        if isinstance(admitted, Refusal):
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, admitted.message)
+        if admitted.tombstone:
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, admitted.note)
+        if admitted.payload == payload:
+            # Said before, by a call whose answer was lost: there is nothing to do.
+            return AnnotateOutcome(uid)
+        scope = self._scope(entry)
+        gone = self._owner.settings.needs_groups and _has_lost_members(entry)
+        if gone or any(self._owner.has_delivered(member) for member in scope):
+            message = (
+                "it, or a member of its group, is with a consumer that has its advantages, or was "
+                "consumed; annotate earlier, through a consumer with raw = true"
+            )
+            return AnnotateOutcome(uid, AnnotateReason.DELIVERED, message)
+        record = dataclasses.replace(
+            entry.record,
+            reward=admitted.reward,
+            payload_bytes=len(admitted.payload),
+            min_version=admitted.min_version,
+            max_version=admitted.max_version,
+            fields=admitted.fields | (COUNTED if entry.counted else 0),
+        )
+        return _Change(entry, record, admitted.payload, scope)
+
+    def _scope(self, entry: Entry) -> list[Entry]:
+        if self._owner.settings.needs_groups and entry.group is not None:
+            return [member for member in entry.group.votes if member.is_staying]
+        return [entry]
+
+    def _check_room(self, changes: Sequence[_Change]) -> None:
+        """Refuse the request as a whole when the buffer has no room for what it adds."""
+        added = sum(c.record.payload_bytes - c.entry.record.payload_bytes for c in changes)
+        limit, have = self._owner.settings.max_bytes, self._contents.num_bytes
+        if added > 0 and have + added > limit:
+            raise errors.BufferFullError(
+                f"buffer {self._owner.name!r} is full: {have} + {added} bytes exceed max_bytes = "
+                f"{limit}; acknowledge batches, or raise max_bytes",
+                subject=self._owner.name,
+                retry_delay_seconds=1.0,
+            )
+
+    async def _store_changes(self, changes: Sequence[_Change]) -> None:
+        scope = list({id(e): e for change in changes for e in change.scope}.values())
+        were_available = [entry for entry in scope if entry.available]
+        batch = self._store.batch()
+        self._submit(batch, changes, scope)
+        try:
+            await self._committed(self._store.commit(batch))
+        except BaseException:
+            for entry in scope:
+                entry.changing = False
+            self._owner.make_available(were_available)
+            self._owner.advance(scope)
+            raise
+        for change in changes:
+            self._contents.replace_record(change.entry, change.record)
+            self._contents.set_missing(change.entry, self._owner.missing_fields(change.entry))
+        for entry in scope:
+            entry.changing = False
+        self._owner.advance(scope)
+
+    def _submit(
+        self, batch: WriteBatch, changes: Sequence[_Change], scope: Sequence[Entry]
+    ) -> None:
+        """Nobody gets the old advantages from here on; jobs under way are void."""
+        for change in changes:
+            batch.replace(self._owner.id, change.record, change.payload)
+        for entry in scope:
+            batch.delete_advantages(self._owner.id, entry.record.seq)
+            entry.generation += 1
+            entry.changing = True
+            entry.available = False
+            entry.quarantine = ""
+            if entry.group is not None:
+                entry.group.available = False
+        self._owner.withdraw(scope, keep_raw=True)
+
+    async def _committed(self, commit: Awaitable[None]) -> None:
+        try:
+            await commit
+        except StoreFullError as error:
+            raise errors.BufferFullError(
+                f"buffer {self._owner.name!r}: {error}",
+                subject=self._owner.name,
+                retry_delay_seconds=5.0,
+            ) from error
+
+
+def _has_lost_members(entry: Entry) -> bool:
+    return entry.group is not None and entry.group.has_consumed
+
+
+def _conflict(item: Item, annotation: Annotation) -> str:
+    """What an annotation would overwrite and must not; empty when nothing."""
+    for name in annotation.tensors:
+        if ":" in name or not name:
+            return f"tensor {name!r}: a plain field name is expected; images can't be annotated"
+        if name in ("advantages", "returns"):
+            return f"{name} is computed by the server; annotate what it is computed from"
+        if name in item.tensors and name not in _REPLACEABLE:
+            return (
+                f"tensor {name} was pushed and stays as it is; only "
+                f"{', '.join(sorted(_REPLACEABLE))} can be replaced"
+            )
+    return ""
+
+
+def _annotated(item: Item, annotation: Annotation) -> Item:
+    meta = dict(item.meta)
+    if annotation.reward is not None:
+        meta["reward"] = annotation.reward
+    if annotation.info:
+        info = meta.get("info")
+        meta["info"] = {**(info if isinstance(info, Mapping) else {}), **annotation.info}
+    return Item(item.index, item.eid, meta, {**item.tensors, **annotation.tensors}, item.keys)

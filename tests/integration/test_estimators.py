@@ -1,0 +1,242 @@
+"""Every estimator through gRPC: pushed, sampled, and compared with the loops of the unit tests."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import AdvantageConfig, BufferConfig, Client, ConsumerConfig, Experience
+from experience_buffer_server.advantages import ESTIMATORS, plan
+from tests.integration.plain import NUM_RESPONSE, experience
+from tests.integration.server import Server
+from tests.unit.advantages import reference
+from tests.unit.advantages.reference_rewards import Member
+
+TASKS, RUNS, STEPS = 3, 2, 2
+NUM = TASKS * RUNS * STEPS
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "grpo": {"eps": 0.25, "gamma": 0.875, "mask_mode": "count"},
+    "dr_grpo": {"reward_clip": 0.75},
+    "rloo": {"gamma": 0.9, "kl_coef": 0.05, "kl_estimator": "k3", "kl_clip": 5.0},
+    "reinforce_baseline": {},
+    "opmd": {"baseline": "logavgexp", "tau": 0.5},
+    "asymre": {"shift": -0.25, "overlong_penalty": 0.5, "overlong_buffer": 7,
+               "max_response_tokens": 9},
+    "step_wise_grpo": {"divide_by_steps": True},
+    "gigpo": {"step_weight": 0.5},
+    "cpgd": {"weight": "std"},
+    "reinforce": {"gamma": 0.5, "advantage_clip": 0.5},
+    "reinforce_plus_plus": {"advantage_norm_ddof": 0},
+    "remax": {"reward_bias": 0.5, "reward_scale": 3.0},
+    "gae": {"gamma": 0.97, "lam": 0.9, "turn_rewards": "steps", "turn_discount": 0.5},
+    "on_policy_distill": {"coefficient": 0.3, "cross_batch": "mean"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    """A client of the shared server."""
+    with Client(shared_server.address) as connected:
+        yield connected
+
+
+def experiences() -> list[Experience]:
+    """Three tasks of two runs of two steps; one task has equal rewards, states recur."""
+    generator = random.Random(7)
+    made = []
+    for task in range(TASKS):
+        for run in range(RUNS):
+            for step in range(STEPS):
+                reward = 0.3 if task == 1 else float(torch.tensor(generator.uniform(-2, 2)))
+                mask = [generator.random() < 0.7 for _ in range(NUM_RESPONSE - 1)] + [task != 2]
+                numbers = [torch.randn(NUM_RESPONSE) for _ in range(3)]
+                made.append(
+                    experience(
+                        task,
+                        run,
+                        step=step,
+                        reward=reward,
+                        action_mask=mask,
+                        truncate_status="response_truncated" if run else None,
+                        values=torch.randn(NUM_RESPONSE + run),
+                        logprobs=numbers[0],
+                        ref_logprobs=numbers[1],
+                        teacher_logprobs=numbers[2],
+                        baseline_reward=0.25 * task,
+                        env_state_hash=f"state {step}",
+                    )
+                )
+    return made
+
+
+def member(one: Experience, *, alone: bool) -> Member:
+    values = one.values
+    assert one.action_mask is not None
+    assert values is not None
+
+    def numbers(tensor: Any) -> list[float]:
+        return [float(x) for x in tensor]
+
+    return Member(
+        reward=float(torch.tensor(one.reward, dtype=torch.float32)),
+        mask=[bool(valid) for valid in one.action_mask],
+        values=numbers(values[:NUM_RESPONSE]),
+        bootstrap=float(values[-1]) if len(values) > NUM_RESPONSE else 0.0,
+        logprobs=numbers(one.logprobs),
+        ref_logprobs=numbers(one.ref_logprobs),
+        teacher_logprobs=numbers(one.teacher_logprobs),
+        baseline=one.baseline_reward or 0.0,
+        state=one.env_state_hash or "",
+        run="" if alone else one.eid.rid,
+        step=one.eid.step,
+    )
+
+
+def expected(
+    estimator: str, pushed: Sequence[Experience], parameters: dict[str, Any]
+) -> dict[str, reference.Row]:
+    computing = plan(estimator, parameters)
+    keys = [e.eid.tid if computing.scope == "group" else e.eid.uid for e in pushed]
+    groups = [
+        [e for e, k in zip(pushed, keys, strict=True) if k == key] for key in dict.fromkeys(keys)
+    ]
+    members = [[member(e, alone=computing.scope == "item") for e in group] for group in groups]
+    rows = reference.compute(estimator, members, plan=computing)
+    flat = [e.eid.uid for group in groups for e in group]
+    return dict(zip(flat, (row for of_group in rows for row in of_group), strict=True))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("estimator", sorted({spec.name for spec in ESTIMATORS.values()}))
+def test_what_is_sampled_is_what_the_formula_says(
+    client: Client, name: str, estimator: str, one_by_one: bool
+) -> None:
+    torch.manual_seed(11)
+    pushed = experiences()
+    parameters = PARAMETERS[estimator] | {"batch_wait_seconds": 0.0}
+    size = TASKS if plan(estimator, parameters).scope == "group" else NUM
+    parameters["batch_size"] = size
+    client.create_buffer(
+        BufferConfig(
+            name=name,
+            group_size=RUNS * STEPS,
+            advantage=AdvantageConfig(estimator, parameters),
+        )
+    )
+    if one_by_one:
+        for one in random.Random(3).sample(pushed, NUM):
+            client.push([one], buffer=name)
+    else:
+        client.push(pushed, buffer=name)
+    rows = expected(estimator, pushed, parameters)
+    batch = client.sample(NUM, buffer=name, timeout=60)
+    assert len(batch.experiences) == NUM
+    for found in batch.experiences:
+        row = rows[found.eid.uid]
+        for tensor, numbers in (
+            (found.advantages, row.advantages),
+            (found.returns, row.returns),
+        ):
+            assert tensor is not None
+            assert tensor.dtype == torch.float32
+            wanted = torch.tensor(numbers, dtype=torch.float64)
+            assert torch.allclose(tensor.double(), wanted, rtol=2e-6, atol=2e-6), found.eid
+    stored_config = client.get_buffer(name).config.advantage
+    assert stored_config is not None
+    assert stored_config.estimator == estimator
+
+
+def test_late_fields_are_waited_for_and_computed_with(client: Client, name: str) -> None:
+    """A critic reads what is stored, adds its values, and only then the trainer gets it."""
+    client.create_buffer(
+        BufferConfig(
+            name=name,
+            group_size=3,
+            on_missing_field="wait",
+            consumers=(ConsumerConfig("critic", raw=True), ConsumerConfig("actor", unit="group")),
+            advantage=AdvantageConfig("gae", {"gamma": 0.5, "reward_norm_mean": "group"}),
+        )
+    )
+    pushed = [experience(1, run, reward=float(run)) for run in range(3)]
+    client.push(pushed, buffer=name)
+    (stats,) = client.get_stats(name).buffers
+    assert stats.num_waiting_for_fields == 3
+    assert "wait for fields" in stats.computing_waits_for
+    assert {one.state for one in client.list(buffer=name)} == {"waiting_for_fields"}
+    batch = client.sample(3, buffer=name, consumer="critic", timeout=30)
+    assert all(one.advantages is None for one in batch.experiences)
+    late = {one.eid.uid: {"values": torch.ones(NUM_RESPONSE)} for one in batch.experiences}
+    client.annotate(late, buffer=name).raise_for_refused()
+    client.annotate(late, buffer=name).raise_for_refused()
+    batch = client.sample(1, buffer=name, consumer="actor", timeout=60)
+    by_run = {one.eid.run: one for one in batch.experiences}
+    for run in range(3):
+        advantages = by_run[run].advantages
+        assert advantages is not None
+        # Reward minus the mean of 1, on the last token, minus the critic's value.
+        assert float(advantages[-1]) == run - 2
+        assert by_run[run].values is not None
+    stored = client.get(pushed[2].eid.uid, buffer=name)
+    assert stored.computation is not None
+    assert stored.computation["estimator"] == "gae"
+    assert stored.computation["parameters.gamma"] == 0.5
+    refused = client.annotate(
+        {pushed[0].eid.uid: {"reward": 9.0}}, buffer=name, raise_on_refused=False
+    )
+    assert [outcome.reason for outcome in refused.outcomes] == ["delivered"]
+
+
+def test_flags_say_what_is_special(client: Client, name: str) -> None:
+    client.create_buffer(
+        BufferConfig(
+            name=name,
+            group_size=2,
+            advantage=AdvantageConfig("grpo", {"zero_variance": "mask"}),
+        )
+    )
+    client.push([experience(1, run, reward=0.3) for run in range(2)], buffer=name)
+    batch = client.sample(2, buffer=name, timeout=60)
+    assert [set(flags) for flags in batch.flags] == [{"zero_variance", "masked"}] * 2
+    for one in batch.experiences:
+        assert one.action_mask is not None
+        assert not one.action_mask.any()
+
+
+def test_moments_survive_a_kill(make_server: Any, name: str) -> None:
+    """What a group is divided by depends on the groups before it, not on the lives of the server."""
+    server: Server = make_server()
+    found: list[list[float]] = []
+    for lives in (1, 2):
+        buffer = f"{name}-{lives}"
+        with Client(server.address) as client:
+            advantage = AdvantageConfig("rloo", {"running_norm": "mean_std"})
+            client.create_buffer(BufferConfig(name=buffer, group_size=2, advantage=advantage))
+            for task in range(4):
+                if task == 2 and lives == 2:
+                    server.kill()
+                    server.start()
+                rewards = (0.5 * task, 1.0 - task)
+                client.push(
+                    [experience(task, run, reward=r) for run, r in enumerate(rewards)],
+                    buffer=buffer,
+                )
+                wait_for_state(client, buffer, 2 * (task + 1))
+            batch = client.sample(8, buffer=buffer, timeout=60)
+            ordered = sorted(batch.experiences, key=lambda one: one.eid.uid)
+            found.append(
+                [float(one.advantages[0]) for one in ordered if one.advantages is not None]
+            )
+    assert len(found[0]) == 8
+    assert found[0] == found[1]
+
+
+def wait_for_state(client: Client, buffer: str, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while sum(one.state == "ready" for one in client.list(buffer=buffer)) < count:
+        assert time.monotonic() < deadline

@@ -1,0 +1,111 @@
+"""Groups of experiences with scalar rewards, taken through the host's stages; pinned results.
+
+Legend: a run is named by `run` and numbered by `step`; every experience here has a few tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experience_buffer_server.advantages.batch import Batch
+from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages.shaping import overlong_penalty, turn_rewards
+from experience_buffer_server.advantages.specs import plan
+from experience_buffer_server.advantages.values import Column, ExperienceInput, GroupDetails
+
+GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
+TOLERANCE = {"float64": 1e-11, "float32": 3e-5}
+Case = dict[str, Any]
+Group = Sequence[ExperienceInput]
+
+
+def golden_cases(file: str, fn: str, *, noted: bool = False) -> list[Any]:
+    """Cases of a function, as pytest parameters; an empty selection is an error."""
+    loaded = json.loads((GOLDENS / f"{file}.json").read_text())["cases"]
+    chosen = [case for case in loaded if case["fn"] == fn and ("note" in case) == noted]
+    assert chosen, (file, fn)
+    return [pytest.param(case, id=case["name"]) for case in chosen]
+
+
+def rows(tensor: dict[str, Any]) -> list[list[Any]]:
+    """Rows of a 2-D tensor."""
+    count, width = tensor["shape"]
+    return [tensor["data"][row * width : (row + 1) * width] for row in range(count)]
+
+
+def chunks(values: Sequence[float], size: int) -> list[list[float]]:
+    """Groups as the originals take them: by position."""
+    return [list(values[start : start + size]) for start in range(0, len(values), size)]
+
+
+def step(
+    reward: float | None,
+    run: str = "",
+    number: int = 0,
+    *,
+    state: str | None = None,
+    mask: Sequence[bool] = (True, True),
+    token_rewards: Sequence[float] | None = None,
+    num_turns: int | None = None,
+) -> ExperienceInput:
+    """An experience."""
+    return ExperienceInput(
+        reward=reward,
+        mask=Column("BOOL", bytes(mask)),
+        token_level_reward=(
+            None
+            if token_rewards is None
+            else Column("F64", struct.pack(f"<{len(token_rewards)}d", *token_rewards))
+        ),
+        run=run,
+        step=number,
+        env_state_hash=state,
+        num_turns=num_turns,
+    )
+
+
+def steps(rewards: Iterable[float], run: str, states: Sequence[str | None] = ()) -> Group:
+    """A run of several steps."""
+    return [
+        step(reward, run, number, state=states[number] if states else None)
+        for number, reward in enumerate(rewards)
+    ]
+
+
+def packed(
+    groups: Sequence[Group],
+    estimator: str,
+    *,
+    batches: Sequence[int] | None = None,
+    **parameters: Any,
+) -> tuple[Batch, Any, GroupDetails]:
+    """A launch, its checked parameters, and a record for each group."""
+    chosen = plan(estimator, parameters)
+    batch = pack(groups, chosen, batches=batches)
+    assert not batch.problems, batch.problems
+    return batch, chosen.parameters, [{} for _ in groups]
+
+
+def scored(
+    score: Callable[..., Any],
+    groups: Sequence[Group],
+    estimator: str,
+    *,
+    batches: Sequence[int] | None = None,
+    **parameters: Any,
+) -> tuple[list[list[float]], GroupDetails]:
+    """Scores of each group's members after the stages up to the estimator's, and the records."""
+    batch, checked, details = packed(groups, estimator, batches=batches, **parameters)
+    rewards_B = turn_rewards(batch.rewards, batch, checked)
+    rewards_B = overlong_penalty(rewards_B, batch, checked)
+    scores_B = score(rewards_B, batch, checked, details)
+    assert scores_B.dtype == "float64"
+    assert scores_B.shape == batch.rewards.shape
+    remaining = iter(scores_B.tolist())
+    return [[next(remaining) for _ in group] for group in groups], details

@@ -1,0 +1,219 @@
+"""Names, parameters, scopes and needs, which a process without NumPy and torch validates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from experience_buffer_server.advantages import (
+    ESTIMATORS,
+    EstimatorSpec,
+    ParameterError,
+    estimator_spec,
+)
+from experience_buffer_server.advantages.parameters import ReinforceParameters
+from experience_buffer_server.advantages.registry import estimator_functions
+from experience_buffer_server.advantages.specs import INPUT_FIELDS, plan
+
+
+def test_importing_the_package_loads_no_array_library() -> None:
+    code = (
+        "import sys, experience_buffer_server.advantages as a;"
+        "from experience_buffer_server.advantages.specs import plan;"
+        "plan('gae', {'lam': 0.95}); plan('cpgd', {});"
+        "sys.exit(bool({'torch', 'numpy', 'numba'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names() -> None:
+    assert set(ESTIMATORS) == {
+        "grpo", "group_norm", "dr_grpo", "rloo", "reinforce_baseline", "opmd", "asymre",
+        "step_wise_grpo", "gigpo", "cpgd", "reinforce", "reinforce_plus_plus", "remax", "gae",
+        "on_policy_distill",
+    }  # fmt: skip
+    assert estimator_spec("group_norm") is estimator_spec("grpo")
+    with pytest.raises(ParameterError, match="unknown estimator 'ppo'; choose one of grpo"):
+        estimator_spec("ppo")
+
+
+def test_every_spec_has_functions() -> None:
+    for spec in ESTIMATORS.values():
+        functions = estimator_functions(spec)
+        if spec.compares == "group" or spec.name == "cpgd":
+            assert functions.scores is not None
+        else:
+            assert functions.scores is None
+        assert callable(functions.tokens)
+
+
+def test_an_own_estimator_joins_the_known_ones() -> None:
+    own = EstimatorSpec(
+        name="mine", compares="item", needs=("values",), parameters=ReinforceParameters
+    )
+    assert estimator_spec("mine", {"mine": own}) is own
+    assert plan("mine", {"gamma": 0.5}, {"mine": own}).needs == ("values",)
+    with pytest.raises(ParameterError, match=r"choose one of .*mine"):
+        estimator_spec("other", {"mine": own})
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        *[
+            (name, ("reward",))
+            for name in (
+                "grpo", "group_norm", "dr_grpo", "rloo", "reinforce_baseline", "opmd", "asymre",
+                "step_wise_grpo",
+            )
+        ],
+        ("gigpo", ("reward", "env_state_hash")),
+        ("cpgd", ("reward|token_level_reward",)),
+        ("reinforce", ("reward|token_level_reward",)),
+        ("reinforce_plus_plus", ("reward|token_level_reward",)),
+        ("remax", ("baseline_reward", "reward|token_level_reward")),
+        ("gae", ("values", "reward|token_level_reward")),
+        ("on_policy_distill", ("teacher_logprobs", "logprobs")),
+    ],
+)  # fmt: skip
+def test_needs(name: str, needs: tuple[str, ...]) -> None:
+    assert plan(name, {}).needs == needs
+    assert {field for need in needs for field in need.split("|")} <= set(INPUT_FIELDS)
+    if name not in ("on_policy_distill", "cpgd"):
+        assert plan(name, {"kl_coef": 0.1}).needs == (*needs, "logprobs", "ref_logprobs")
+
+
+def test_missing_is_met_by_either_alternative() -> None:
+    gae = plan("gae", {})
+    assert gae.missing({"values", "token_level_reward"}) == ()
+    assert gae.missing({"values", "reward"}) == ()
+    assert gae.missing({"reward"}) == ("values",)
+    assert gae.missing(set()) == ("values", "reward|token_level_reward")
+    assert plan("grpo", {}).missing({"token_level_reward"}) == ("reward",)
+    with_kl = plan("grpo", {"kl_coef": 0.5})
+    assert with_kl.missing({"reward", "logprobs"}) == ("ref_logprobs",)
+
+
+GROUPED = {
+    "grpo", "group_norm", "dr_grpo", "rloo", "reinforce_baseline", "opmd", "asymre",
+    "step_wise_grpo", "gigpo",
+}  # fmt: skip
+
+
+def test_scopes() -> None:
+    assert {name for name in ESTIMATORS if plan(name, {}).scope == "group"} == GROUPED
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reward_norm_mean": "group"},
+        {"reward_norm_std": "group"},
+        {"advantage_norm_mean": "group"},
+        {"advantage_norm_std": "group"},
+        {"turn_rewards": "steps"},
+    ],
+)
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - GROUPED - {"on_policy_distill"}))
+def test_parameters_may_need_groups(name: str, given: dict[str, Any]) -> None:
+    assert plan(name, given).scope == "group"
+
+
+def test_cpgd_counts_groups_for_its_weight() -> None:
+    assert plan("cpgd", {"weight": "clip_filter"}).scope == "group"
+    assert plan("cpgd", {"weight": "none", "turn_rewards": "concatenated"}).scope == "item"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "batch", "running"),
+    [
+        ("grpo", {}, False, False),
+        ("reinforce", {"cross_batch": "mean"}, True, False),
+        ("reinforce", {"reward_norm_std": "batch"}, True, False),
+        ("gae", {"advantage_norm_mean": "batch"}, True, False),
+        ("gae", {"advantage_norm_mean": "group", "running_norm": "std"}, False, True),
+        ("cpgd", {}, True, False),
+        ("reinforce_baseline", {}, True, False),
+        ("reinforce_plus_plus", {}, True, False),
+        ("on_policy_distill", {}, False, False),
+        ("on_policy_distill", {"cross_batch": "mean_std"}, True, False),
+    ],
+)
+def test_statistics_by_parameters(
+    name: str, given: dict[str, Any], batch: bool, running: bool
+) -> None:
+    parameters = plan(name, given).parameters
+    assert (parameters.uses_batch, parameters.uses_running_moments) == (batch, running)
+
+
+def test_defaults() -> None:
+    def value(name: str, field: str) -> Any:
+        return getattr(plan(name, {}).parameters, field)
+
+    assert value("grpo", "eps") == value("step_wise_grpo", "eps") == value("cpgd", "eps") == 1e-6
+    assert (value("gae", "gamma"), value("gae", "lam"), value("gae", "kl_coef")) == (1.0, 1.0, 0.0)
+    assert (value("opmd", "baseline"), value("opmd", "tau")) == ("mean", 1.0)
+    assert value("asymre", "shift") == -0.1
+    assert (value("cpgd", "weight"), value("cpgd", "max_weight")) == ("std", 3.0)
+    assert value("reinforce_baseline", "cross_batch") == "mean_std"
+    assert value("on_policy_distill", "coefficient") == 1.0
+    for name in ("reinforce_baseline", "reinforce_plus_plus"):
+        assert value(name, "advantage_norm_mean") == value(name, "advantage_norm_std") == "batch"
+        assert value(name, "advantage_norm_ddof") == 1
+    for field in ("reward_clip", "advantage_clip", "kl_clip", "overlong_penalty", "reward_bias"):
+        assert value("grpo", field) == 0.0
+    for field in ("running_norm", "reward_norm_mean", "advantage_norm_std", "cross_batch"):
+        assert value("grpo", field) == "none"
+
+
+def test_integers_become_floats_and_whole_floats_counts() -> None:
+    parameters: Any = plan("gae", {"gamma": 1, "batch_size": 7.0}).parameters
+    assert (repr(parameters.gamma), repr(parameters.batch_size)) == ("1.0", "7")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("grpo", {"lam": 1.0}, r"estimator 'grpo' has no parameter 'lam'; it has .*eps, gamma"),
+        ("on_policy_distill", {"kl_coef": 1.0}, r"has no parameter 'kl_coef'"),
+        ("cpgd", {"kl_coef": 1.0}, r"has no parameter 'kl_coef'"),
+        ("cpgd", {"gamma": 1.0}, r"has no parameter 'gamma'"),
+        ("grpo", {"eps": 0.0}, r"grpo.eps is 0.0; it must lie in \(0.0, 1.0\]"),
+        ("gae", {"lam": 1.5}, r"gae.lam is 1.5; it must lie in \[0.0, 1.0\]"),
+        ("gae", {"gamma": -0.1}, r"gae.gamma is -0.1"),
+        ("rloo", {"gamma": float("nan")}, r"rloo.gamma is nan"),
+        ("rloo", {"reward_clip": float("inf")}, r"rloo.reward_clip is inf"),
+        ("rloo", {"kl_coef": -1}, r"rloo.kl_coef is -1"),
+        ("opmd", {"tau": 0}, r"opmd.tau is 0; it must lie in \("),
+        ("reinforce", {"gamma": True}, r"reinforce.gamma is True; give a number"),
+        ("reinforce", {"gamma": "1"}, r"reinforce.gamma is '1'; give a number"),
+        ("gae", {"mask_mode": "pad"}, r"gae.mask_mode is 'pad'; choose one of count, skip"),
+        ("gae", {"mask_mode": 1.0}, r"gae.mask_mode is 1.0; choose one of count, skip"),
+        ("gae", {"cross_batch": True}, r"gae.cross_batch is True; choose one of none, mean"),
+        ("gigpo", {"use_std": 1}, r"gigpo.use_std is 1; give true or false"),
+        ("gae", {"advantage_norm_ddof": 2}, r"gae.advantage_norm_ddof is 2"),
+        ("gae", {"advantage_norm_ddof": 0.5}, r"ddof is 0.5; give a whole number"),
+        ("gae", {"batch_size": 0}, r"gae.batch_size is 0; it must lie in \[1, 65536\]"),
+        ("gae", {"overlong_penalty": 1.0}, r"overlong_penalty needs overlong_buffer and max_res"),
+        (
+            "gae",
+            {"overlong_penalty": 1.0, "overlong_buffer": 4},
+            r"overlong_penalty needs|overlong_buffer 4 exceeds",
+        ),
+        (
+            "grpo",
+            {"overlong_penalty": 1.0, "overlong_buffer": 17, "max_response_tokens": 13},
+            r"overlong_buffer 17 exceeds max_response_tokens 13",
+        ),
+    ],
+)
+def test_bad_parameters_are_named(name: str, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        plan(name, parameters)
+
+
+def test_parameter_error_is_a_value_error() -> None:
+    assert issubclass(ParameterError, ValueError)

@@ -1,0 +1,132 @@
+"""Experiences as Python lists, their batch, and the recursions as loops over single tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from experience_buffer_server.advantages.batch import Batch
+from experience_buffer_server.advantages.devices import token_stages
+from experience_buffer_server.advantages.tokens import TokenStages
+
+COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
+GARBAGE = (math.nan, math.inf, -math.inf, 1e30)
+
+
+@dataclass
+class Row:
+    """One experience as Python lists; masked slots of the columns hold garbage."""
+
+    mask: list[bool]
+    reward: float
+    bootstrap: float
+    has_token_rewards: bool
+    columns: dict[str, list[float]] = field(default_factory=dict)
+
+
+def make_rows(
+    seed: int, *, lengths: Sequence[int] | None = None, columns: Sequence[str] = COLUMNS
+) -> list[Row]:
+    """Rows of all kinds: without tokens, all masked, masked inside, at the end, nowhere."""
+    rng = np.random.default_rng(seed)
+    if lengths is None:
+        lengths = rng.choice([0, 1, 2, 7, 8, 9, 64, 113, 500], size=rng.integers(1, 9)).tolist()
+    rows = []
+    for length in lengths:
+        mask = (rng.random(length) < rng.choice([0.0, 0.3, 0.9, 1.0])).tolist()
+        row = Row(mask, float(np.float32(rng.normal())), float(rng.normal()), rng.random() < 0.5)
+        for name in columns:
+            numbers = rng.normal(size=length).astype(np.float32).tolist()
+            garbage = rng.choice(GARBAGE, size=length).tolist()
+            row.columns[name] = [
+                n if m else g for n, m, g in zip(numbers, mask, garbage, strict=True)
+            ]
+        rows.append(row)
+    return rows
+
+
+def make_batch(rows: Sequence[Row], dtype: type[np.floating[Any]] = np.float32) -> Batch:
+    names = rows[0].columns if rows else ()
+    joined = {name: list(itertools.chain(*(row.columns[name] for row in rows))) for name in names}
+    offsets = np.cumsum([0, *(len(row.mask) for row in rows)])
+    alone = np.arange(len(rows))
+    return Batch(
+        group_offsets=np.array([0, len(rows)]),
+        batches=np.zeros(1, dtype=np.int64),
+        voters=alone,
+        first_steps=alone,
+        next_steps=np.full(len(rows), -1),
+        offsets=offsets,
+        mask=np.array(list(itertools.chain(*(row.mask for row in rows))), dtype=np.uint8),
+        num_valid=np.array([sum(row.mask) for row in rows], dtype=np.int64),
+        rewards=np.array([row.reward for row in rows], dtype=np.float64),
+        has_token_rewards=np.array([row.has_token_rewards for row in rows], dtype=np.bool_),
+        num_turns=np.ones(len(rows), dtype=np.int64),
+        baselines=np.zeros(len(rows)),
+        states=("",) * len(rows),
+        bootstraps=np.array([row.bootstrap for row in rows], dtype=np.float64),
+        bootstrapped=np.ones(len(rows), dtype=np.bool_),
+        columns={name: np.array(numbers, dtype=dtype) for name, numbers in joined.items()},
+        problems={},
+    )
+
+
+def make_stages(batch: Batch, device: str, *, threads: int = 1) -> TokenStages:
+    return token_stages(batch, device=device, threads=threads, precision="float64")
+
+
+# The loops. Each takes one row and gives one number per token, 0 where masked.
+
+
+def loop_rewards(row: Row, kl: Callable[[float], float] | None = None) -> list[float]:
+    placed = [0.0] * len(row.mask)
+    last = max((t for t, valid in enumerate(row.mask) if valid), default=-1)
+    for t, valid in enumerate(row.mask):
+        if valid:
+            if t == last:
+                placed[t] += row.reward
+            if row.has_token_rewards and "token_level_reward" in row.columns:
+                placed[t] += row.columns["token_level_reward"][t]
+            if kl is not None:
+                placed[t] -= kl(row.columns["logprobs"][t] - row.columns["ref_logprobs"][t])
+    return placed
+
+
+def loop_returns(row: Row, rewards: Sequence[float], gamma: float, mode: str) -> list[float]:
+    result, later = [0.0] * len(row.mask), 0.0
+    for t in reversed(range(len(row.mask))):
+        if row.mask[t]:
+            later = rewards[t] + gamma * later
+            result[t] = later
+        elif mode == "count":
+            later *= gamma
+    return result
+
+
+def loop_gae(
+    row: Row, rewards: Sequence[float], gamma: float, lam: float, mode: str
+) -> tuple[list[float], list[float]]:
+    advantages, returns = [0.0] * len(row.mask), [0.0] * len(row.mask)
+    later, next_value, started = 0.0, row.bootstrap, False
+    for t in reversed(range(len(row.mask))):
+        if row.mask[t]:
+            value = row.columns["values"][t]
+            later = rewards[t] + gamma * next_value - value + gamma * lam * later
+            next_value, started = value, True
+            advantages[t], returns[t] = later, later + value
+        elif started and mode == "count":
+            later = gamma * next_value + gamma * lam * later
+            next_value = 0.0
+    return advantages, returns
+
+
+KL_LOOPS: dict[str, Callable[[float], float]] = {
+    "k1": lambda x: x,
+    "k2": lambda x: x * x / 2,
+    "k3": lambda x: math.exp(-x) - 1 + x,
+}
