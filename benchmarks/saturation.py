@@ -20,7 +20,7 @@ from benchmarks.servers import running_server
 from benchmarks.workload import GROUP_SIZE, SIZES, Size, group
 from experience_buffer import AdvantageConfig, BufferConfig, Client, Experience
 
-_ESTIMATORS = ("grpo", "reinforce", "rloo", "reinforce_baseline", "dr_grpo")
+_ESTIMATORS = ("grpo", "reinforce", "rloo", "opmd", "dr_grpo")
 _TARGET = 1.5
 
 
@@ -83,9 +83,8 @@ def _computing(
     client: Client, name: str, estimator: str, probes: Iterator[Experience]
 ) -> tuple[float, list[float]]:
     """Push while the groups are computed; how long that took, and each push."""
-    parameters = {"batch_size": 64} if estimator == "reinforce_baseline" else {}
     started = time.perf_counter()
-    client.update_buffer(name, advantage=AdvantageConfig(estimator, parameters))
+    client.update_buffer(name, advantage=AdvantageConfig(estimator))
     pushes: list[float] = []
     while _is_computing(client, name):
         pushes += [_push(client, next(probes)) for _ in range(20)]

@@ -73,6 +73,8 @@ _CONFIG_NUMBERS: Final = (
     "max_bytes",
     "duplicate_horizon_seconds",
 )
+_COUNTS: Final = frozenset({"members", "votes", "batch_groups", "batch_members", "running_count"})
+"""Entries of a computation that are whole numbers; in a struct every number is a float."""
 
 
 def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
@@ -228,8 +230,19 @@ def stored(message: service_pb2.GetResponse) -> StoredExperience:
     return StoredExperience(
         summary=summary(message.summary),
         payload=message.payload,
-        computation=struct_to_dict(message.computation) if has_computation else None,
+        computation=_computation(message.computation) if has_computation else None,
     )
+
+
+def _computation(message: Struct) -> dict[str, Any]:
+    return {
+        name: _counted(value) if name in _COUNTS else value
+        for name, value in struct_to_dict(message).items()
+    }
+
+
+def _counted(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def summary(message: types_pb2.ExperienceSummary) -> ExperienceSummary:

@@ -16,8 +16,17 @@ import xxhash
 
 from experience_buffer.eid import EID
 from experience_buffer.trxp import Item, TensorView
-from experience_buffer_server import advantages
 from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.inputs import (
+    explain_missing,
+    fits_float32,
+    info_of,
+    input_fields,
+    input_problem,
+    missing_inputs,
+    read_inputs,
+    response_tokens,
+)
 from experience_buffer_server.store.base import MAX_KEY_BYTES
 
 
@@ -54,7 +63,7 @@ class Candidate:
     min_version: int | None
     max_version: int | None
     fields: int = 0
-    """Which of an estimator's inputs it carries; see `input_fields`."""
+    """Which of an estimator's inputs it carries; see `inputs.input_fields`."""
     tombstone: bool = False
     note: str = ""
 
@@ -72,7 +81,6 @@ RESPONSE_FIELDS = (
 
 _MAX_NOTE = 1024
 
-_FIELD_BITS = {name: 1 << place for place, name in enumerate(advantages.INPUT_FIELDS)}
 COUNTED = 1 << 62
 """Bit of `Record.fields`: the running moments have counted its reward before it was annotated."""
 
@@ -90,17 +98,9 @@ def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
     fields = input_fields(item)
-    if missing := missing_fields(fields, settings):
-        problem = explain_missing(missing, settings.advantage.estimator)
-        if settings.on_bad_reward == "tombstone" and all("reward" in name for name in missing):
-            return entomb(item.eid, problem)
-        if settings.on_missing_field == "refuse":
-            return Refusal(Reason.MISSING_FIELD, problem, uid)
-    if settings.advantage.estimator and "chosen" in item.tensors:
-        problem = "a dpo experience has no response tokens that could have advantages"
-        return Refusal(
-            Reason.MISSING_FIELD, f"{problem}; push it to a buffer without estimator", uid
-        )
+    unusable = _check_inputs(item, fields, settings)
+    if unusable is not None:
+        return unusable
     versions = _policy_versions(item)
     if isinstance(versions, str):
         return Refusal(Reason.INVALID, versions, uid)
@@ -116,6 +116,30 @@ def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
         max_version=versions[1],
         fields=fields,
     )
+
+
+def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidate | Refusal | None:
+    """What becomes of an experience that the buffer's estimator can't use; None if it can."""
+    plan, estimator = settings.advantage.plan, settings.advantage.estimator
+    if plan is None:
+        return None
+    if "chosen" in item.tensors:
+        problem = "a dpo experience has no response tokens that could have advantages"
+        return Refusal(
+            Reason.MISSING_FIELD, f"{problem}; push it to a buffer without estimator", item.uid
+        )
+    if problem := input_problem(item, read_inputs(plan)):
+        return Refusal(Reason.INVALID, problem, item.uid)
+    missing = missing_inputs(fields, plan)
+    if not missing:
+        return None
+    problem = explain_missing(missing, estimator, num_tokens=response_tokens(item))
+    lacks_reward = all("reward" in need.split("|") for need in missing)
+    if settings.on_bad_reward == "tombstone" and lacks_reward:
+        return entomb(item.eid, problem)
+    if settings.on_missing_field == "refuse":
+        return Refusal(Reason.MISSING_FIELD, problem, item.uid)
+    return None
 
 
 def entomb(eid: EID, reason: str) -> Candidate | Refusal:
@@ -156,20 +180,6 @@ def _check_numbers(eid: EID) -> str:
         if not -(2**63) <= number < 2**63:
             return f"eid: {name} is {number}; it must fit into 64 bits"
     return ""
-
-
-def response_tokens(item: Item) -> int:
-    """Response length: that of the action mask, else what tokens exceed the prompt by."""
-    mask = item.tensors.get("action_mask")
-    if mask is not None:
-        return mask.shape[0]
-    if "chosen" in item.tensors:
-        return item.tensors["chosen"].shape[0]
-    return max(item.tensors["tokens"].shape[0] - _prompt_length(item), 0)
-
-
-def _prompt_length(item: Item) -> int:
-    return int(item.meta.get("prompt_length", 1))
 
 
 def _check_shapes(item: Item) -> str:
@@ -220,26 +230,13 @@ def _check_reward(reward: Any) -> str:
         return ""
     if not isinstance(reward, int | float):
         return f"reward is a {type(reward).__name__}; send float(reward)"
-    try:
-        finite = math.isfinite(reward)
-    except OverflowError:
-        finite = False
-    return "" if finite else f"reward is {reward!r}; send a finite number or a tombstone"
-
-
-def input_fields(item: Item) -> int:
-    """Which inputs of an estimator an experience carries: a bit per name of `INPUT_FIELDS`."""
-    info = item.meta.get("info")
-    extra: Mapping[str, Any] = info if isinstance(info, Mapping) else {}
-    fields = 0
-    for name, bit in _FIELD_BITS.items():
-        tensor = item.tensors.get(name)
-        # Log-probabilities that weren't kept travel as an empty tensor.
-        if (tensor is not None and tensor.shape != (0,)) or extra.get(name) is not None:
-            fields |= bit
-    if item.meta.get("reward") is not None:
-        fields |= _FIELD_BITS["reward"]
-    return fields
+    if fits_float32(reward):
+        return ""
+    if isinstance(reward, float):
+        problem = f"{reward!r}, beyond float32" if math.isfinite(reward) else repr(reward)
+    else:
+        problem = f"an integer of {reward.bit_length()} bits, beyond float32"
+    return f"reward is {problem}; send a finite number or a tombstone"
 
 
 def missing_fields(fields: int, settings: BufferSettings) -> tuple[str, ...]:
@@ -247,16 +244,7 @@ def missing_fields(fields: int, settings: BufferSettings) -> tuple[str, ...]:
     plan = settings.advantage.plan
     if plan is None:
         return ()
-    return plan.missing([name for name, bit in _FIELD_BITS.items() if fields & bit])
-
-
-def explain_missing(fields: tuple[str, ...], estimator: str) -> str:
-    """What is missing and what to do, in words."""
-    names = ", ".join(" or ".join(field.split("|")) for field in fields)
-    return (
-        f"{names} is missing; the estimator {estimator!r} needs it: send reward as a number, "
-        "other fields as an extra tensor or in info; or a tombstone if the rollout failed"
-    )
+    return missing_inputs(fields, plan)
 
 
 def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
@@ -264,9 +252,7 @@ def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
     tensor = item.tensors.get("versions")
     if tensor is not None:
         return _tensor_versions(tensor)
-    info = item.meta.get("info")
-    if not isinstance(info, Mapping):
-        return None, None
+    info = info_of(item)
     start = info.get("version_start", info.get("model_version"))
     end = info.get("version_end", start)
     for name, value in (("version_start", start), ("version_end", end)):

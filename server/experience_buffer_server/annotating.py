@@ -8,52 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
-from experience_buffer import errors, trxp
-from experience_buffer.trxp import Item, TensorView
-from experience_buffer_server import advantages
-from experience_buffer_server.admission import COUNTED, Refusal, admit
-from experience_buffer_server.config import BufferSettings
+from experience_buffer import errors
+from experience_buffer_server.admission import COUNTED
+from experience_buffer_server.annotation import (
+    AnnotateOutcome,
+    AnnotateReason,
+    Annotation,
+    admit_annotated,
+)
+from experience_buffer_server.config import BufferSettings, ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
+from experience_buffer_server.removal import Removal
 from experience_buffer_server.store.base import Record, Store, StoreFullError, WriteBatch
 from experience_buffer_server.tasks import Tasks
 
-_REPLACEABLE = frozenset(advantages.INPUT_FIELDS) | {"versions"}
-"""Tensors that an annotation may put in place of pushed ones; others only where there is none."""
-
-
-class AnnotateReason(StrEnum):
-    """Why an annotation is refused; the wire has the same names."""
-
-    UNKNOWN_UID = "unknown_uid"
-    INVALID = "invalid"
-    DELIVERED = "delivered"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annotation:
-    """What is added to one experience."""
-
-    uid: str
-    reward: float | None = None
-    tensors: Mapping[str, TensorView] = dataclasses.field(default_factory=dict)
-    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    problem: str = ""
-    """Why it can't be read; empty when it can."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotateOutcome:
-    """What became of one annotation."""
-
-    uid: str
-    reason: AnnotateReason | None = None
-    message: str = ""
+_PART_BYTES = 8 * 1024 * 1024
+"""Payloads that are changed with one commit, about."""
+_ENVELOPE_BYTES = 64 * 1024
+"""Room in a message for everything but the payload."""
 
 
 @dataclass(slots=True)
@@ -86,9 +63,6 @@ class Owner(Protocol):
     def missing_fields(self, entry: Entry) -> tuple[str, ...]:
         """Fields that the estimator needs and an entry lacks."""
 
-    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool) -> None:
-        """Stop offering the entries, to raw consumers too or not."""
-
     def advance(self, entries: Sequence[Entry]) -> None:
         """Bring durable entries and their groups as far as they can go."""
 
@@ -100,25 +74,53 @@ class Annotating:
     """Annotates the experiences of one buffer. Not thread-safe."""
 
     def __init__(
-        self, owner: Owner, contents: Contents, store: Store, tasks: Tasks, *, max_items: int
+        self,
+        owner: Owner,
+        contents: Contents,
+        removal: Removal,
+        store: Store,
+        tasks: Tasks,
+        *,
+        limits: ServerSection,
     ) -> None:
         self._owner = owner
+        self._removal = removal
         self._contents = contents
         self._store = store
         self._tasks = tasks
-        self._max_items = max_items
+        self._max_items = limits.max_push_items
+        self._max_payload_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
         # One request after the other: each reads payloads that the one before may have changed.
         self._turn = asyncio.Lock()
 
     async def annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
         """Add fields to stored experiences; one outcome each, after the commit.
 
+        Large requests are stored part by part; one that is sent again goes on where it ended.
+
         Raises:
             InvalidRequestError: Too many annotations, or two for one uid; nothing is changed.
-            BufferFullError: No room; nothing is changed.
+            BufferFullError: No room for all of them; what came before that is stored.
         """
         self._check(annotations)
-        return await self._tasks.finish(self._annotate(annotations))
+        outcomes: list[AnnotateOutcome] = []
+        for part in self._parts(annotations):
+            outcomes += await self._tasks.finish(self._annotate(part))
+        return outcomes
+
+    def _parts(self, annotations: Sequence[Annotation]) -> Iterator[list[Annotation]]:
+        """So many at a time that reading and writing their payloads holds nobody up for long."""
+        part: list[Annotation] = []
+        num_bytes = 0
+        for annotation in annotations:
+            part.append(annotation)
+            entry = self._contents.by_uid(annotation.uid)
+            num_bytes += entry.record.payload_bytes if entry is not None else 0
+            if num_bytes >= _PART_BYTES:
+                yield part
+                part, num_bytes = [], 0
+        if part:
+            yield part
 
     def _check(self, annotations: Sequence[Annotation]) -> None:
         if len(annotations) > self._max_items:
@@ -138,7 +140,12 @@ class Annotating:
             self._check_room(changes)
             if changes:
                 await self._store_changes(changes)
-            return outcomes
+            gone = {change.entry.record.uid for change in changes if not change.entry.is_staying}
+            return [self._unknown(o.uid) if o.uid in gone else o for o in outcomes]
+
+    def _unknown(self, uid: str) -> AnnotateOutcome:
+        message = f"buffer {self._owner.name!r} holds no experience {uid!r}"
+        return AnnotateOutcome(uid, AnnotateReason.UNKNOWN_UID, message)
 
     def _prepare(
         self, annotations: Sequence[Annotation]
@@ -160,21 +167,18 @@ class Annotating:
         uid = annotation.uid
         entry = self._contents.by_uid(uid)
         if entry is None or payload is None or not (entry.durable and entry.is_staying):
-            message = f"buffer {self._owner.name!r} holds no experience {uid!r}"
-            return AnnotateOutcome(uid, AnnotateReason.UNKNOWN_UID, message)
-        item = trxp.read(payload)[0]
-        if isinstance(item, errors.TrxpError):
-            raise errors.DataLossError(f"the payload of {uid!r}: {item}", subject=uid)
-        problem = annotation.problem or _conflict(item, annotation)
-        if problem:
-            return AnnotateOutcome(uid, AnnotateReason.INVALID, problem)
-        # Admitted as if it had been pushed so; what it still lacks may come later.
-        settings = self._owner.settings.model_copy(update={"on_missing_field": "wait"})
-        admitted = admit(_annotated(item, annotation), settings)
-        if isinstance(admitted, Refusal):
-            return AnnotateOutcome(uid, AnnotateReason.INVALID, admitted.message)
-        if admitted.tombstone:
-            return AnnotateOutcome(uid, AnnotateReason.INVALID, admitted.note)
+            return self._unknown(uid)
+        try:
+            admitted = admit_annotated(
+                annotation,
+                payload,
+                settings=self._owner.settings,
+                max_payload_bytes=self._max_payload_bytes,
+            )
+        except errors.TrxpError as error:
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, str(error))
+        if isinstance(admitted, str):
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, admitted)
         if admitted.payload == payload:
             # Said before, by a call whose answer was lost: there is nothing to do.
             return AnnotateOutcome(uid)
@@ -228,9 +232,9 @@ class Annotating:
             raise
         for change in changes:
             self._contents.replace_record(change.entry, change.record)
-            self._contents.set_missing(change.entry, self._owner.missing_fields(change.entry))
         for entry in scope:
             entry.changing = False
+            self._contents.set_missing(entry, self._owner.missing_fields(entry))
         self._owner.advance(scope)
 
     def _submit(
@@ -247,7 +251,7 @@ class Annotating:
             entry.quarantine = ""
             if entry.group is not None:
                 entry.group.available = False
-        self._owner.withdraw(scope, keep_raw=True)
+        self._removal.withdraw(scope, keep_raw=True)
 
     async def _committed(self, commit: Awaitable[None]) -> None:
         try:
@@ -262,28 +266,3 @@ class Annotating:
 
 def _has_lost_members(entry: Entry) -> bool:
     return entry.group is not None and entry.group.has_consumed
-
-
-def _conflict(item: Item, annotation: Annotation) -> str:
-    """What an annotation would overwrite and must not; empty when nothing."""
-    for name in annotation.tensors:
-        if ":" in name or not name:
-            return f"tensor {name!r}: a plain field name is expected; images can't be annotated"
-        if name in ("advantages", "returns"):
-            return f"{name} is computed by the server; annotate what it is computed from"
-        if name in item.tensors and name not in _REPLACEABLE:
-            return (
-                f"tensor {name} was pushed and stays as it is; only "
-                f"{', '.join(sorted(_REPLACEABLE))} can be replaced"
-            )
-    return ""
-
-
-def _annotated(item: Item, annotation: Annotation) -> Item:
-    meta = dict(item.meta)
-    if annotation.reward is not None:
-        meta["reward"] = annotation.reward
-    if annotation.info:
-        info = meta.get("info")
-        meta["info"] = {**(info if isinstance(info, Mapping) else {}), **annotation.info}
-    return Item(item.index, item.eid, meta, {**item.tensors, **annotation.tensors}, item.keys)

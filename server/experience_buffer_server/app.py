@@ -26,6 +26,7 @@ from experience_buffer_server.gauges import Gauges
 from experience_buffer_server.health import HealthServicer
 from experience_buffer_server.interceptors import BoundaryInterceptor
 from experience_buffer_server.interceptors.size import receive_limit
+from experience_buffer_server.memory import calm_collector
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.service import Service
@@ -76,6 +77,7 @@ async def serve(settings: Settings) -> int:
         metrics_port = _start_metrics(server_settings, metrics, registry, stack)
         server, port = await _start_grpc(backend, metrics)
         clock = loop.create_task(_tick(registry))
+        calm_collector()
         address = f"{server_settings.host}:{port}"
         place = {"address": address, "metrics_port": metrics_port, "store": settings.store.path}
         _log.info("listening", extra=place | {"version": __version__})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 from experience_buffer_server.admission import missing_fields
 from experience_buffer_server.annotating import Annotating
@@ -23,9 +23,9 @@ from experience_buffer_server.ingest import Ingest
 from experience_buffer_server.leasing import Leasing
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.offering import Offering
-from experience_buffer_server.retirement import LeaveReason, Retirement
+from experience_buffer_server.removal import Removal
+from experience_buffer_server.retirement import Retirement
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.sampling.queue import Unit
 from experience_buffer_server.store.base import BufferRow, Store
 from experience_buffer_server.tasks import Tasks
 
@@ -58,19 +58,22 @@ class Buffer:
         self._tasks = tasks = Tasks()
         self._next_prune = 0.0
         self.ingest = Ingest(self, contents, store, metrics, tasks, max_items=limits.max_push_items)
-        self.grouping = Grouping(self, contents, store, metrics, tasks)
         self.computing = Computing(self, store, computer, metrics, tasks)
         self.delivery = Delivery(
             lambda: self.name,
             self.describe_wait,
-            self._discarded,
+            lambda units: self.removal.discard_units(units),
             metrics,
             max_waiting=limits.max_waiting_samples,
             max_leased_experiences=limits.max_leased_experiences,
         )
         self.retirement = Retirement(row.id, contents, self.delivery.consumers)
         self.offering = Offering(contents, self.delivery, self.retirement)
-        self.annotating = Annotating(self, contents, store, tasks, max_items=limits.max_push_items)
+        self.removal = Removal(
+            self, contents, self.delivery, self.offering, self.retirement, store, metrics, tasks
+        )
+        self.grouping = Grouping(self, contents, self.removal, store, metrics, tasks)
+        self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
         self.leasing = Leasing(
             row.id, lambda: self.name, self.delivery, self.retirement, store, metrics, tasks
         )
@@ -119,13 +122,13 @@ class Buffer:
     def check_whole(self, group: Group) -> None:
         """Go on with a group that is closed and all on disk, and with one that was dropped."""
         if group.row.closed == "dropped":
-            self.discard([entry for entry in group.members if entry.durable])
+            self.removal.discard([entry for entry in group.members if entry.durable])
         if not group.is_whole or group.available or self.closed:
             return
         votes = [entry for entry in group.votes if entry.is_staying]
         group.available = bool(votes) and all(entry.available for entry in votes)
         if not votes:
-            self.discard(group.members)
+            self.removal.discard(group.members)
             return
         self.offering.group(group)
         can_be_computed = not any(
@@ -176,8 +179,8 @@ class Buffer:
         )
 
     def missing_fields(self, entry: Entry) -> tuple[str, ...]:
-        """Fields that the estimator needs and an entry lacks."""
-        if entry.record.tombstone:
+        """Fields that the estimator needs and an entry lacks; none where it can be sampled."""
+        if entry.record.tombstone or entry.available:
             return ()
         return missing_fields(entry.record.fields, self.settings)
 
@@ -209,17 +212,19 @@ class Buffer:
             self.computing.settings_changed()
             for entry in self.contents:
                 entry.quarantine = ""
+                entry.counted &= new.advantage.estimator == old.advantage.estimator
                 self.contents.set_missing(entry, self.missing_fields(entry))
-        self.discard([entry for entry in self.contents if self.retirement.is_done(entry)])
+        self.removal.discard([entry for entry in self.contents if self.retirement.is_done(entry)])
         self.advance([entry for entry in self.contents if entry.durable])
 
     def close(self) -> None:
         """Deleted: calls that wait end, what is under way has no effect."""
         self.closed = self.leasing.closed = True
+        self.computing.close()
         for name in list(self.delivery.consumers):
             self.delivery.remove_consumer(name)
 
-    # --- leaving without being consumed
+    # --- what others ask
 
     def withhold(self, group: Group) -> None:
         """Discard a group whose rewards are all equal."""
@@ -231,87 +236,6 @@ class Buffer:
             not consumer.settings.raw and consumer.name in entry.acked
             for consumer in self.delivery.consumers.values()
         )
-
-    def is_leased(self, entry: Entry) -> bool:
-        """True if a consumer holds it, or is about to."""
-        return self.delivery.is_leased(entry.record.seq)
-
-    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
-        """Stop offering the units that hold any of the entries, to raw consumers too or not."""
-        self.delivery.withdraw((entry.record.seq for entry in entries), keep_raw=keep_raw)
-
-    def discard(self, entries: Sequence[Entry]) -> None:
-        """Remove those of the entries that nobody holds, and that nobody is to get any more."""
-        free = [entry for entry in entries if not entry.leaving and not self.is_leased(entry)]
-        if free and not self.closed:
-            self._tasks.spawn(self.remove(free))
-
-    def _discarded(self, units: Sequence[Unit]) -> None:
-        """Units of dropped groups came back from their lease."""
-        self.discard(self.contents.by_seqs(seq for unit in units for seq in unit.seqs))
-
-    async def remove(self, entries: Sequence[Entry], reason: LeaveReason = "discarded") -> None:
-        """Remove durable entries that nobody holds.
-
-        Raises:
-            StoreFullError: The removal can't be stored; nothing is removed.
-        """
-        await self._removed(*self._submit_removal(entries, reason), reason)
-
-    def _submit_removal(
-        self, entries: Sequence[Entry], reason: LeaveReason
-    ) -> tuple[list[Entry], Awaitable[None]]:
-        batch = self._store.batch()
-        leaving = self.retirement.leave(batch, entries, reason)
-        return leaving, self._store.commit(batch)
-
-    async def _removed(
-        self, leaving: list[Entry], stored: Awaitable[None], reason: LeaveReason
-    ) -> None:
-        try:
-            await stored
-        except BaseException:
-            self.retirement.stay(leaving, reason)
-            raise
-        self.retirement.forget(leaving)
-
-    async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-        """Remove entries that nobody holds, and offer again what is left of their groups.
-
-        Returns:
-            The entries that a consumer holds, and the number of those removed.
-
-        Raises:
-            StoreFullError: The removal can't be stored; nothing is removed.
-        """
-        held = [entry for entry in entries if self.is_leased(entry)]
-        free = [entry for entry in entries if not (entry.leaving or self.is_leased(entry))]
-        # Withdrawn and submitted here and now: nobody can lease them in between.
-        self.withdraw(free)
-        leaving, stored = self._submit_removal(free, "deleted")
-        await self._tasks.finish(self._deleted(free, leaving, stored))
-        return held, len(free)
-
-    async def _deleted(
-        self, entries: Sequence[Entry], leaving: list[Entry], stored: Awaitable[None]
-    ) -> None:
-        try:
-            await self._removed(leaving, stored, "deleted")
-        finally:
-            for entry in entries:
-                self.offering.entry(entry)
-            for group in groups_of(entries):
-                self._look_again(group)
-        self._metrics.dropped(self.name, "deleted", len(entries))
-
-    def _look_again(self, group: Group) -> None:
-        """Some members have been deleted: offer the rest, or compute it without them."""
-        if group.available:
-            self.offering.group(group)
-            return
-        for entry in group.members:
-            entry.quarantine = ""
-        self.check_whole(group)
 
     # --- in words
 

@@ -131,7 +131,9 @@ class Child:
                 waiting = self._unanswered.popleft()
                 if not waiting.done():
                     waiting.set_result(answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            # A ValueError is an answer that isn't msgpack: nothing after it can be understood.
+            self._process.kill()
             self.gone = True
             self._writer.close()
             await asyncio.to_thread(self._process.wait)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from experience_buffer_server.channel import Child, ChildGoneError, ChildRefusedError
 from experience_buffer_server.config import ComputeSection, ConfigurationError
 from experience_buffer_server.estimators import EstimatorSettings
-from experience_buffer_server.groups import Entry
+from experience_buffer_server.jobs import Job, Result, Work
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.base import AdvantageRow
 
@@ -33,77 +33,6 @@ _RESTART_SECONDS = 1.0
 _NO_WORKER = "the advantage worker can't start, whole groups wait: %s"
 _MAX_ATTEMPTS = 2
 """A job that was alone in a launch that killed the worker this often is quarantined."""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """Experiences whose advantages depend on one another: a whole group, or one experience."""
-
-    entries: list[Entry]
-    runs: list[str]
-    """Per entry, the run that votes once in the group's statistics; empty: a run of its own."""
-    generations: list[int]
-    """Of the entries when it was submitted: one that was annotated since makes it void."""
-    counts: bool = True
-    """Its votes enter the running moments; False for one that is computed again."""
-
-
-@dataclass(slots=True, eq=False)
-class Result:
-    """What became of one job."""
-
-    job: Job
-    rows: list[AdvantageRow] = field(default_factory=list)
-    error: str = ""
-    """Why it can't be computed, now or ever."""
-
-
-class Owner(Protocol):
-    """The buffer that work belongs to."""
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def moments(self) -> str:
-        """Its running moments of now, as JSON; empty: none yet."""
-
-    def computed(self, work: Work, results: Sequence[Result], moments: str | None) -> None:
-        """What became of some of the work's jobs, which is not stored yet.
-
-        `moments` are to be stored with them; not None where the work uses running moments, and
-        then `Computer.release` lets the buffer's next work go.
-        """
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """Jobs of one buffer that share a launch: one, or a batch with statistics in common."""
-
-    owner: Owner
-    jobs: list[Job]
-    estimator: str
-    parameters: Mapping[str, Any]
-    uses_moments: bool = False
-    attempts: int = 0
-    number: int = 0
-    """Order of submission."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Response tokens of all its experiences."""
-        return sum(entry.record.response_tokens for job in self.jobs for entry in job.entries)
-
-    @property
-    def lane(self) -> tuple[object, ...]:
-        """What can share a launch; with running moments only the work of one buffer."""
-        owner = self.owner.id if self.uses_moments else 0
-        return (self.estimator, tuple(sorted(self.parameters.items())), owner)
 
 
 class Computer:
@@ -122,8 +51,8 @@ class Computer:
         self._store_path = store_path
         self._metrics = metrics
         self._lanes: dict[tuple[object, ...], deque[Work]] = {}
-        self._held: set[tuple[object, ...]] = set()
-        """Lanes whose running moments are being computed or stored."""
+        self._held: set[int] = set()
+        """Buffers whose running moments are being computed or stored."""
         self._numbers = itertools.count()
         self._arrival = asyncio.Event()
         self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
@@ -165,11 +94,6 @@ class Computer:
         self._lanes.setdefault(work.lane, deque()).append(work)
         self._arrival.set()
 
-    def release(self, work: Work) -> None:
-        """The moments that came with the work's results are stored."""
-        self._held.discard(work.lane)
-        self._arrival.set()
-
     async def close(self) -> None:
         """Stop. Work that isn't done is computed after the next start. Idempotent."""
         own = [task for task in (self._runner, self._warming) if task is not None]
@@ -195,11 +119,15 @@ class Computer:
                 continue
             task = asyncio.get_running_loop().create_task(self._launch(launch))
             self._in_flight.add(task)
-            task.add_done_callback(self._launched)
+            task.add_done_callback(functools.partial(self._launched, launch))
 
     def _next_launch(self) -> list[Work]:
         """The oldest work that may go, and what can share its launch."""
-        open_lanes = [lane for lane in self._lanes if lane not in self._held]
+        open_lanes = [
+            lane
+            for lane, waiting in self._lanes.items()
+            if not (waiting[0].uses_moments and waiting[0].owner.id in self._held)
+        ]
         if not open_lanes:
             return []
         lane = min(open_lanes, key=lambda lane: self._lanes[lane][0].number)
@@ -223,14 +151,17 @@ class Computer:
         if not waiting:
             del self._lanes[lane]
         if launch[0].uses_moments:
-            self._held.add(lane)
+            self._held.add(launch[0].owner.id)
         return launch
 
-    def _launched(self, task: asyncio.Task[None]) -> None:
+    def _launched(self, launch: Sequence[Work], task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
         self._slots.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a launch was lost: %r", error, exc_info=error)
+            for work in launch:
+                self._release(work)
+                self._give_up(work, f"its launch was lost ({error!r}); see the server's log")
 
     async def _launch(self, launch: list[Work]) -> None:
         loop = asyncio.get_running_loop()
@@ -246,12 +177,20 @@ class Computer:
         results = [
             (work, [self._result(work, job, next(answers)) for job in work.jobs]) for work in launch
         ]
+        # Until the results are stored, so that what waits for it stays bounded.
         if launch[0].uses_moments:
             together = [result for _, of_work in results for result in of_work]
-            launch[0].owner.computed(launch[0], together, answer["moments"])
-            return
-        for work, of_work in results:
-            work.owner.computed(work, of_work, None)
+            await launch[0].owner.computed(launch[0], together, answer["moments"])
+            self._release(launch[0])
+        else:
+            stored = [work.owner.computed(work, of_work, None) for work, of_work in results]
+            await asyncio.gather(*stored)
+
+    def _release(self, work: Work) -> None:
+        """Let the next work of a buffer with running moments go."""
+        if work.uses_moments:
+            self._held.discard(work.owner.id)
+            self._arrival.set()
 
     def _result(self, work: Work, job: Job, answer: Mapping[str, Any]) -> Result:
         error = answer.get("error", "")
@@ -263,7 +202,7 @@ class Computer:
             AdvantageRow(
                 seq=entry.record.seq,
                 advantages=advantages,
-                returns=returns,
+                returns=advantages if returns is None else returns,
                 details=answer["details"] | flags,
             )
             for entry, (advantages, returns, flags) in zip(
@@ -276,7 +215,7 @@ class Computer:
         """The worker died: try each work alone, so that only what kills it is given up."""
         _log.error("the advantage worker died with %d jobs: %s", len(launch), error)
         for work in reversed(launch):
-            self._held.discard(work.lane)
+            self._release(work)
             work.attempts += error.was_running
             if len(launch) > 1 or work.attempts <= _MAX_ATTEMPTS:
                 self._put_back(work)
@@ -348,5 +287,5 @@ def _request(launch: Sequence[Work]) -> dict[str, Any]:
         ],
         "batches": [place for place, _, _ in jobs],
         "counted": [job.counts for _, _, job in jobs],
-        "moments": first.owner.moments if first.uses_moments else None,
+        "moments": first.owner.moments(first.estimator) if first.uses_moments else None,
     }

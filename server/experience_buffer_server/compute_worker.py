@@ -7,11 +7,12 @@ float32 bytes. It keeps no state: a new worker continues where a dead one stoppe
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,21 @@ from experience_buffer_server.advantages.isolation import isolate
 from experience_buffer_server.advantages.moments import RunningMoments
 from experience_buffer_server.advantages.registry import Estimator
 from experience_buffer_server.channel import Parent
+from experience_buffer_server.inputs import (
+    COLUMNS,
+    column_tensor,
+    info_of,
+    input_problem,
+    read_inputs,
+)
 from experience_buffer_server.store.lmdb_reader import LmdbReader
 
 _NICENESS = 10
 """Acknowledging pushes comes first where there are too few cores for everything."""
+_GC_THRESHOLD = 100_000
+_BOOTSTRAPPING = "response_truncated"
+"""The one `truncate_status` after which a response would have gone on."""
 _FLAGS = ("singleton", "zero_mask", "bootstrapped")
-_COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
 
 
 def compute_launch(
@@ -48,12 +58,15 @@ def compute_launch(
     custom: Mapping[str, tuple[EstimatorSpec, Estimator]] | None = None,
 ) -> dict[str, Any]:
     """Compute one launch; one answer per group, an error where a group can't be computed."""
+    known = {name: spec for name, (spec, _) in (custom or {}).items()}
+    plan = advantages.plan(request["estimator"], request["parameters"], known)
+    names = read_inputs(plan)
     groups: list[list[ExperienceInput]] = []
     sound: list[int] = []
     answers: list[Any] = []
     for place, (buffer_id, members) in enumerate(request["groups"]):
         try:
-            groups.append(_inputs(reader, buffer_id, members))
+            groups.append(_inputs(reader, buffer_id, members, names=names))
             sound.append(place)
             answers.append(None)
         except (TrxpError, LookupError) as error:
@@ -82,60 +95,56 @@ def compute_launch(
     return {"groups": answers, "moments": None if running is None else running.to_json()}
 
 
-def experience_input(item: trxp.Item, run: str) -> ExperienceInput:
-    """What estimators may read of an experience; extra inputs come as tensors or in info.
+def experience_input(item: trxp.Item, run: str, *, names: Collection[str]) -> ExperienceInput:
+    """What an estimator reads of an experience; extra inputs come as tensors or in info.
+
+    Args:
+        item: The experience.
+        run: Its run, `""` where it votes alone.
+        names: Inputs that are read; the others stay None, whatever they hold.
 
     Raises:
-        LookupError: An entry of `info` isn't of the kind that its name asks for.
+        LookupError: An input isn't what its name asks for.
     """
-    tensors, info = item.tensors, item.meta.get("info")
-    extra: Mapping[str, Any] = info if isinstance(info, Mapping) else {}
+    if problem := input_problem(item, names):
+        raise LookupError(problem)
+    tensors, info = item.tensors, info_of(item)
     mask = tensors.get("action_mask")
     if mask is None:
         length = tensors["tokens"].shape[0] - int(item.meta.get("prompt_length", 1))
         mask_column = Column("U8", b"\x01" * max(length, 0))
     else:
         mask_column = Column(mask.dtype, mask.data)
-    reward, baseline = item.meta.get("reward"), _of(extra, "baseline_reward", int, float)
+    read = {name: info.get(name) for name in names}
+    reward, baseline, turns = (
+        item.meta.get("reward"),
+        read.get("baseline_reward"),
+        read.get("num_turns"),
+    )
     return ExperienceInput(
         reward=None if reward is None else float(reward),
         mask=mask_column,
         baseline_reward=None if baseline is None else float(baseline),
-        env_state_hash=_of(extra, "env_state_hash", str),
-        num_turns=_of(extra, "num_turns", int),
-        truncated=item.meta.get("truncate_status") is not None,
+        env_state_hash=read.get("env_state_hash"),
+        num_turns=None if turns is None else int(turns),
+        truncated=item.meta.get("truncate_status") == _BOOTSTRAPPING,
         run=run,
         step=item.eid.step,
-        **{name: _column(tensors, extra, name) for name in _COLUMNS},
+        **{name: _column(item, info, name) for name in COLUMNS if name in names},
     )
 
 
-def _of(info: Mapping[str, Any], name: str, *kinds: type) -> Any:
-    value = info.get(name)
-    if isinstance(value, float) and value.is_integer() and kinds == (int,):
-        value = int(value)  # An annotation's numbers travel as floats.
-    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-        expected = " or ".join(kind.__name__ for kind in kinds)
-        raise LookupError(f"info[{name!r}] is {value!r}; {expected} is expected")
-    return value
-
-
-def _column(
-    tensors: Mapping[str, trxp.TensorView], info: Mapping[str, Any], name: str
-) -> Column | None:
-    tensor = tensors.get(name)
+def _column(item: trxp.Item, info: Mapping[str, Any], name: str) -> Column | None:
+    tensor = column_tensor(item, name)
     if tensor is not None:
         return Column(tensor.dtype, tensor.data)
-    values = info.get(name)
-    if not isinstance(values, list | tuple):
-        return None
-    try:
-        return Column("F64", array("d", values).tobytes())
-    except (TypeError, OverflowError) as error:
-        raise LookupError(f"info[{name!r}] holds other things than numbers: {error}") from error
+    numbers = info.get(name)
+    return None if numbers is None else Column("F64", array("d", numbers).tobytes())
 
 
-def _inputs(reader: LmdbReader, buffer_id: int, members: list[Any]) -> list[ExperienceInput]:
+def _inputs(
+    reader: LmdbReader, buffer_id: int, members: list[Any], *, names: Collection[str]
+) -> list[ExperienceInput]:
     payloads = reader.payloads(buffer_id, [uid for uid, _ in members])
     inputs = []
     for (uid, run), payload in zip(members, payloads, strict=True):
@@ -144,7 +153,7 @@ def _inputs(reader: LmdbReader, buffer_id: int, members: list[Any]) -> list[Expe
         item = trxp.read(payload)[0]
         if isinstance(item, TrxpError):
             raise item
-        inputs.append(experience_input(item, run))
+        inputs.append(experience_input(item, run, names=names))
     return inputs
 
 
@@ -156,7 +165,8 @@ def _answer(result: GroupResult | GroupFailure) -> dict[str, Any]:
         "items": [
             (
                 item.advantages,
-                item.returns,
+                # Mostly the same: sent, stored and read once.
+                None if item.returns is item.advantages else item.returns,
                 {name: True for name in _FLAGS if getattr(item, name)},
             )
             for item in result.items
@@ -177,6 +187,10 @@ def main() -> None:
     # A device that isn't there ends the worker before it is ready.
     device = warm_up(device, threads=int(threads))
     reader = LmdbReader(Path(path))
+    # A launch makes many small objects and no cycles: the collector would go through all modules'
+    # objects again and again for nothing.
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
     parent.ready()
     while (request := parent.receive()) is not None:
         answer = compute_launch(reader, request, device=device, threads=int(threads), custom=custom)

@@ -71,6 +71,13 @@ class AdvantageSettings(BaseModel):
     estimator: str = ""
     """Empty: nothing is computed."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _table(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f'give a table: advantage = {{ estimator = "{value}" }}')
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> AdvantageSettings:
         if self.plan is None and self.parameters:
@@ -213,7 +220,7 @@ class ComputeSection(_Section):
     """torch threads on the CPU."""
     max_batch_groups: int = Field(1024, ge=1)
     """Most groups in one launch."""
-    max_batch_tokens: int = Field(131_072, ge=1)
+    max_batch_tokens: int = Field(32_768, ge=1)
     """Response tokens beyond which a launch takes no more groups."""
     max_latency_seconds: float = Field(0.002, ge=0)
     """How long a whole group waits for others to share its launch."""

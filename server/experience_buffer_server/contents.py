@@ -59,13 +59,15 @@ class Contents:
     def set_missing(self, entry: Entry, fields: tuple[str, ...]) -> None:
         """Note which fields an entry lacks."""
         entry.missing = fields
-        if fields:
+        if fields and self._by_seq.get(entry.record.seq) is entry:
             self.lacking[entry.record.seq] = entry
         else:
             self.lacking.pop(entry.record.seq, None)
 
     def replace_record(self, entry: Entry, record: Record) -> None:
-        """Give an entry another record of the same uid and seq."""
+        """Give an entry another record of the same uid and seq, unless it has gone."""
+        if self._by_seq.get(record.seq) is not entry:
+            return
         self.num_bytes += record.payload_bytes - entry.record.payload_bytes
         entry.record = record
 

@@ -15,6 +15,7 @@ from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Closing, Entry, Group
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.removal import Removal
 from experience_buffer_server.store.base import Store
 from experience_buffer_server.tasks import Tasks
 
@@ -38,23 +39,21 @@ class Owner(Protocol):
     def check_whole(self, group: Group) -> None:
         """Go on with a group that is closed and all on disk."""
 
-    def withdraw(self, entries: Sequence[Entry]) -> None:
-        """Stop offering the entries."""
-
-    def is_leased(self, entry: Entry) -> bool:
-        """True if a consumer holds it."""
-
-    async def remove(self, entries: Sequence[Entry]) -> None:
-        """Remove durable entries that nobody holds; later pushes of them are recognised."""
-
 
 class Grouping:
     """Seals, drops and expires groups. Not thread-safe."""
 
     def __init__(
-        self, owner: Owner, contents: Contents, store: Store, metrics: Metrics, tasks: Tasks
+        self,
+        owner: Owner,
+        contents: Contents,
+        removal: Removal,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
     ) -> None:
         self._owner = owner
+        self._removal = removal
         self._contents = contents
         self._store = store
         self._metrics = metrics
@@ -137,25 +136,42 @@ class Grouping:
             num_complete = len(group.votes) - len(lacking) + group.row.num_consumed
             if settings.on_group_deadline == "wait":
                 group.overdue = True
-            elif any(self._owner.is_leased(entry) for entry in lacking):
+            elif any(self._removal.is_leased(entry) for entry in lacking):
                 # Somebody is about to annotate it; the lease's end bounds the wait.
                 self._contents.groups.postpone(group, now + _POSTPONE_SECONDS)
             elif (
                 settings.on_group_deadline == "use_partial"
                 and num_complete >= settings.min_group_size
             ):
-                if group.is_open:
-                    self._close(group, "deadline")
-                self._tasks.spawn(self._use_partial(group, lacking))
+                self._use_partial(group, lacking)
             else:
                 self._tasks.spawn(self._drop(group, _not_whole(group), "group_dropped"))
 
-    async def _use_partial(self, group: Group, lacking: Sequence[Entry]) -> None:
-        self._owner.withdraw(lacking)
-        await self._submit_row(group)
-        await self._owner.remove([entry for entry in lacking if not self._owner.is_leased(entry)])
-        self._metrics.dropped(self._owner.name, "missing_field", len(lacking))
-        self._go_on(group)
+    def _use_partial(self, group: Group, lacking: Sequence[Entry]) -> None:
+        """Close a group with the members it has, without those that lack fields."""
+        was_open, previous_size = group.is_open, group.row.size
+        if was_open:
+            self._close(group, "deadline")
+        # Submitted here and now: nobody can lease one of them in between.
+        row_stored = self._submit_row(group)
+        removed = self._removal.remove_now(lacking) if lacking else None
+
+        async def finish() -> None:
+            try:
+                await row_stored
+            except BaseException:
+                if was_open and group.row.closed == "deadline":
+                    self._contents.groups.reopen(group, size=previous_size)
+                raise
+            finally:
+                # Where that failed, the deadline is looked at again.
+                self._contents.groups.postpone(group, time.time() + _POSTPONE_SECONDS)
+                if removed is not None:
+                    await removed
+            self._metrics.dropped(self._owner.name, "missing_field", len(lacking))
+            self._go_on(group)
+
+        self._tasks.spawn(finish())
 
     async def withhold(self, group: Group) -> None:
         """Drop a group that has nothing to teach: all its rewards are equal."""
@@ -222,9 +238,9 @@ class Grouping:
             self._contents.groups.close(group, "dropped", note=reason)
             self._metrics.group_closed(self._owner.name, "dropped")
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
-        self._owner.withdraw(members)
+        self._removal.withdraw(members)
         stored = self._tasks.start(self._submit_row(group))
-        await self._owner.remove([e for e in members if not self._owner.is_leased(e)])
+        await self._removal.remove([e for e in members if not self._removal.is_leased(e)])
         await stored
         if group.is_over:
             self._contents.groups.remove(group)

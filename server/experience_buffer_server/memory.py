@@ -1,8 +1,9 @@
-"""How the C library keeps memory: large messages come and go all the time."""
+"""How memory is kept and looked through: large messages and small objects come and go all the time."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 _M_TRIM_THRESHOLD = -1
@@ -10,6 +11,8 @@ _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024
 """The most that glibc takes on 64-bit machines."""
 _TRIM_THRESHOLD_BYTES = 256 * 1024 * 1024
+_OLDEST_THRESHOLD = 10_000
+"""Collections of the middle generation before the oldest is looked through, too."""
 
 
 def keep_large_blocks() -> None:
@@ -25,3 +28,17 @@ def keep_large_blocks() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+def calm_collector() -> None:
+    """Keep the garbage collector from going through all that is stored, again and again.
+
+    Entries and groups form no cycles that outlive them: reference counts free them. Looking through
+    a million of them takes a second in which nobody is answered. What is there now is left out for
+    good, and what comes later is looked through a thousand times less often than by default; the
+    young objects of calls and errors are collected as ever.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _OLDEST_THRESHOLD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 from experience_buffer import errors
@@ -15,6 +16,7 @@ from experience_buffer_server.store.base import Store
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _MAX_DELETE_UIDS = 10_000
+_PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
 
 
 def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
@@ -62,7 +64,7 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
         raise errors.InvalidRequestError(
             f"page_size {size} is over the limit of {_MAX_PAGE}", subject="page_size"
         )
-    if request.page_token and not request.page_token.isdecimal():
+    if request.page_token and not _PAGE_TOKEN.fullmatch(request.page_token):
         raise errors.InvalidRequestError(
             f"page_token {request.page_token!r} is not one that List returned", subject="page_token"
         )
@@ -102,7 +104,7 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
         )
     else:
         entries = list(_matching(buffer, request.filter))
-    held, num_deleted = await buffer.delete(entries)
+    held, num_deleted = await buffer.removal.delete(entries)
     response.leased_uids.extend(entry.record.uid for entry in held)
     response.num_deleted = num_deleted
     return response

@@ -93,7 +93,7 @@ class Retirement:
             if group.is_open:
                 self._leave_open(batch, group, leaving, reason)
             else:
-                group.has_consumed = group.has_consumed or reason == "consumed"
+                self._note_leaving(group, leaving, reason)
                 leaving += self._leave_closed(batch, group, reason, now)
         for entry in leaving:
             record = entry.record
@@ -101,6 +101,15 @@ class Retirement:
             if reason != "deleted":
                 batch.remember(self._id, "uid", record.uid, record.digest, now)
         return leaving
+
+    @staticmethod
+    def _note_leaving(group: Group, leaving: Sequence[Entry], reason: LeaveReason) -> None:
+        """A closed group's size is that of its members, unless some were consumed."""
+        if reason == "consumed":
+            group.has_consumed = True
+        else:
+            gone = [entry for entry in leaving if entry.group is group]
+            group.row.size -= sum(not entry.record.tombstone for entry in gone)
 
     def _leave_open(
         self, batch: WriteBatch, group: Group, leaving: Sequence[Entry], reason: LeaveReason
@@ -120,6 +129,8 @@ class Retirement:
         """With the last experience go the tombstones; how the group closed is remembered."""
         rest = [entry for entry in group.members if not entry.leaving]
         if not all(entry.record.tombstone and entry.durable for entry in rest):
+            if reason != "consumed":
+                batch.put_group(self._id, group.row)
             return []
         for entry in rest:
             entry.leaving = True
@@ -140,8 +151,12 @@ class Retirement:
         """The batch failed: the entries are still here."""
         for entry in leaving:
             entry.leaving = False
-            if reason == "consumed" and entry.group is not None and entry.group.is_open:
+            if entry.group is None:
+                continue
+            if reason == "consumed" and entry.group.is_open:
                 entry.group.row.num_consumed -= 1
+            elif reason != "consumed" and not entry.group.is_open:
+                entry.group.row.size += not entry.record.tombstone
 
     def _remove(self, entry: Entry) -> None:
         self._contents.remove(entry)

@@ -49,7 +49,7 @@ def buffer_stats(buffer: Buffer) -> BufferStats:
     num_open = num_overdue = num_quarantined = 0
     for group in buffer.contents.groups:
         num_open += group.is_open
-        num_overdue += group.is_open and group.overdue
+        num_overdue += group.overdue and group.is_unfinished
         num_quarantined += any(entry.quarantine for entry in group.members)
     return BufferStats(
         name=buffer.name,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from google.protobuf import json_format, struct_pb2
+from google.protobuf import struct_pb2
 
 from experience_buffer import errors, trxp
 from experience_buffer.eid import EID
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from experience_buffer_server.admission import Reason
-from experience_buffer_server.annotating import AnnotateOutcome, AnnotateReason, Annotation
+from experience_buffer_server.annotation import AnnotateOutcome, AnnotateReason, Annotation
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.groups import Entry
@@ -19,6 +19,8 @@ from experience_buffer_server.ingest import Outcome, PushStatus
 from experience_buffer_server.registry import checked_settings
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.stats import BufferStats
+from experience_buffer_server.struct_values import StructValueError, plain_entries
+from experience_buffer_server.wire_enums import CHOICES, enum_number, enum_word
 
 _STATUS: Final = {
     PushStatus.STORED: types_pb2.PUSH_STATUS_STORED,
@@ -37,31 +39,8 @@ _ANNOTATE: Final = {
     AnnotateReason.INVALID: types_pb2.ANNOTATE_REFUSAL_INVALID,
     AnnotateReason.DELIVERED: types_pb2.ANNOTATE_REFUSAL_DELIVERED,
 }
-_ENUMS: Final[dict[str, Any]] = {
-    "group_by": config_pb2.GroupBy,
-    "on_group_deadline": config_pb2.DeadlinePolicy,
-    "late_members": config_pb2.LatePolicy,
-    "on_bad_reward": config_pb2.BadRewardPolicy,
-    "on_missing_field": config_pb2.MissingFieldPolicy,
-    "unit": config_pb2.Unit,
-}
-_ENUM_PREFIXES: Final = {
-    "group_by": "GROUP_BY_",
-    "on_group_deadline": "DEADLINE_POLICY_",
-    "late_members": "LATE_POLICY_",
-    "on_bad_reward": "BAD_REWARD_POLICY_",
-    "on_missing_field": "MISSING_FIELD_POLICY_",
-    "unit": "UNIT_",
-}
 _WHOLE: Final = frozenset({"num_turns", "model_version", "version_start", "version_end"})
 """Entries of `info` that are whole numbers; on the wire every number is a float."""
-_CHOICES: Final = (
-    "group_by",
-    "on_group_deadline",
-    "late_members",
-    "on_bad_reward",
-    "on_missing_field",
-)
 _PLAIN_FIELDS: Final = (
     "group_size",
     "group_deadline_seconds",
@@ -87,14 +66,14 @@ def values_from(config: config_pb2.BufferConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: getattr(config, name) for name in _PLAIN_FIELDS if config.HasField(name)
     }
-    for name in _CHOICES:
+    for name in CHOICES:
         number = getattr(config, name)
         if config.HasField(name) and number:
-            values[name] = _enum_word(name, number)
+            values[name] = enum_word(name, number)
     if config.consumers:
         values["consumers"] = [
             {"name": consumer.name, "raw": consumer.raw}
-            | ({"unit": _enum_word("unit", consumer.unit)} if consumer.unit else {})
+            | ({"unit": enum_word("unit", consumer.unit)} if consumer.unit else {})
             for consumer in config.consumers
         ]
     if config.HasField("advantage"):
@@ -130,7 +109,7 @@ def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
     config = config_pb2.BufferConfig(
         name=buffer.name,
         consumers=[
-            config_pb2.ConsumerConfig(name=c.name, unit=_enum_number("unit", c.unit), raw=c.raw)
+            config_pb2.ConsumerConfig(name=c.name, unit=enum_number("unit", c.unit), raw=c.raw)
             for c in settings.consumers
         ],
         advantage=config_pb2.AdvantageConfig(estimator=settings.advantage.estimator),
@@ -138,8 +117,8 @@ def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
     config.advantage.parameters.update(settings.advantage.parameters)
     for name in _PLAIN_FIELDS:
         setattr(config, name, getattr(settings, name))
-    for name in _CHOICES:
-        setattr(config, name, _enum_number(name, getattr(settings, name)))
+    for name in CHOICES:
+        setattr(config, name, enum_number(name, getattr(settings, name)))
     return config_pb2.Buffer(
         config=config,
         policy_version=buffer.row.policy_version,
@@ -253,7 +232,7 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
         consumers=[
             service_pb2.ConsumerStats(
                 name=consumer.name,
-                unit=_enum_number("unit", consumer.unit),
+                unit=enum_number("unit", consumer.unit),
                 num_ready_units=consumer.num_ready_units,
                 num_leased_units=consumer.num_leased_units,
                 num_leases=consumer.num_leases,
@@ -273,16 +252,14 @@ def annotation_from(message: service_pb2.Annotation) -> Annotation:
     """What is added to an experience; one that can't be read says why in `problem`."""
     try:
         tensors = trxp.read_tensors(message.tensors) if message.tensors else {}
-    except errors.TrxpError as error:
+        info = plain_entries(message.info, label="info")
+    except (errors.TrxpError, StructValueError) as error:
         return Annotation(uid=message.uid, problem=str(error))
     return Annotation(
         uid=message.uid,
         reward=message.reward if message.HasField("reward") else None,
         tensors=tensors,
-        info={
-            name: _whole(value) if name in _WHOLE else value
-            for name, value in json_format.MessageToDict(message.info).items()
-        },
+        info={name: _whole(value) if name in _WHOLE else value for name, value in info.items()},
     )
 
 
@@ -307,16 +284,3 @@ def _parameter(name: str, value: struct_pb2.Value) -> float | bool | str:
         )
     parameter: float | bool | str = getattr(value, kind)
     return parameter
-
-
-def _enum_word(field: str, number: int) -> str:
-    """GROUP_BY_TASK -> "task"; an unknown number stays visible in the error that follows."""
-    try:
-        name: str = _ENUMS[field].Name(number)
-    except ValueError:
-        return str(number)
-    return name.removeprefix(_ENUM_PREFIXES[field]).lower()
-
-
-def _enum_number(field: str, word: str) -> Any:
-    return _ENUMS[field].Value(_ENUM_PREFIXES[field] + word.upper())

@@ -196,7 +196,9 @@ def test_a_batch_of_estimated_experiences_that_cannot_be_computed_is_quarantined
 ) -> None:
     create(stub, name, estimator="gae")
     outcomes = push(
-        stub, name, [experience(1, 0, info={"values": ["a"] * NUM_RESPONSE}), experience(1, 1)]
+        stub,
+        name,
+        [experience(1, 0, info={"values": [float("nan")] * NUM_RESPONSE}), experience(1, 1)],
     )
     assert outcomes[1].status == REFUSED
     assert outcomes[0].status == STORED

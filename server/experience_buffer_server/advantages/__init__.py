@@ -23,7 +23,7 @@ from .values import Column, ExperienceAdvantages, ExperienceInput, GroupFailure,
 
 if TYPE_CHECKING:
     from .moments import RunningMoments
-    from .parameters import ParameterValue
+    from .parameter_checks import ParameterValue
     from .registry import Estimator
 
 __all__ = [
@@ -70,10 +70,9 @@ def compute(
         device: Where tokens are computed: `cpu`, or a torch device such as `cuda:0`.
         threads: Threads that the CPU's loops over tokens are spread over; they change no bit.
         batches: Per group, the batch whose statistics it shares, ascending; None: all groups are
-            one batch. A group that is refused isn't part of its batch, and the tokens of one that
-            overflows aren't.
-        moments: Running moments of the buffer, updated in place in the order of the groups; needed
-            where the parameters use them.
+            one batch. A group that fails isn't part of its batch.
+        moments: Running moments of the buffer, updated in place in the order of the groups, without
+            those that fail, and not if this raises; needed where the parameters use them.
         counted: Per group, whether its votes enter the running moments; False for one that was
             counted before and is computed again. None: all of them do.
         custom: Estimators of the operator's own, by name.

@@ -14,12 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from .parameters import (
-    GroupParameters,
-    ParameterError,
-    ReinforceParameters,
-    RewardParameters,
-)
+from .parameter_checks import ParameterError
+from .parameters import GroupParameters, ReinforceParameters, RewardParameters
 from .specs import ESTIMATORS, INPUT_FIELDS, EstimatorSpec, Scope
 
 Computes = Literal["scores", "tokens"]
@@ -146,7 +142,7 @@ def _check_default(name: str, default: object) -> None:
 
 
 def _limits(default: object) -> dict[str, Any]:
-    """What `parameters.checked_parameters` is to accept: anything of the default's kind."""
+    """What `parameter_checks.checked_parameters` is to accept: anything of the default's kind."""
     if isinstance(default, bool):
         return {"switch": True}
     if isinstance(default, str):

@@ -59,7 +59,8 @@ def gigpo_scores(
         rewards_B: Rewards, shape [B].
         batch: Groups, runs, steps and states.
         parameters: w (`step_weight`), d (`step_discount`), eps, `use_std`.
-        details: Gets what `compare_votes` records of the runs.
+        details: Gets what `compare_votes` records of the runs; `zero_variance` also asks that the
+            steps at each state have equal returns, unless w is 0.
 
     Returns:
         Scores, shape [B].
@@ -68,26 +69,37 @@ def gigpo_scores(
     """
     compare = _comparison(parameters)
     runs = ballot(batch, batch.first_steps)
-    if steps_differ(parameters):
-        totals_B, returns_B = rewards_B, rewards_B
-        raw_B = turn_rewards(batch.rewards, batch, parameters)
-    else:
-        totals_B = run_totals(rewards_B, batch)
-        returns_B = discounted_returns(
-            rewards_B, batch.next_steps, discount=parameters.step_discount
-        )
-        raw_B = run_totals(batch.rewards, batch)
+    totals_B, returns_B = _totals_and_returns(rewards_B, batch, parameters)
+    raw_totals_B, raw_returns_B = totals_B, returns_B
+    if rewards_B is not batch.rewards or steps_differ(parameters):
+        raw_B = batch.rewards
+        if steps_differ(parameters):
+            raw_B = turn_rewards(raw_B, batch, parameters)
+        raw_totals_B, raw_returns_B = _totals_and_returns(raw_B, batch, parameters)
     episode_B = compare_votes(
         totals_B[runs.voters][runs.slots],
         totals_B,
         runs,
         details,
         compare=compare,
-        raw_B=raw_B,
+        raw_B=raw_totals_B,
     )
     if parameters.step_weight == 0:
         return episode_B
+    for group in _groups_with_varied_states(raw_returns_B, batch):
+        # Runs that earned the same, but not from the same states on, still teach something.
+        details[group]["zero_variance"] = False
     return episode_B + parameters.step_weight * _step_scores(returns_B, batch, compare)
+
+
+def _totals_and_returns(
+    rewards_B: Floats, batch: Batch, parameters: GigpoParameters
+) -> tuple[Floats, Floats]:
+    """E at the first step of each run, and R of each step; each of shape [B]."""
+    if steps_differ(parameters):
+        return rewards_B, rewards_B
+    returns_B = discounted_returns(rewards_B, batch.next_steps, discount=parameters.step_discount)
+    return run_totals(rewards_B, batch), returns_B
 
 
 def run_totals(rewards_B: Floats, batch: Batch) -> Floats:
@@ -113,17 +125,30 @@ def run_totals(rewards_B: Floats, batch: Batch) -> Floats:
 
 def _step_scores(returns_B: Floats, batch: Batch, compare: Compare) -> Floats:
     """Scores of steps among those of their group with the same state, 0 where there is one."""
+    steps, _, votes = _states(returns_B, batch)
+    shared_V = votes.spread(votes.sizes.astype(np.float64)) > 1
+    scores_B = np.zeros(len(returns_B))
+    scores_B[steps] = np.where(shared_V, compare(votes).scores(votes), 0.0)
+    return scores_B
+
+
+def _groups_with_varied_states(returns_B: Floats, batch: Batch) -> list[int]:
+    """The groups with steps that have the same state and different returns."""
+    steps, _, votes = _states(returns_B, batch)
+    firsts = steps[votes.offsets[:-1][~votes.constant()]]
+    groups = np.searchsorted(batch.group_offsets, firsts, side="right") - 1
+    return sorted(set(groups.tolist()))
+
+
+def _states(returns_B: Floats, batch: Batch) -> tuple[Ints, Ints, Votes]:
+    """Steps by group and state, as `_cells`; those without a state are left out."""
     numbers: dict[str, int] = {}
     states_B = np.array([numbers.setdefault(s, len(numbers)) for s in batch.states], dtype=np.int64)
     sizes_G = np.diff(batch.group_offsets)
     groups_B = np.repeat(np.arange(len(sizes_G)), sizes_G)
     # What came without a state shares it with nothing.
     known = np.flatnonzero(states_B != numbers.get("", -1))
-    steps, _, votes = _cells(returns_B, known, (groups_B * len(numbers) + states_B)[known])
-    shared_V = votes.spread(votes.sizes.astype(np.float64)) > 1
-    scores_B = np.zeros(len(returns_B))
-    scores_B[steps] = np.where(shared_V, compare(votes).scores(votes), 0.0)
-    return scores_B
+    return _cells(returns_B, known, (groups_B * len(numbers) + states_B)[known])
 
 
 def _cells(numbers_B: Floats, rows: Ints, cells: Ints) -> tuple[Ints, Ints, Votes]:

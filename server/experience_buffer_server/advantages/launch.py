@@ -6,6 +6,7 @@ tokens of all experiences.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -65,6 +66,15 @@ def run(
         return _run(groups, plan, settings, batches=batches, counted=counted)
 
 
+class _FailingError(Exception):
+    """Experiences whose groups must leave the launch before others are compared with them."""
+
+    def __init__(self, problems: dict[int, str]) -> None:
+        """Keep why, by row of the batch."""
+        super().__init__(f"{len(problems)} experiences can't be computed")
+        self.problems = problems
+
+
 def _run(
     groups: Sequence[Group],
     plan: Plan,
@@ -78,20 +88,23 @@ def _run(
     for index, group in enumerate(groups):
         if (refusal := _refusal(group, reads)) is not None:
             outcomes[index] = refusal
-    accepted = [index for index in range(len(groups)) if index not in outcomes]
-    batch = _pack(groups, plan, accepted, batches)
-    if batch.problems:
-        # Seen only now, inside tensors. Such a group must not reach the statistics of its batch,
-        # so the others are packed again without it.
-        for index, problem in zip(accepted, _first_of_groups(batch, batch.problems), strict=True):
-            if problem is not None:
-                outcomes[index] = GroupFailure(problem)
-        accepted = [index for index in accepted if index not in outcomes]
+    while accepted := [index for index in range(len(groups)) if index not in outcomes]:
         batch = _pack(groups, plan, accepted, batches)
-    if accepted:
         own_counted = None if counted is None else [counted[index] for index in accepted]
-        computed = _compute(batch, plan, settings, own_counted)
+        # A group may fail after it was counted: only a launch without failures is kept.
+        moments = copy.deepcopy(settings.moments)
+        trial = dataclasses.replace(settings, moments=moments)
+        try:
+            computed = _compute(batch, plan, trial, own_counted)
+        except _FailingError as error:
+            first = _first_of_groups(batch, error.problems)
+            for index, problem in zip(accepted, first, strict=True):
+                if problem is not None:
+                    outcomes[index] = GroupFailure(problem)
+            continue
         outcomes.update(zip(accepted, computed, strict=True))
+        if settings.moments is not None and moments is not None:
+            settings.moments.become(moments)
     return [outcomes[index] for index in range(len(groups))]
 
 
@@ -127,17 +140,10 @@ def _normalise(
     *,
     counted: Sequence[bool] | None,
 ) -> Floats:
-    """The stages over scores, up to what is placed on the tokens; NaN where one isn't finite."""
+    """The stages over finite scores, up to what is placed on the tokens."""
     parameters = plan.parameters
     if not isinstance(parameters, RewardParameters):
         return scores_B
-    bad_B = ~np.isfinite(scores_B)
-    if bad_B.any():
-        # Their groups fail. Until then they count in no moments, and NaN in no statistics.
-        scores_B = np.where(bad_B, np.nan, scores_B)
-        failing = set(_groups_of(batch, np.flatnonzero(bad_B)).tolist())
-        counts = [True] * len(details) if counted is None else counted
-        counted = [count and group not in failing for group, count in enumerate(counts)]
     scores_B = normalise_by_moments(
         scores_B, batch, plan, settings.moments, details, counted=counted
     )
@@ -176,22 +182,32 @@ def _first_of_groups(batch: Batch, problems: dict[int, str]) -> list[str | None]
 def _compute(
     batch: Batch, plan: Plan, settings: Settings, counted: Sequence[bool] | None
 ) -> list[Outcome]:
+    """The outcome of each group of a batch.
+
+    Raises:
+        _FailingError: Groups can't be computed, and the others' numbers may depend on them.
+    """
+    if batch.problems:
+        raise _FailingError(batch.problems)
+    parameters = plan.parameters
     details: GroupDetails = [{} for _ in range(len(batch.group_offsets) - 1)]
     scores_B, batch = _score(batch, plan, settings, details)
+    _require(np.isfinite(scores_B), batch, parameters)
     scores_B = _normalise(scores_B, batch, plan, settings, details, counted=counted)
-    results, bad_B = _compute_tokens(batch, plan, settings, scores_B, details)
-    bad = np.flatnonzero(bad_B)
-    indices = bad - batch.group_offsets[_groups_of(batch, bad)]
-    overflows = {
-        row: _overflow(index, plan.parameters)
-        for row, index in zip(bad.tolist(), indices.tolist(), strict=True)
-    }
-    apply_policy(batch, plan.parameters, details, results)
+    _require(np.isfinite(scores_B), batch, parameters)
+    results = _compute_tokens(batch, plan, settings, scores_B, details)
+    is_good_B = np.ones(len(scores_B), dtype=np.bool_)
+    for result in results:
+        is_good_B[bad_tokens(result, batch.mask, batch.offsets)] = False
+    if parameters.uses_batch or parameters.uses_running_moments:
+        _require(is_good_B, batch, parameters)
+    failures = _first_of_groups(batch, _overflows(is_good_B, batch, parameters))
+    apply_policy(batch, parameters, details, results)
     items = cut(batch, details, results)
-    common, of_batches = common_details(plan), batch_details(batch, plan.parameters)
+    common, of_batches = common_details(plan), batch_details(batch, parameters)
     offsets = batch.group_offsets.tolist()
     outcomes: list[Outcome] = []
-    for group, failure in enumerate(_first_of_groups(batch, overflows)):
+    for group, failure in enumerate(failures):
         if failure is not None:
             outcomes.append(GroupFailure(failure))
             continue
@@ -203,28 +219,19 @@ def _compute(
 
 def _compute_tokens(
     batch: Batch, plan: Plan, settings: Settings, rewards_B: Floats, details: GroupDetails
-) -> tuple[Results, NDArray[np.bool_]]:
-    """The stages over tokens; also which experiences have unusable results, shape [B]."""
+) -> Results:
+    """The stages over tokens."""
     parameters = plan.parameters
-    bad_B = ~np.isfinite(rewards_B)
-    rewards_B = np.where(bad_B, 0.0, rewards_B)
     stages, tokens = _token_stage(batch, plan, settings, rewards_B)
-    if isinstance(parameters, AdvantageParameters) and _normalises(parameters):
-        means_B = stages.sums(tokens.advantages) / np.maximum(batch.num_valid, 1)
-        bad_B |= ~(np.abs(means_B) <= np.finfo(np.float32).max)
-        if bad_B.any():
-            # The statistics of their neighbours go on without their groups.
-            batch = _without_tokens(batch, np.unique(_groups_of(batch, np.flatnonzero(bad_B))))
-            stages, tokens = _token_stage(batch, plan, settings, rewards_B)
     advantages = tokens.advantages
     if isinstance(parameters, AdvantageParameters):
+        if _normalises(parameters):
+            means_B = stages.sums(advantages) / np.maximum(batch.num_valid, 1)
+            _require(np.abs(means_B) <= np.finfo(np.float32).max, batch, parameters)
         advantages = normalise_advantages(stages, advantages, batch, parameters, details)
         advantages = clip_advantages(stages, advantages, batch, parameters, details)
         advantages = normalise_across_batch(stages, advantages, batch, parameters, details)
-    results = stages.fetch(advantages, None if tokens.returns is advantages else tokens.returns)
-    for result in results:
-        bad_B[bad_tokens(result, batch.mask, batch.offsets)] = True
-    return results, bad_B
+    return stages.fetch(advantages, None if tokens.returns is advantages else tokens.returns)
 
 
 def _token_stage(
@@ -257,21 +264,23 @@ def _has_later_stages(parameters: BatchParameters) -> bool:
     return _normalises(parameters) or parameters.advantage_clip > 0
 
 
-def _without_tokens(batch: Batch, groups: NDArray[np.int64]) -> Batch:
-    """The batch where no experience of some groups has a valid token."""
-    is_chosen_G = np.isin(np.arange(len(batch.group_offsets) - 1), groups)
-    is_chosen_B = np.repeat(is_chosen_G, np.diff(batch.group_offsets))
-    is_chosen_D = np.repeat(is_chosen_B, np.diff(batch.offsets))
-    return dataclasses.replace(
-        batch,
-        mask=np.where(is_chosen_D, np.uint8(0), batch.mask),
-        num_valid=np.where(is_chosen_B, 0, batch.num_valid),
-    )
+def _require(is_good_B: NDArray[np.bool_], batch: Batch, parameters: BatchParameters) -> None:
+    """Raise `_FailingError` unless all numbers so far can be used."""
+    if overflows := _overflows(is_good_B, batch, parameters):
+        raise _FailingError(overflows)
 
 
-def _overflow(index: int, parameters: BatchParameters) -> str:
+def _overflows(
+    is_good_B: NDArray[np.bool_], batch: Batch, parameters: BatchParameters
+) -> dict[int, str]:
+    """What is wrong with the rows that aren't good."""
     shared = " with the statistics of its batch" if parameters.uses_batch else ""
-    return (
-        f"experience {index} of the group: the result is beyond float32{shared}; push rewards, "
-        "values and log-probabilities of usual size"
-    )
+    bad = np.flatnonzero(~is_good_B)
+    indices = bad - batch.group_offsets[_groups_of(batch, bad)]
+    return {
+        row: (
+            f"experience {index} of the group: the result is beyond float32{shared}; push rewards, "
+            "values and log-probabilities of usual size"
+        )
+        for row, index in zip(bad.tolist(), indices.tolist(), strict=True)
+    }

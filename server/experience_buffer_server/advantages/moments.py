@@ -81,6 +81,11 @@ class RunningMoments:
         self._sum += sum(whole)
         self._squares += sum([number * number for number in whole])
 
+    def become(self, other: RunningMoments) -> None:
+        """Take over the state of others."""
+        self._count, self._bits = other._count, other._bits
+        self._sum, self._squares = other._sum, other._squares
+
     def _refine(self, bits: int) -> None:
         finer = bits - self._bits
         if finer > 0:

@@ -7,44 +7,18 @@ stage does is told where it is computed; the order of the stages is in `launch.p
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-ParameterValue = float | bool | str
-
-_LARGE = 1e9
-
-
-class ParameterError(ValueError):
-    """An estimator's name or parameter isn't acceptable; the message names it and the limit."""
-
-
-def _number(
-    default: float, *, minimum: float = 0.0, maximum: float = _LARGE, above_minimum: bool = False
-) -> float:
-    bounds = {"minimum": minimum, "maximum": maximum, "above_minimum": above_minimum}
-    default_field: float = field(default=default, metadata=bounds)
-    return default_field
-
-
-def _count(default: int, *, minimum: int = 0, maximum: int = 1_000_000_000) -> int:
-    bounds = {"minimum": minimum, "maximum": maximum, "whole": True}
-    default_field: int = field(default=default, metadata=bounds)
-    return default_field
-
-
-def _switch(default: bool) -> bool:
-    default_field: bool = field(default=default, metadata={"switch": True})
-    return default_field
-
-
-def _choice(default: str, *options: str) -> str:
-    default_field: str = field(default=default, metadata={"options": options})
-    return default_field
-
+from .parameter_checks import (
+    LARGE,
+    ParameterError,
+    choice,
+    count,
+    epsilon,
+    number,
+    refuse_idle,
+    switch,
+)
 
 _LEVELS = ("none", "group", "batch")
 _LEVEL_FIELDS = (
@@ -57,13 +31,19 @@ def _levels(parameters: BatchParameters) -> set[str]:
     return {getattr(parameters, name, "none") for name in _LEVEL_FIELDS}
 
 
+def _check_norm(parameters: BatchParameters, stage: str) -> None:
+    """Refuse the settings of a normalisation that has no level."""
+    settings = (f"{stage}_leave_one_out", f"{stage}_ddof", f"{stage}_eps")
+    refuse_idle(parameters, *settings, without=(f"{stage}_mean", f"{stage}_std"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchParameters:
     """Which experiences share the statistics of a batch, where any stage takes such statistics."""
 
-    batch_size: int = _count(64, minimum=1, maximum=65_536)
+    batch_size: int = count(64, minimum=1, maximum=65_536)
     """Groups (or experiences, where nothing needs groups) whose statistics are taken together."""
-    batch_wait_seconds: float = _number(10.0, maximum=86_400.0)
+    batch_wait_seconds: float = number(10.0, maximum=86_400.0)
     """After this time, counted from the first, a smaller batch is computed; 0: wait for all."""
 
     @property
@@ -89,59 +69,70 @@ class BatchParameters:
 class AdvantageParameters(BatchParameters):
     """Stages after the estimator, over the advantages of valid tokens (`normalise.py`)."""
 
-    advantage_norm_mean: str = _choice("none", *_LEVELS)
+    advantage_norm_mean: str = choice("none", *_LEVELS)
     """Over which tokens the mean to subtract is taken."""
-    advantage_norm_std: str = _choice("none", *_LEVELS)
+    advantage_norm_std: str = choice("none", *_LEVELS)
     """Over which tokens the standard deviation to divide by is taken."""
-    advantage_norm_leave_one_out: bool = _switch(False)
+    advantage_norm_leave_one_out: bool = switch(False)
     """A token's own advantage is left out of its mean."""
-    advantage_norm_ddof: int = _count(1, maximum=1)
+    advantage_norm_ddof: int = count(1, maximum=1)
     """The standard deviation divides by n - ddof."""
-    advantage_norm_eps: float = _number(1e-8, maximum=1.0, above_minimum=True)
+    advantage_norm_eps: float = epsilon(1e-8)
     """Added to the standard deviation."""
-    advantage_clip: float = _number(0.0)
+    advantage_clip: float = number(0.0)
     """Advantages are clamped to [-c, c]; 0: not."""
-    cross_batch: str = _choice("none", "none", "mean", "mean_std")
+    cross_batch: str = choice("none", "none", "mean", "mean_std")
     """Normalise once more over all tokens of the batch, ddof 0, variance at least 1e-8."""
+
+    def check(self) -> None:
+        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
+        _check_norm(self, "advantage_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardParameters(AdvantageParameters):
     """Stages over the scalar reward of each experience (`shaping.py`, `moments.py`)."""
 
-    reward_bias: float = _number(0.0, minimum=-_LARGE)
+    reward_bias: float = number(0.0, minimum=-LARGE)
     """Subtracted from, or added to, each reward before it is scaled."""
-    reward_bias_sign: str = _choice("subtract", "subtract", "add")
+    reward_bias_sign: str = choice("subtract", "subtract", "add")
     """`(r - bias) * scale` or `(r + bias) * scale`."""
-    reward_scale: float = _number(1.0, minimum=-_LARGE)
+    reward_scale: float = number(1.0, minimum=-LARGE)
     """Each reward is multiplied by it."""
-    turn_rewards: str = _choice("none", "none", "steps", "concatenated")
+    turn_rewards: str = choice("none", "none", "steps", "concatenated")
     """`steps`: `R_k = r_k + d R_{k+1}` over a run; `concatenated`: `r d^(turns - 1)`."""
-    turn_discount: float = _number(1.0, maximum=1.0)
+    turn_discount: float = number(1.0, maximum=1.0)
     """d: discount per turn."""
-    overlong_penalty: float = _number(0.0)
+    overlong_penalty: float = number(0.0)
     """Most that a response is penalised per `overlong_buffer` tokens too many; 0: not."""
-    overlong_buffer: int = _count(0)
+    overlong_buffer: int = count(0)
     """Tokens before the limit over which the penalty grows."""
-    max_response_tokens: int = _count(0)
+    max_response_tokens: int = count(0)
     """The limit of a response's valid tokens; needed with `overlong_penalty`."""
-    running_norm: str = _choice("none", "none", "std", "mean_std")
+    running_norm: str = choice("none", "none", "std", "mean_std")
     """Divide by the standard deviation of all scores so far, after subtracting their mean or not."""
-    reward_clip: float = _number(0.0)
+    reward_clip: float = number(0.0)
     """Rewards are clamped to [-c, c] after shaping; 0: not."""
-    reward_norm_mean: str = _choice("none", *_LEVELS)
+    reward_norm_mean: str = choice("none", *_LEVELS)
     """Over which rewards the mean to subtract is taken."""
-    reward_norm_std: str = _choice("none", *_LEVELS)
+    reward_norm_std: str = choice("none", *_LEVELS)
     """Over which rewards the standard deviation to divide by is taken."""
-    reward_norm_leave_one_out: bool = _switch(False)
+    reward_norm_leave_one_out: bool = switch(False)
     """A reward is left out of its own mean."""
-    reward_norm_ddof: int = _count(1, maximum=1)
+    reward_norm_ddof: int = count(1, maximum=1)
     """The standard deviation divides by n - ddof."""
-    reward_norm_eps: float = _number(1e-5, maximum=1.0, above_minimum=True)
+    reward_norm_eps: float = epsilon(1e-5)
     """Added to the standard deviation."""
 
     def check(self) -> None:
-        """Raise `ParameterError` where values that are fine alone contradict one another."""
+        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
+        # Not super(): a dataclass with slots is another class than the one it was made from.
+        AdvantageParameters.check(self)
+        _check_norm(self, "reward_norm")
+        refuse_idle(self, "turn_discount", without=("turn_rewards",))
+        refuse_idle(self, "overlong_buffer", "max_response_tokens", without=("overlong_penalty",))
+        if self.reward_scale == 0:
+            raise ParameterError("reward_scale is 0, which makes all rewards equal; choose another")
         if self.overlong_penalty and not (self.overlong_buffer and self.max_response_tokens):
             raise ParameterError(
                 "overlong_penalty needs overlong_buffer and max_response_tokens above 0"
@@ -157,23 +148,28 @@ class RewardParameters(AdvantageParameters):
 class ReinforceParameters(RewardParameters):
     """Parameters of `reinforce`, and of every estimator that ends in returns per token."""
 
-    gamma: float = _number(1.0, maximum=1.0)
+    gamma: float = number(1.0, maximum=1.0)
     """Discount per step."""
-    mask_mode: str = _choice("skip", "count", "skip")
+    mask_mode: str = choice("skip", "count", "skip")
     """What a masked token between valid ones is: a step without reward and value, or no step."""
-    kl_coef: float = _number(0.0)
+    kl_coef: float = number(0.0)
     """b: `b * KL` is subtracted from each valid token's reward."""
-    kl_estimator: str = _choice("k1", "k1", "k2", "k3")
+    kl_estimator: str = choice("k1", "k1", "k2", "k3")
     """Which estimate of the divergence from the reference policy."""
-    kl_clip: float = _number(0.0)
+    kl_clip: float = number(0.0)
     """The KL of a token is clamped to [-c, c]; 0: not."""
+
+    def check(self) -> None:
+        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
+        RewardParameters.check(self)
+        refuse_idle(self, "kl_estimator", "kl_clip", without=("kl_coef",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaeParameters(ReinforceParameters):
     """Parameters of `gae`."""
 
-    lam: float = _number(1.0, maximum=1.0)
+    lam: float = number(1.0, maximum=1.0)
     """Lambda: weight of later temporal differences."""
 
 
@@ -181,7 +177,7 @@ class GaeParameters(ReinforceParameters):
 class GroupParameters(ReinforceParameters):
     """Parameters of the estimators that compare the members of a group."""
 
-    zero_variance: str = _choice("keep", "keep", "mask", "withhold")
+    zero_variance: str = choice("keep", "keep", "mask", "withhold")
     """Groups whose rewards are all equal: delivered, delivered with an all-zero mask, or discarded."""
 
 
@@ -189,7 +185,7 @@ class GroupParameters(ReinforceParameters):
 class GrpoParameters(GroupParameters):
     """Parameters of `grpo`."""
 
-    eps: float = _number(1e-6, maximum=1.0, above_minimum=True)
+    eps: float = epsilon(1e-6)
     """Added to the standard deviation."""
 
 
@@ -197,11 +193,11 @@ class GrpoParameters(GroupParameters):
 class ReinforceBaselineParameters(GroupParameters):
     """Parameters of `reinforce_baseline` (REINFORCE++-baseline)."""
 
-    advantage_norm_mean: str = _choice("batch", *_LEVELS)
+    advantage_norm_mean: str = choice("batch", *_LEVELS)
     """Over which tokens the mean to subtract is taken."""
-    advantage_norm_std: str = _choice("batch", *_LEVELS)
+    advantage_norm_std: str = choice("batch", *_LEVELS)
     """Over which tokens the standard deviation to divide by is taken."""
-    cross_batch: str = _choice("mean_std", "none", "mean", "mean_std")
+    cross_batch: str = choice("mean_std", "none", "mean", "mean_std")
     """Normalise once more over all tokens of the batch, ddof 0, variance at least 1e-8."""
 
 
@@ -209,9 +205,9 @@ class ReinforceBaselineParameters(GroupParameters):
 class ReinforcePlusPlusParameters(ReinforceParameters):
     """Parameters of `reinforce_plus_plus`."""
 
-    advantage_norm_mean: str = _choice("batch", *_LEVELS)
+    advantage_norm_mean: str = choice("batch", *_LEVELS)
     """Over which tokens the mean to subtract is taken."""
-    advantage_norm_std: str = _choice("batch", *_LEVELS)
+    advantage_norm_std: str = choice("batch", *_LEVELS)
     """Over which tokens the standard deviation to divide by is taken."""
 
 
@@ -219,17 +215,26 @@ class ReinforcePlusPlusParameters(ReinforceParameters):
 class OpmdParameters(GroupParameters):
     """Parameters of `opmd`."""
 
-    baseline: str = _choice("mean", "mean", "logavgexp")
+    baseline: str = choice("mean", "mean", "logavgexp")
     """`mean`, or `tau (logsumexp(r / tau) - log n)`."""
-    tau: float = _number(1.0, maximum=1e6, above_minimum=True)
+    tau: float = number(1.0, maximum=1e6, above_minimum=True)
     """Temperature of `logavgexp`."""
+
+    def check(self) -> None:
+        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
+        GroupParameters.check(self)
+        if self.baseline == "mean" and self.tau != 1.0:
+            raise ParameterError(
+                f"tau is {self.tau!r}, which has no effect while baseline is 'mean'; set baseline "
+                "to 'logavgexp' too, or leave tau out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsymreParameters(GroupParameters):
     """Parameters of `asymre`."""
 
-    shift: float = _number(-0.1, minimum=-_LARGE)
+    shift: float = number(-0.1, minimum=-LARGE)
     """Added to the mean that is the baseline."""
 
 
@@ -237,7 +242,7 @@ class AsymreParameters(GroupParameters):
 class StepWiseGrpoParameters(GrpoParameters):
     """Parameters of `step_wise_grpo`."""
 
-    divide_by_steps: bool = _switch(False)
+    divide_by_steps: bool = switch(False)
     """Divide a run's score by its number of steps."""
 
 
@@ -245,11 +250,11 @@ class StepWiseGrpoParameters(GrpoParameters):
 class GigpoParameters(GrpoParameters):
     """Parameters of `gigpo`."""
 
-    step_weight: float = _number(1.0)
+    step_weight: float = number(1.0)
     """w: weight of the step advantage."""
-    step_discount: float = _number(0.95, maximum=1.0)
+    step_discount: float = number(0.95, maximum=1.0)
     """Discount of the returns that are compared at one state."""
-    use_std: bool = _switch(True)
+    use_std: bool = switch(True)
     """Divide by the standard deviation; else subtract the mean alone."""
 
 
@@ -257,11 +262,11 @@ class GigpoParameters(GrpoParameters):
 class CpgdParameters(RewardParameters):
     """Parameters of `cpgd`."""
 
-    weight: str = _choice("std", "none", "std", "clip_filter")
+    weight: str = choice("std", "none", "std", "clip_filter")
     """What the centred score is divided or multiplied by."""
-    eps: float = _number(1e-6, maximum=1.0, above_minimum=True)
+    eps: float = epsilon(1e-6)
     """Added to the standard deviation."""
-    max_weight: float = _number(3.0)
+    max_weight: float = number(3.0)
     """Most that `clip_filter` multiplies by."""
 
     @property
@@ -275,65 +280,19 @@ class CpgdParameters(RewardParameters):
         steps = self.turn_rewards == "steps"
         return self.weight == "clip_filter" or steps or "group" in _levels(self)
 
+    def check(self) -> None:
+        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
+        RewardParameters.check(self)
+        if self.batch_size == 1 and not self.uses_groups:
+            raise ParameterError(
+                "batch_size is 1, so cpgd would compare each sequence with itself, and every "
+                "advantage would be 0; set batch_size to 2 or more"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillationParameters(AdvantageParameters):
     """Parameters of `on_policy_distill`."""
 
-    coefficient: float = _number(1.0, minimum=-_LARGE)
+    coefficient: float = number(1.0, minimum=-LARGE)
     """c: multiplies the difference of log-probabilities."""
-
-
-def checked_parameters(
-    name: str, kind: type[BatchParameters], given: Mapping[str, Any]
-) -> BatchParameters:
-    """Check given values against a parameter class, and fill in its defaults.
-
-    Args:
-        name: The estimator's name, for messages.
-        kind: Its parameter class.
-        given: What differs from the defaults.
-
-    Raises:
-        ParameterError: Unknown parameter, wrong type, out of bounds, or contradictory.
-    """
-    fields = {known.name: known for known in dataclasses.fields(kind)}
-    checked: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in fields:
-            raise ParameterError(
-                f"estimator {name!r} has no parameter {key!r}; it has {', '.join(sorted(fields))}"
-            )
-        checked[key] = _checked(f"{name}.{key}", value, fields[key].metadata)
-    parameters = kind(**checked)
-    parameters.check()
-    return parameters
-
-
-def _checked(label: str, value: object, limits: Mapping[str, Any]) -> ParameterValue:
-    options = limits.get("options")
-    if options is not None:
-        if not isinstance(value, str) or value not in options:
-            raise ParameterError(f"{label} is {value!r}; choose one of {', '.join(options)}")
-        return value
-    if limits.get("switch"):
-        if not isinstance(value, bool):
-            raise ParameterError(f"{label} is {value!r}; give true or false")
-        return value
-    if limits.get("text"):
-        if not isinstance(value, str):
-            raise ParameterError(f"{label} is {value!r}; give a text")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ParameterError(f"{label} is {value!r}; give a number")
-    low, high, above = limits["minimum"], limits["maximum"], limits.get("above_minimum", False)
-    inside = (value > low if above else value >= low) and value <= high
-    if not inside or math.isnan(value):
-        raise ParameterError(
-            f"{label} is {value!r}; it must lie in {'(' if above else '['}{low}, {high}]"
-        )
-    if not limits.get("whole"):
-        return float(value)
-    if value != int(value):
-        raise ParameterError(f"{label} is {value!r}; give a whole number")
-    return int(value)

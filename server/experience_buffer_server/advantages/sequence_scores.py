@@ -41,7 +41,7 @@ def cpgd_scores(
         Scores, shape [B].
 
     Source: LightRFT, `get_cpgd_advantages_returns` (Liu et al. 2025, CPGD) and
-    `clip_filter_like_weight_func`.
+    `clip_filter_like_weight_func`; there the KL penalty of each token is part of s, here it isn't.
     """
     token_sums_B = token_reward_sums(batch)
     sums_B = rewards_B + token_sums_B

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import parameters as p
-from .parameters import BatchParameters, ParameterError, checked_parameters
+from .parameter_checks import ParameterError, checked_parameters
+from .parameters import BatchParameters
 
 Scope = Literal["group", "item"]
 
@@ -115,9 +116,7 @@ class Plan:
         return tuple(n for n in self.needs if not set(n.split("|")).intersection(present))
 
 
-def estimator_spec(
-    name: str, custom: Mapping[str, EstimatorSpec] | None = None
-) -> EstimatorSpec:
+def estimator_spec(name: str, custom: Mapping[str, EstimatorSpec] | None = None) -> EstimatorSpec:
     """Return what is known of an estimator.
 
     Raises:

@@ -101,8 +101,8 @@ def cpgd(
 
     Args:
         stages: The batch on its device.
-        rewards_B: Scores of whole sequences (`sequence_scores.py`), shape [B]; what token-level
-            rewards and KL there are is in them already.
+        rewards_B: Scores of whole sequences (`sequence_scores.py`), shape [B]; token-level rewards
+            are in them already. A KL term is not: the estimator has none.
         batch: Not read.
         parameters: Not read; they are the scores'.
 

@@ -74,11 +74,12 @@ def common_details(plan: Plan) -> dict[str, Detail]:
 
 
 def batch_details(batch: Batch, parameters: BatchParameters) -> list[dict[str, Detail]]:
-    """How many groups and experiences were in each group's statistics batch."""
+    """How many groups that aren't empty, and experiences, each group's statistics batch had."""
     if not parameters.uses_batch:
         return [{} for _ in batch.batches]
-    groups = np.bincount(batch.batches)
-    members = np.bincount(batch.batches, weights=np.diff(batch.group_offsets)).astype(np.int64)
+    sizes_G = np.diff(batch.group_offsets)
+    groups = np.bincount(batch.batches, weights=sizes_G > 0).astype(np.int64)
+    members = np.bincount(batch.batches, weights=sizes_G).astype(np.int64)
     return [
         {"batch_groups": int(groups[number]), "batch_members": int(members[number])}
         for number in batch.batches.tolist()

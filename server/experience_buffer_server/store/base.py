@@ -220,6 +220,9 @@ class WriteBatch(Protocol):
 class Store(Protocol):
     """A durable store with one owner. All methods belong to the owner's event loop thread."""
 
+    append_time: float
+    """When an experience was last appended, by `time.monotonic`; minus infinity: never."""
+
     def batch(self) -> WriteBatch:
         """Start a batch of changes."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +97,8 @@ class LmdbStore:
         self.failed = asyncio.Event()
         """Set when the store can't go on; watch it to shut down. `failure` says why."""
         self.failure: StoreFailedError | None = None
+        self.append_time = -math.inf
+        """When an experience was last appended, by `time.monotonic`."""
         self.pending_bytes = 0
         """Bytes of the batches that were submitted and have not ended."""
         self.stats = StoreStats()
@@ -173,6 +177,8 @@ class LmdbStore:
         """
         if not isinstance(batch, LmdbWriteBatch):
             raise TypeError(f"a batch of this store is needed, got {type(batch).__name__}")
+        if batch.append_bytes:
+            self.append_time = time.monotonic()
         return self._submit(batch, counts=False)
 
     def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:

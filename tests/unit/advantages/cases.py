@@ -205,6 +205,20 @@ RANGES: dict[str, Draw] = {
 """For each parameter a draw of something else than its default, mostly."""
 
 
+SWITCHES = {
+    "turn_discount": ("turn_rewards",),
+    "kl_estimator": ("kl_coef",),
+    "kl_clip": ("kl_coef",),
+    "tau": ("baseline",),
+    **{
+        f"{stage}_norm_{name}": (f"{stage}_norm_mean", f"{stage}_norm_std")
+        for stage in ("reward", "advantage")
+        for name in ("leave_one_out", "ddof", "eps")
+    },
+}
+"""Parameters that are refused unless one of those beside them turns their stage on."""
+
+
 def draw_parameters(kind: type, seed: int, *, likely: float) -> Mapping[str, Any]:
     """Some of a parameter class's fields, each with the given likelihood."""
     rng = random.Random(seed)
@@ -217,4 +231,15 @@ def draw_parameters(kind: type, seed: int, *, likely: float) -> Mapping[str, Any
         drawn["overlong_penalty"] = rng.choice((0.5, 1.0))
         drawn["overlong_buffer"] = buffer
         drawn["max_response_tokens"] = buffer + rng.randint(0, 40)
-    return drawn
+    return without_idle(kind, drawn)
+
+
+def without_idle(kind: type, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """Those parameters that the others leave an effect."""
+    values = {**{field.name: field.default for field in dataclasses.fields(kind)}, **drawn}
+    off = {"none", 0.0, "mean"} if "tau" in values else {"none", 0.0}
+    return {
+        name: value
+        for name, value in drawn.items()
+        if name not in SWITCHES or any(values[key] not in off for key in SWITCHES[name])
+    }

@@ -87,10 +87,13 @@ def test_details_of_a_batch_count_what_was_computed() -> None:
     first, _, third, fourth = compute(groups, **how)
     for outcome in (first, third, fourth):
         details = computed(outcome).details
-        assert (details["batch_groups"], details["batch_members"]) == (3, 5)
+        assert (details["batch_groups"], details["batch_members"]) == (2, 5)
     apart = compute(groups, **how, batches=[0, 0, 1, 1])
-    found = [computed(apart[g]).details["batch_members"] for g in (0, 2, 3)]
-    assert found == [3, 2, 2]
+    found = [computed(apart[g]).details for g in (0, 2, 3)]
+    assert [details["batch_members"] for details in found] == [3, 2, 2]
+    assert [details["batch_groups"] for details in found] == [1, 1, 1]
+    nobody = computed(compute([[]], **how)[0]).details
+    assert (nobody["batch_groups"], nobody["batch_members"]) == (0, 0)
 
 
 SINGLE = {"grpo": 3 / (1 + 1e-6), "step_wise_grpo": 3 / (1 + 1e-6), "gigpo": 3 / (1 + 1e-6)}
@@ -263,3 +266,17 @@ def test_statistics_do_not_depend_on_the_order_of_votes(
         result = computed(outcome)
         assert result.items == tuple(expected.items[m] for m in order)
         assert result.details == expected.details
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "step_wise_grpo", "gigpo", "cpgd", "reinforce"])
+def test_the_least_eps_divides_nothing_into_something(estimator: str) -> None:
+    parameters: dict[str, Any] = {
+        f"{stage}_norm_{name}": value
+        for stage in ("reward", "advantage")
+        for name, value in (("mean", "group"), ("std", "group"), ("eps", 1e-30))
+    }
+    if estimator != "reinforce":
+        parameters["eps"] = 1e-30
+    group = [full(experience(0.1)) for _ in range(3)]
+    result = computed(compute([group], estimator=estimator, parameters=parameters)[0])
+    assert [advantages(item) for item in result.items] == [[0.0, 0.0]] * 3

@@ -151,6 +151,22 @@ def test_runs_with_equal_sums_in_another_order_are_equal() -> None:
     assert details["zero_variance"] is True
 
 
+def test_equal_sums_over_other_steps_at_shared_states_still_teach() -> None:
+    first = [*steps([1.0, 0.0], "a", ["x", "y"]), *steps([0.0, 1.0], "b", ["x", "y"])]
+    scores, details = gigpo(first)
+    assert details["zero_variance"] is False
+    assert all(scores)
+    # With returns for rewards, both begin with 1.
+    assert gigpo(first, turn_rewards="steps")[1]["zero_variance"] is False
+    # Nothing is compared by state, or no state occurs twice.
+    assert gigpo(first, step_weight=0.0)[1]["zero_variance"] is True
+    apart = [*steps([1.0, 0.0], "a", ["x", "y"]), *steps([0.0, 1.0], "b", ["v", "w"])]
+    # A neighbour changes nothing, before or after.
+    both, of_groups = scored(gigpo_scores, [apart, first, apart], "gigpo")
+    assert [own["zero_variance"] for own in of_groups] == [True, False, True]
+    assert both == [[0.0] * 4, scores, [0.0] * 4]
+
+
 def test_returns_that_are_given_are_not_summed_again() -> None:
     group = [*steps([0.0, 1.0], "a", ["s", "t"]), *steps([0.0, 0.0], "b", ["s", "t"])]
     scores, _ = gigpo(

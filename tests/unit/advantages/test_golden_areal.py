@@ -31,7 +31,7 @@ ADVANTAGES = cases("areal_advantages", "PPOActor._compute_advantages")
 
 def normalisation(params: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
     """Parameters of a reward or advantage normalisation."""
-    if params is None:
+    if params is None or not (params["mean_level"] or params["std_level"]):
         return {}
     return {
         f"{prefix}_mean": params["mean_level"] or "none",
@@ -217,12 +217,15 @@ def areal_parameters(params: dict[str, Any]) -> dict[str, Any]:
         "reward_bias_sign": "add",
         "reward_scale": params["reward_scaling"],
         "reward_clip": params["reward_clip"],
-        "kl_coef": params["kl_ctl"],
-        "kl_estimator": params["kl_estimator"],
-        "kl_clip": 10.0,
         **normalisation(params["reward_norm"], "reward_norm"),
         **normalisation(params["adv_norm"], "advantage_norm"),
     }
+    if params["kl_ctl"]:
+        parameters |= {
+            "kl_coef": params["kl_ctl"],
+            "kl_estimator": params["kl_estimator"],
+            "kl_clip": 10.0,
+        }
     if params["overlong_reward_penalty"]:
         parameters |= {
             "overlong_penalty": params["overlong_penalty_factor"],

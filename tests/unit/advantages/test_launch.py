@@ -327,6 +327,62 @@ def test_what_overflows_does_not_reach_the_statistics_of_its_neighbours(level: s
     assert [result.items for result in found] == [result.items for result in expected]
 
 
+SHARING: list[tuple[str, dict[str, Any]]] = [
+    ("reinforce", {"running_norm": "mean_std"}),
+    ("reinforce", {"reward_norm_mean": "batch"}),
+    ("reinforce", {"cross_batch": "mean_std"}),
+    ("rloo", {"running_norm": "std", "reward_norm_std": "batch", "advantage_norm_mean": "group"}),
+]
+
+
+@pytest.mark.parametrize("where", [0, 1, 3])
+@pytest.mark.parametrize(("estimator", "given"), SHARING)
+def test_a_group_that_fails_on_its_tokens_never_was_there(
+    estimator: str, given: dict[str, Any], where: int
+) -> None:
+    # exp(100) as a divergence is beyond float32.
+    far = [experience(100.0, logprobs=floats(-100.0, 0.0)), experience(7.0)]
+    good = [[experience(1.0), experience(4.0)], [], [experience(2.0), experience(9.0)]]
+    check_neighbours(estimator, {"kl_coef": 0.1, "kl_estimator": "k3", **given}, good, far, where)
+
+
+@pytest.mark.parametrize("where", [0, 1, 3])
+def test_a_group_that_fails_with_cpgd_never_was_there(where: int) -> None:
+    far = [experience(None, token_level_reward=floats(3e38, 3e38)), experience(7.0)]
+    good = [[experience(1.0), experience(4.0)], [], [experience(2.0)]]
+    for weight in ("none", "clip_filter"):
+        for more in ({}, {"reward_norm_mean": "batch"}, {"advantage_norm_mean": "batch"}):
+            check_neighbours("cpgd", {"weight": weight, **more}, good, far, where)
+
+
+def check_neighbours(
+    estimator: str, parameters: Mapping[str, Any], good: list[Any], far: list[Any], where: int
+) -> None:
+    """A launch with and without a group that fails agree in all but that group."""
+    joined, alone = RunningMoments(), RunningMoments()
+    for moments in (joined, alone):
+        moments.update([0.5, 3.0])
+    outcomes = launch([*good[:where], far, *good[where:]], estimator, parameters, moments=joined)
+    assert "experience 0 of the group: the result is beyond float32" in failed(outcomes.pop(where))
+    assert outcomes == launch(good, estimator, parameters, moments=alone)
+    assert all(computed(outcome) for outcome in outcomes)
+    assert joined.to_json() == alone.to_json()
+
+
+def test_a_launch_that_raises_leaves_the_moments() -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no tokens today")
+
+    spec = EstimatorSpec(
+        name="own", compares="item", needs=("reward",), parameters=ReinforceParameters
+    )
+    own: dict[str, Any] = {"own": (spec, Estimator(scores=None, tokens=broken))}
+    moments = RunningMoments()
+    with pytest.raises(RuntimeError, match="no tokens today"):
+        launch([[experience()]], "own", {"running_norm": "std"}, custom=own, moments=moments)
+    assert moments.count == 0
+
+
 def half_of_rewards(
     rewards_B: Floats, batch: Batch, parameters: Any, details: GroupDetails
 ) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -181,7 +182,8 @@ def test_integers_become_floats_and_whole_floats_counts() -> None:
         ("on_policy_distill", {"kl_coef": 1.0}, r"has no parameter 'kl_coef'"),
         ("cpgd", {"kl_coef": 1.0}, r"has no parameter 'kl_coef'"),
         ("cpgd", {"gamma": 1.0}, r"has no parameter 'gamma'"),
-        ("grpo", {"eps": 0.0}, r"grpo.eps is 0.0; it must lie in \(0.0, 1.0\]"),
+        ("grpo", {"eps": 0.0}, r"grpo.eps is 0.0; it must lie in \[1e-30, 1.0\]"),
+        ("gigpo", {"eps": 5e-324}, r"gigpo.eps is 5e-324; it must lie in \[1e-30, 1.0\]"),
         ("gae", {"lam": 1.5}, r"gae.lam is 1.5; it must lie in \[0.0, 1.0\]"),
         ("gae", {"gamma": -0.1}, r"gae.gamma is -0.1"),
         ("rloo", {"gamma": float("nan")}, r"rloo.gamma is nan"),
@@ -208,11 +210,77 @@ def test_integers_become_floats_and_whole_floats_counts() -> None:
             {"overlong_penalty": 1.0, "overlong_buffer": 17, "max_response_tokens": 13},
             r"overlong_buffer 17 exceeds max_response_tokens 13",
         ),
+        ("grpo", {"gama": 0.5}, r"no parameter 'gama'; did you mean 'gamma'\? Its own are eps$"),
+        ("reinforce", {"lamb": 0.5}, r"no parameter 'lamb'; it has .*gamma"),
+        ("grpo", {"turn_discount": 0.5}, "turn_discount is 0.5, .* while turn_rewards is 'none'"),
+        ("rloo", {"kl_estimator": "k3"}, "kl_estimator is 'k3', .* while kl_coef is 0.0; set kl_"),
+        ("gae", {"kl_clip": 10.0, "kl_coef": 0}, "kl_clip is 10.0, which .* kl_coef is 0.0"),
+        ("gae", {"reward_norm_ddof": 0}, "reward_norm_ddof is 0, .*_mean is 'none' and reward_nor"),
+        (
+            "cpgd",
+            {"reward_norm_eps": 1},
+            "reward_norm_eps is 1.0, .*_mean is 'none' and reward_nor",
+        ),
+        ("gae", {"reward_norm_leave_one_out": True}, "_leave_one_out is True, .*reward_norm_std"),
+        ("gae", {"advantage_norm_eps": 0.5}, "_eps is 0.5, .* advantage_norm_mean is 'none' and"),
+        ("on_policy_distill", {"advantage_norm_ddof": 0}, "ddof is 0, .* advantage_norm_std is"),
+        (
+            "reinforce_baseline",
+            {
+                "advantage_norm_mean": "none",
+                "advantage_norm_std": "none",
+                "advantage_norm_leave_one_out": True,
+            },
+            "advantage_norm_leave_one_out is True, which has no effect",
+        ),
+        ("opmd", {"tau": 2}, "tau is 2.0, which has no effect while baseline is 'mean'"),
+        (
+            "grpo",
+            {"max_response_tokens": 9},
+            "max_response_tokens is 9, .* overlong_penalty is 0.0",
+        ),
+        (
+            "grpo",
+            {"max_response_tokens": 9, "overlong_buffer": 2},
+            "overlong_buffer is 2, which has no effect while overlong_penalty is 0.0",
+        ),
+        ("grpo", {"reward_scale": 0}, "reward_scale is 0, which makes all rewards equal"),
+        ("cpgd", {"batch_size": 1}, "batch_size is 1, so cpgd would compare each sequence with"),
     ],
 )
 def test_bad_parameters_are_named(name: str, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         plan(name, parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("grpo", {"turn_discount": 1.0, "kl_estimator": "k1", "kl_clip": 0, "reward_norm_ddof": 1}),
+        ("grpo", {"turn_rewards": "steps", "turn_discount": 0.5}),
+        ("gae", {"kl_coef": 0.1, "kl_estimator": "k3", "kl_clip": 10}),
+        ("gae", {"reward_norm_std": "group", "reward_norm_leave_one_out": True}),
+        ("reinforce_baseline", {"advantage_norm_eps": 0.5}),
+        ("reinforce_plus_plus", {"advantage_norm_mean": "none", "advantage_norm_ddof": 0}),
+        ("opmd", {"baseline": "logavgexp", "tau": 2}),
+        ("opmd", {"tau": 1}),
+        ("cpgd", {"batch_size": 1, "weight": "clip_filter"}),
+        ("cpgd", {"batch_size": 2, "eps": 1e-30}),
+        ("reinforce", {"batch_size": 1}),
+    ],
+)
+def test_parameters_with_an_effect_or_their_default_are_accepted(
+    name: str, parameters: dict[str, Any]
+) -> None:
+    for key, value in parameters.items():
+        assert getattr(plan(name, parameters).parameters, key) == value
+
+
+def test_every_eps_has_a_least_value() -> None:
+    for spec in ESTIMATORS.values():
+        for field in dataclasses.fields(spec.parameters):
+            if field.name == "eps" or field.name.endswith("_eps"):
+                assert field.metadata["minimum"] == 1e-30
 
 
 def test_parameter_error_is_a_value_error() -> None:

@@ -13,7 +13,7 @@ import torch
 from experience_buffer import errors, trxp
 from experience_buffer.trxp import TensorView
 from experience_buffer_server.admission import Reason
-from experience_buffer_server.annotating import AnnotateReason, Annotation
+from experience_buffer_server.annotation import AnnotateReason, Annotation
 from experience_buffer_server.assembly import read_payloads
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Push, PushStatus
@@ -122,6 +122,21 @@ async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: W
     payload_bytes = [entry.record.payload_bytes for entry in buffer.contents]
     assert payload_bytes == [len(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")]
     assert buffer.contents.num_bytes == sum(payload_bytes)
+
+
+async def test_one_form_of_a_field_replaces_the_other(world: World) -> None:
+    buffer = await world.create(**GAE)
+    numbers = [0.25] * NUM_RESPONSE
+    await buffer.ingest.push(pushed((1, 0), info={"values": numbers, "kept": 1}))
+    assert await annotate(buffer, uid(1, 0), tensors=values()) == (None, "")
+    (item,) = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")
+    assert isinstance(item, trxp.Item)
+    assert item.meta["info"] == {"kept": 1}
+    assert await annotate(buffer, uid(1, 0), info={"values": numbers}) == (None, "")
+    (item,) = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")
+    assert isinstance(item, trxp.Item)
+    assert item.meta["info"] == {"kept": 1, "values": numbers}
+    assert "values" not in item.tensors
 
 
 async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
@@ -244,12 +259,12 @@ async def test_annotations_at_once_keep_one_another(world: World) -> None:
 async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: World) -> None:
     world.computer.start()
     buffer = await world.create(group_size=1, advantage={"estimator": "reinforce"})
-    bad = experience(5, 0, info={"token_level_reward": ["x"]})
+    bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
     await buffer.ingest.push(Push(payload=trxp.encode([bad])))
     await settle(buffer)
     assert [bool(entry.quarantine) for entry in buffer.contents] == [True]
-    numbers = [0.0] * (NUM_RESPONSE - 1) + [2.0]
-    await annotate(buffer, uid(5, 0), info={"token_level_reward": numbers})
+    numbers = values(*[0.0] * (NUM_RESPONSE - 1), 2.0)["values"]
+    await annotate(buffer, uid(5, 0), tensors={"token_level_reward": numbers})
     await settle(buffer)
     assert advantages(world, buffer, uid(5, 0)) == [2.0] * NUM_RESPONSE
 
@@ -306,12 +321,3 @@ async def test_a_deadline_waits_for_an_annotator_that_holds_a_lease(world: World
     buffer.tick(time.time() + 8)
     await settle(buffer)
     assert len(buffer.contents) == 0
-
-
-async def test_fields_that_another_estimator_needs_are_waited_for(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=2, on_missing_field="wait")
-    await buffer.ingest.push(pushed((1, 0)))
-    fresh = buffer.settings.model_dump() | {"advantage": {"estimator": "gae"}}
-    buffer.change_settings(type(buffer.settings).model_validate(fresh))
-    assert [entry.missing for entry in buffer.contents] == [("values",)]

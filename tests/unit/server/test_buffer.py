@@ -256,7 +256,7 @@ async def test_an_explanation_names_what_is_missing(world: World) -> None:
 async def test_a_deleted_uid_can_be_pushed_again(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=BOTH)
     await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.delete(list(buffer.contents))
+    await buffer.removal.delete(list(buffer.contents))
     assert len(buffer.contents) == len(buffer.contents.groups) == 0
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
 
@@ -264,7 +264,7 @@ async def test_a_deleted_uid_can_be_pushed_again(world: World) -> None:
 async def test_a_cancelled_delete_still_happens_and_offers_nothing_that_goes(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=BOTH)
     await buffer.ingest.push(push((1, 0), (1, 1)))
-    call = asyncio.ensure_future(buffer.delete(list(buffer.contents)[:1]))
+    call = asyncio.ensure_future(buffer.removal.delete(list(buffer.contents)[:1]))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -313,7 +313,7 @@ async def test_a_member_deleted_while_its_group_is_computed(world: World, num_st
     await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
     for _ in range(num_steps):
         await asyncio.sleep(0)
-    await buffer.delete([entry for entry in buffer.contents if entry.record.run == 1])
+    await buffer.removal.delete([entry for entry in buffer.contents if entry.record.run == 1])
     await settle(buffer)
     lease, why = await buffer.sample("critic", want(1), asyncio.Event())
     assert lease is not None, why

@@ -16,7 +16,7 @@ from experience_buffer_server.compute_worker import compute_launch
 from experience_buffer_server.config import ComputeSection
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.ingest import Push
-from tests.unit.server.builders import World, experience, payload, push, uid
+from tests.unit.server.builders import NUM_RESPONSE, World, experience, payload, push, uid
 
 RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
 
@@ -79,7 +79,7 @@ async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World
     """Deleting the member at fault frees the rest."""
     world.computer.start()
     buffer = await world.create(group_size=2, advantage={"estimator": "reinforce"})
-    bad = experience(5, 0, reward=None, token_level_reward=None, info={"token_level_reward": ["x"]})
+    bad = experience(5, 0, reward=None, token_level_reward=[float("nan")] * NUM_RESPONSE)
     await buffer.ingest.push(Push(payload=trxp.encode([bad, experience(6, 0)])))
     await until(lambda: not buffer.computing.num_jobs)
     entries = {entry.record.uid: entry for entry in buffer.contents}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server.annotating import Annotation
+from experience_buffer_server.annotation import Annotation
 from experience_buffer_server.assembly import read_payloads
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Push
@@ -75,7 +75,7 @@ async def test_members_that_left_or_settings_that_changed_leave_the_batch(world:
     world.computer.start()
     buffer = await world.create(**BATCH)
     await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
-    await buffer.delete([entry for entry in buffer.contents if entry.record.task == "0"])
+    await buffer.removal.delete([entry for entry in buffer.contents if entry.record.task == "0"])
     await buffer.ingest.push(rewarded([(2, 0, 6.0)]))
     await buffer.drain()
     buffer.tick(time.time() + 11)
@@ -91,7 +91,7 @@ async def test_members_that_left_or_settings_that_changed_leave_the_batch(world:
 async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)
-    bad = experience(5, 0, info={"token_level_reward": ["x"]})
+    bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
     await buffer.ingest.push(Push(payload=trxp.encode([bad])))
     await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     await settle(buffer)

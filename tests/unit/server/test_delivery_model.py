@@ -171,9 +171,9 @@ class Histories(RuleBasedStateMachine):
         if entry is None:
             return
         held = self.model.is_leased(found[0])
-        assert self.buffer.is_leased(entry) == held
+        assert self.buffer.removal.is_leased(entry) == held
         if not held:
-            self.run(self.buffer.delete([entry]))
+            self.run(self.buffer.removal.delete([entry]))
             group = self.model.groups[f"2/{task}"]
             self.model.leave(group, found, remember=False)
             self.model.settle(group, remember=False)

@@ -41,7 +41,7 @@ async def test_nothing_that_is_leased_is_deleted(world: World) -> None:
         buffer = await world.create(1 + sample_first)
         await buffer.ingest.push(push((1, 0)))
         sample = buffer.sample("trainer", want(1), asyncio.Event())
-        delete = buffer.delete(list(buffer.contents))
+        delete = buffer.removal.delete(list(buffer.contents))
         if sample_first:
             (lease, _), (held, num_deleted) = await asyncio.gather(sample, delete)
             assert lease is not None

@@ -9,7 +9,9 @@ import pytest
 from experience_buffer import errors
 from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer_server import wire
+from experience_buffer_server.annotation import Annotation
 from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.struct_values import MAX_DEPTH
 from tests.unit.server.builders import World
 
 FULL: dict[str, Any] = {
@@ -106,3 +108,50 @@ def test_parameters_that_are_no_parameters_are_named(value: Any) -> None:
     config.advantage.parameters["eps"] = value
     with pytest.raises(errors.InvalidRequestError, match="eps"):
         wire.settings_from(config)
+
+
+def test_an_annotation_s_entries_are_plain_data() -> None:
+    message = service_pb2.Annotation(uid="u")
+    message.info.update(
+        {
+            "baseline_reward": 2,
+            "num_turns": 3,
+            "model_version": 1.5,
+            "nested": {"list": [1, True, "x", None, {"deep": [[]]}]},
+        }
+    )
+    annotation = wire.annotation_from(message)
+    assert annotation.problem == ""
+    assert annotation.info == {
+        "baseline_reward": 2.0,
+        "num_turns": 3,
+        "model_version": 1.5,
+        "nested": {"list": [1.0, True, "x", None, {"deep": [[]]}]},
+    }
+    assert type(annotation.info["num_turns"]) is int
+    assert type(annotation.info["baseline_reward"]) is float
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_an_entry_that_is_not_finite_is_that_annotation_s_problem(number: str) -> None:
+    message = service_pb2.Annotation(uid="u")
+    message.info["baseline_reward"] = float(number)
+    expected = f"info['baseline_reward'] is {number}; send a finite number"
+    assert wire.annotation_from(message).problem == expected
+    message.info.Clear()
+    message.info["values"] = [0.5, {"a": float(number)}]
+    expected = f"info['values'][1]['a'] is {number}; send a finite number"
+    assert wire.annotation_from(message) == Annotation(uid="u", problem=expected)
+
+
+def test_entries_are_nested_up_to_a_limit() -> None:
+    def nested(depth: int) -> Annotation:
+        data: Any = {}
+        for level in range(depth - 1):
+            data = {"d": data} if level % 2 else [data]
+        message = service_pb2.Annotation(uid="u")
+        message.info["d"] = data
+        return wire.annotation_from(service_pb2.Annotation.FromString(message.SerializeToString()))
+
+    assert nested(MAX_DEPTH - 1).problem == ""
+    assert f"nested deeper than {MAX_DEPTH} levels; send flatter" in nested(MAX_DEPTH).problem

@@ -1,0 +1,165 @@
+"""Leaving without being consumed: discarded, deleted, or dropped with a group.
+
+Who may be removed is decided here; what removal means for rows and memories is the retirement's
+business. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.delivery import Delivery
+from experience_buffer_server.groups import Entry, Group, groups_of
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.offering import Offering
+from experience_buffer_server.retirement import LeaveReason, Retirement
+from experience_buffer_server.sampling.queue import Unit
+from experience_buffer_server.store.base import Store
+from experience_buffer_server.tasks import Tasks
+
+
+class Owner(Protocol):
+    """The buffer that experiences leave."""
+
+    closed: bool
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Bring durable entries and their groups as far as they can go."""
+
+    def check_whole(self, group: Group) -> None:
+        """Go on with a group that is closed and all on disk."""
+
+
+class Removal:
+    """Removes entries that nobody holds. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        delivery: Delivery,
+        offering: Offering,
+        retirement: Retirement,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._delivery = delivery
+        self._offering = offering
+        self._retirement = retirement
+        self._store = store
+        self._metrics = metrics
+        self._tasks = tasks
+
+    def is_leased(self, entry: Entry) -> bool:
+        """True if a consumer holds it, or is about to."""
+        return self._delivery.is_leased(entry.record.seq)
+
+    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
+        """Stop offering the units that hold any of the entries, to raw consumers too or not."""
+        self._delivery.withdraw((entry.record.seq for entry in entries), keep_raw=keep_raw)
+
+    def discard(self, entries: Sequence[Entry]) -> None:
+        """Remove those of the entries that nobody holds, and that nobody is to get any more."""
+        free = [entry for entry in entries if not entry.leaving and not self.is_leased(entry)]
+        if free and not self._owner.closed:
+            self._tasks.spawn(self.remove(free))
+
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units of dropped groups came back from their lease."""
+        self.discard(self._contents.by_seqs(seq for unit in units for seq in unit.seqs))
+
+    async def remove(self, entries: Sequence[Entry], reason: LeaveReason = "discarded") -> None:
+        """Remove durable entries that nobody holds.
+
+        Raises:
+            StoreFullError: The removal can't be stored; nothing is removed.
+        """
+        await self._removed(*self._submit_removal(entries, reason), reason)
+
+    def _submit_removal(
+        self, entries: Sequence[Entry], reason: LeaveReason
+    ) -> tuple[list[Entry], Awaitable[None]]:
+        batch = self._store.batch()
+        leaving = self._retirement.leave(batch, entries, reason)
+        return leaving, self._store.commit(batch)
+
+    async def _removed(
+        self, leaving: list[Entry], stored: Awaitable[None], reason: LeaveReason
+    ) -> None:
+        try:
+            await stored
+        except BaseException:
+            self._retirement.stay(leaving, reason)
+            raise
+        self._retirement.forget(leaving)
+        # What they kept from being whole, or from being computed, may go on without them.
+        for group in groups_of(leaving):
+            self._owner.check_whole(group)
+
+    def remove_now(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        """Remove durable entries that nobody holds; from this moment nobody can lease them.
+
+        The awaitable raises StoreFullError where that can't be stored; they are offered again.
+        """
+        self.withdraw(entries)
+        leaving, stored = self._submit_removal(entries, "discarded")
+        return self._removed_or_offered(entries, leaving, stored)
+
+    async def _removed_or_offered(
+        self, entries: Sequence[Entry], leaving: list[Entry], stored: Awaitable[None]
+    ) -> None:
+        try:
+            await self._removed(leaving, stored, "discarded")
+        except BaseException:
+            for entry in entries:
+                self._offering.entry(entry)
+            for group in groups_of(entries):
+                self._offering.group(group)
+            raise
+
+    async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+        """Remove entries that nobody holds, and offer again what is left of their groups.
+
+        Returns:
+            The entries that a consumer holds, and the number of those removed.
+
+        Raises:
+            StoreFullError: The removal can't be stored; nothing is removed.
+        """
+        held = [entry for entry in entries if self.is_leased(entry)]
+        free = [entry for entry in entries if not (entry.leaving or self.is_leased(entry))]
+        # Withdrawn and submitted here and now: nobody can lease them in between.
+        self.withdraw(free)
+        leaving, stored = self._submit_removal(free, "deleted")
+        await self._tasks.finish(self._deleted(free, leaving, stored))
+        return held, len(free)
+
+    async def _deleted(
+        self, entries: Sequence[Entry], leaving: list[Entry], stored: Awaitable[None]
+    ) -> None:
+        try:
+            await self._removed(leaving, stored, "deleted")
+        finally:
+            for entry in entries:
+                self._offering.entry(entry)
+            for group in groups_of(entries):
+                self._look_again(group)
+        self._metrics.dropped(self._owner.name, "deleted", len(entries))
+
+    def _look_again(self, group: Group) -> None:
+        """Some members have been deleted: offer the rest, or compute it without them."""
+        if group.available:
+            self._offering.group(group)
+            return
+        for entry in group.members:
+            entry.quarantine = ""
+        self._owner.advance([entry for entry in group.members if entry.durable])

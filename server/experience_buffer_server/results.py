@@ -1,0 +1,250 @@
+"""What becomes of computed advantages: judged, stored part by part, made available.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.groups import Entry, Group
+from experience_buffer_server.jobs import Job, Result, Work
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.store.base import AdvantageRow, BufferRow, Store, StoreError
+from experience_buffer_server.tasks import Tasks
+
+_RETRY_SECONDS = 1.0
+"""Between attempts to store advantages that found no room."""
+_PART_BYTES = 64 * 1024
+"""Advantages that are stored with one commit, about: what a push may have to wait for."""
+_REST = 12.0 / (os.cpu_count() or 1)
+"""After a part, for how many times as long nothing more is stored while pushes come in: on two
+processors computing takes a seventh of the time then, on many as good as all of it."""
+_BUSY_SECONDS = 0.1
+"""For how long after a push more pushes are expected."""
+
+
+class Owner(Protocol):
+    """The buffer that is computed for."""
+
+    settings: BufferSettings
+    row: BufferRow
+    closed: bool
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Bring durable entries and their groups as far as they can go."""
+
+    def make_available(self, entries: Sequence[Entry]) -> None:
+        """Let consumers sample the entries."""
+
+    def withhold(self, group: Group) -> None:
+        """Discard a group whose rewards are all equal."""
+
+
+@dataclass(slots=True)
+class _Computed:
+    """What became of jobs of one work; `moments` are stored with it."""
+
+    work: Work
+    results: list[Result]
+    moments: str | None
+    done: asyncio.Future[None]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(row.advantages) for result in self.results for row in result.rows)
+
+
+class Results:
+    """Stores what was computed for one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+        release: Callable[[Job], None],
+    ) -> None:
+        self._owner = owner
+        self._store = store
+        self._metrics = metrics
+        self._tasks = tasks
+        self._release = release
+        self._waiting: deque[_Computed] = deque()
+        self._is_storing = False
+        self._next_retry = 0.0
+
+    def add(
+        self, work: Work, results: Sequence[Result], moments: str | None
+    ) -> asyncio.Future[None]:
+        """Store results as soon as their turn comes; the future ends when they are done with."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Computed(work, list(results), moments, done))
+        self._begin()
+        return done
+
+    def tick(self, now: float) -> None:
+        """Try again to store what found no room."""
+        if now >= self._next_retry:
+            self._next_retry = now + _RETRY_SECONDS
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._waiting and not self._is_storing:
+            self._is_storing = True
+            self._tasks.spawn(self._store_all())
+
+    async def _store_all(self) -> None:
+        """Part by part, with rests, so that pushes never wait long behind what was computed."""
+        try:
+            while self._waiting:
+                started = time.monotonic()
+                await self._store_part()
+                now = time.monotonic()
+                is_busy = now - self._store.append_time < _BUSY_SECONDS
+                await asyncio.sleep(_REST * (now - started) if is_busy else 0)
+        finally:
+            self._is_storing = False
+
+    async def _store_part(self) -> None:
+        part = self._next_part()
+        first = part[0]
+        if first.moments is not None and not all(_holds(result.job) for result in first.results):
+            # They count what is void now: all is computed again, from the moments before.
+            self._start_over(first)
+            return
+        sound = [result for of_one in part for result in of_one.results if self._judge(result)]
+        if (sound or first.moments is not None) and not self._owner.closed:
+            try:
+                await self._commit(sound, first)
+            except StoreError:
+                first.results = sound
+                self._waiting.appendleft(first)
+                self._end(part[1:])
+                raise
+            for result in sound:
+                self._stored(result)
+        self._end(part)
+
+    def _start_over(self, of_one: _Computed) -> None:
+        for result in of_one.results:
+            self._release(result.job)
+        self._end([of_one])
+        if not self._owner.closed:
+            entries = [entry for result in of_one.results for entry in result.job.entries]
+            self._owner.advance([entry for entry in entries if entry.is_staying])
+
+    @staticmethod
+    def _end(part: Sequence[_Computed]) -> None:
+        for of_one in part:
+            if not of_one.done.done():
+                of_one.done.set_result(None)
+
+    def _next_part(self) -> list[_Computed]:
+        """What is stored with the next commit; running moments go alone with all their results."""
+        part = [self._waiting.popleft()]
+        num_bytes = part[0].num_bytes
+        while self._waiting and num_bytes < _PART_BYTES:
+            if part[0].moments is not None or self._waiting[0].moments is not None:
+                break
+            part.append(self._waiting.popleft())
+            num_bytes += part[-1].num_bytes
+        return part
+
+    def _judge(self, result: Result) -> bool:
+        """Whether a result is to be stored; see to it if it isn't."""
+        if not self.still_holds(result.job):
+            return False
+        if result.error:
+            self._quarantine(result)
+        elif result.is_withheld:
+            self._withhold(result)
+        else:
+            return True
+        return False
+
+    def still_holds(self, job: Job) -> bool:
+        """False if members have left or were annotated since: the rest is looked at again."""
+        if not self._owner.closed and _holds(job):
+            return True
+        self._release(job)
+        if not self._owner.closed:
+            self._owner.advance([entry for entry in job.entries if entry.is_staying])
+        return False
+
+    def _quarantine(self, result: Result) -> None:
+        """What can't be computed stays visible; it can be deleted or annotated."""
+        entries, name = result.job.entries, self._owner.name
+        self._release(result.job)
+        for entry in entries:
+            entry.quarantine = result.error
+        self._metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
+
+    def _withhold(self, result: Result) -> None:
+        self._note_flags(result.rows)
+        self._release(result.job)
+        group = result.job.entries[0].group
+        assert group is not None
+        self._owner.withhold(group)
+
+    async def _commit(self, results: Sequence[Result], first: _Computed) -> None:
+        row, moments = self._owner.row, first.moments
+        batch = self._store.batch()
+        for result in results:
+            for advantages in result.rows:
+                batch.put_advantages(row.id, advantages)
+        if moments is None or first.work.estimator != self._owner.settings.advantage.estimator:
+            # Moments of another estimator are another quantity's.
+            await self._store.commit(batch)
+            return
+        before, row.moments = row.moments, moments
+        batch.put_buffer(row)
+        # At once: an annotation that comes while this is under way has to know it.
+        entries = [entry for result in results for entry in result.job.entries]
+        fresh = [entry for entry in entries if not entry.counted]
+        for entry in fresh:
+            entry.counted = True
+        try:
+            await self._store.commit(batch)
+        except StoreError:
+            row.moments = before
+            for entry in fresh:
+                entry.counted = False
+            raise
+
+    def _stored(self, result: Result) -> None:
+        self._release(result.job)
+        self._note_flags(result.rows)
+        current = _current(result.job)
+        self._owner.make_available(current)
+        if len(current) < len(result.job.entries):
+            self._owner.advance([entry for entry in result.job.entries if entry.is_staying])
+
+    def _note_flags(self, rows: Sequence[AdvantageRow]) -> None:
+        self._metrics.advantages(self._owner.name, [row.details for row in rows])
+
+
+def _holds(job: Job) -> bool:
+    """Whether the job's results hold for all of its entries."""
+    return len(_current(job)) == len(job.entries)
+
+
+def _current(job: Job) -> list[Entry]:
+    """The entries for which the job's results hold."""
+    return [
+        entry
+        for entry, generation in zip(job.entries, job.generations, strict=True)
+        if entry.is_staying and entry.generation == generation
+    ]
