@@ -22,6 +22,8 @@ from experience_buffer import AdvantageConfig, BufferConfig, Client, Experience
 
 _ESTIMATORS = ("grpo", "reinforce", "rloo", "opmd", "dr_grpo")
 _TARGET = 1.5
+_PUSHES_PER_LOOK = 50
+"""Looking costs the server a walk over all groups, and the next push its caches."""
 
 
 def main() -> None:
@@ -48,7 +50,7 @@ def main() -> None:
             # Both states last equally long, so that drifts of the machine touch both.
             seconds, pushes = _computing(client, name, estimator, probes)
             busy += pushes
-            idle += _pushes(client, probes, seconds)
+            idle += _pushes(client, name, probes, seconds)
             rate = options.groups * GROUP_SIZE / seconds
             print(f"{estimator:20} {rate:8,.0f} experiences/s, {len(pushes)} pushes", flush=True)
             client.delete_buffer(name, force=True)
@@ -87,7 +89,7 @@ def _computing(
     client.update_buffer(name, advantage=AdvantageConfig(estimator))
     pushes: list[float] = []
     while _is_computing(client, name):
-        pushes += [_push(client, next(probes)) for _ in range(20)]
+        pushes += [_push(client, next(probes)) for _ in range(_PUSHES_PER_LOOK)]
     return time.perf_counter() - started, pushes
 
 
@@ -96,12 +98,13 @@ def _is_computing(client: Client, name: str) -> bool:
     return stats.num_computing_groups > 0
 
 
-def _pushes(client: Client, probes: Iterator[Experience], seconds: float) -> list[float]:
+def _pushes(client: Client, name: str, probes: Iterator[Experience], seconds: float) -> list[float]:
+    """Push while nothing is computed; looking at the other buffer as often as while it is."""
     deadline = time.perf_counter() + seconds
     pushes = []
     while time.perf_counter() < deadline:
-        pushes += [_push(client, next(probes)) for _ in range(20)]
-        client.get_stats("probe")
+        pushes += [_push(client, next(probes)) for _ in range(_PUSHES_PER_LOOK)]
+        _is_computing(client, name)
     return pushes
 
 

@@ -22,13 +22,12 @@ from experience_buffer_server.tasks import Tasks
 
 _RETRY_SECONDS = 1.0
 """Between attempts to store advantages that found no room."""
-_PART_BYTES = 64 * 1024
+_PART_BYTES = 32 * 1024
 """Advantages that are stored with one commit, about: what a push may have to wait for."""
-_REST = 12.0 / (os.cpu_count() or 1)
-"""After a part, for how many times as long nothing more is stored while pushes come in: on two
-processors computing takes a seventh of the time then, on many as good as all of it."""
-_BUSY_SECONDS = 0.1
-"""For how long after a push more pushes are expected."""
+
+_REST = 4.0 / (os.cpu_count() or 1)
+"""While pushes come in, for how many times as long as it took to store a part nothing more is
+stored, and so computed: with few processors everything that runs makes pushes wait."""
 
 
 class Owner(Protocol):
@@ -107,14 +106,13 @@ class Results:
             self._tasks.spawn(self._store_all())
 
     async def _store_all(self) -> None:
-        """Part by part, with rests, so that pushes never wait long behind what was computed."""
+        """Part by part, with pushes where there are any: those never wait long behind it."""
         try:
             while self._waiting:
                 started = time.monotonic()
                 await self._store_part()
-                now = time.monotonic()
-                is_busy = now - self._store.append_time < _BUSY_SECONDS
-                await asyncio.sleep(_REST * (now - started) if is_busy else 0)
+                rest = _REST if self._store.is_taking_in else 0.0
+                await asyncio.sleep(rest * (time.monotonic() - started))
         finally:
             self._is_storing = False
 
@@ -207,7 +205,7 @@ class Results:
                 batch.put_advantages(row.id, advantages)
         if moments is None or first.work.estimator != self._owner.settings.advantage.estimator:
             # Moments of another estimator are another quantity's.
-            await self._store.commit(batch)
+            await self._store.ride(batch)
             return
         before, row.moments = row.moments, moments
         batch.put_buffer(row)
@@ -217,7 +215,7 @@ class Results:
         for entry in fresh:
             entry.counted = True
         try:
-            await self._store.commit(batch)
+            await self._store.ride(batch)
         except StoreError:
             row.moments = before
             for entry in fresh:

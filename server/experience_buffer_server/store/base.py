@@ -220,9 +220,6 @@ class WriteBatch(Protocol):
 class Store(Protocol):
     """A durable store with one owner. All methods belong to the owner's event loop thread."""
 
-    append_time: float
-    """When an experience was last appended, by `time.monotonic`; minus infinity: never."""
-
     def batch(self) -> WriteBatch:
         """Start a batch of changes."""
 
@@ -235,6 +232,22 @@ class Store(Protocol):
             StoreFullError: No room; nothing of this batch is stored, others are not affected.
             StoreFailedError: The store can't go on.
         """
+
+    def ride(self, batch: WriteBatch) -> Awaitable[None]:
+        """Commit a small batch together with the next append, while appends come often.
+
+        It makes that append's commit a little longer instead of letting the next one wait for a
+        commit of its own. It commits before whatever is submitted later. Without appends it is
+        submitted at once, or after a moment.
+
+        Raises:
+            StoreFullError: No room, for this batch or for the append; nothing of it is stored.
+            StoreFailedError: The store can't go on.
+        """
+
+    @property
+    def is_taking_in(self) -> bool:
+        """Whether experiences are being appended now."""
 
     def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[bytes | None]:
         """The stored payloads, committed ones only; None where there is none."""

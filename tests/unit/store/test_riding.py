@@ -1,0 +1,96 @@
+"""Small batches that commit together with appends: when they go, in which order, and with whom."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from experience_buffer_server.store import LmdbStore
+from experience_buffer_server.store.base import AdvantageRow, Record, WriteBatch
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LmdbStore]:
+    opened = await LmdbStore.open(tmp_path / "store", durability="commit")
+    yield opened
+    await opened.close()
+
+
+def record(seq: int) -> Record:
+    return Record(
+        seq=seq, uid=f"uid-{seq}", batch="1", task="2", run=3, step=4, digest=bytes(16),
+        group_id=0, tombstone=False, reward=0.5, response_tokens=7, payload_bytes=11,
+        min_version=None, max_version=None, push_time=13.0,
+    )  # fmt: skip
+
+
+def appending(store: LmdbStore, seq: int) -> WriteBatch:
+    batch = store.batch()
+    batch.append(1, record(seq), b"payload")
+    return batch
+
+
+def advantages(store: LmdbStore, seq: int, content: bytes = b"1234") -> WriteBatch:
+    batch = store.batch()
+    batch.put_advantages(1, AdvantageRow(seq=seq, advantages=content, returns=content, details={}))
+    return batch
+
+
+def stored(store: LmdbStore, seq: int) -> bytes | None:
+    (row,) = store.advantages(1, [seq])
+    return None if row is None else row.advantages
+
+
+async def test_without_appends_it_goes_at_once(store: LmdbStore) -> None:
+    await store.ride(advantages(store, 1))
+    assert stored(store, 1) == b"1234"
+
+
+async def test_it_shares_the_next_append(store: LmdbStore) -> None:
+    await store.commit(appending(store, 1))
+    before = store.stats.num_batches
+    riding = asyncio.ensure_future(store.ride(advantages(store, 1)))
+    await asyncio.sleep(0)
+    assert not riding.done()
+    await asyncio.gather(store.commit(appending(store, 2)), riding)
+    assert stored(store, 1) == b"1234"
+    assert store.stats.num_batches == before + 1
+
+
+async def test_it_waits_only_for_a_moment(store: LmdbStore) -> None:
+    await store.commit(appending(store, 1))
+    started = time.monotonic()
+    await store.ride(advantages(store, 1))
+    assert time.monotonic() - started < 10
+    assert stored(store, 1) == b"1234"
+
+
+async def test_what_is_submitted_later_comes_later(store: LmdbStore) -> None:
+    await store.commit(appending(store, 1))
+    riding = store.ride(advantages(store, 1, b"late"))
+    removal = store.batch()
+    removal.remove(1, record(1))
+    await asyncio.gather(store.commit(removal), riding)
+    assert stored(store, 1) is None
+    await store.commit(appending(store, 2))
+    riding = store.ride(advantages(store, 2, b"old!"))
+    await asyncio.gather(store.commit(advantages(store, 2, b"new!")), riding)
+    assert stored(store, 2) == b"new!"
+
+
+async def test_closing_leaves_nobody_behind(tmp_path: Path) -> None:
+    store = await LmdbStore.open(tmp_path / "other", durability="commit")
+    await store.commit(appending(store, 1))
+    riding = asyncio.ensure_future(store.ride(advantages(store, 1)))
+    await asyncio.sleep(0)
+    await store.close()
+    await riding
+
+
+async def test_appends_do_not_ride(store: LmdbStore) -> None:
+    with pytest.raises(TypeError, match="without appends"):
+        store.ride(appending(store, 1))
