@@ -145,7 +145,11 @@ async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
     await buffer.ingest.push(pushed((1, 0), (1, 1), reward=1.0))
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 1)) == [0.0] * NUM_RESPONSE
-    assert await annotate(buffer, uid(1, 0), reward=3.0) == (None, "")
+    changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=3.0))
+    while not any(entry.changing for entry in buffer.contents):
+        await asyncio.sleep(0)
+    assert not await take(buffer, "trainer")
+    assert await changing == (None, "")
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 0)) == [2.0] * NUM_RESPONSE
     assert advantages(world, buffer, uid(1, 1)) == [-2.0] * NUM_RESPONSE
@@ -248,12 +252,11 @@ async def test_unknown_and_doubled_uids(world: World) -> None:
 async def test_annotations_at_once_keep_one_another(world: World) -> None:
     buffer = await world.create(**GAE)
     await buffer.ingest.push(pushed((1, 0)))
-    one = annotate(buffer, uid(1, 0), info={"one": 1.0})
-    other = annotate(buffer, uid(1, 0), info={"other": 2.0})
-    await asyncio.gather(one, other)
+    names = [f"name {number}" for number in range(23)]
+    await asyncio.gather(*(annotate(buffer, uid(1, 0), info={name: 1.0}) for name in names))
     (item,) = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")
     assert isinstance(item, trxp.Item)
-    assert item.meta["info"] == {"one": 1.0, "other": 2.0}
+    assert item.meta["info"] == dict.fromkeys(names, 1.0)
 
 
 async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: World) -> None:
@@ -300,6 +303,7 @@ async def test_a_deadline_ends_the_wait_for_fields(
     buffer.tick(time.time() + 6)
     await settle(buffer)
     assert len(buffer.contents) == left
+    assert len(buffer.contents.lacking) == (policy == "wait")
     group = buffer.contents.groups.get("2/1")
     if policy == "wait":
         assert group is not None
@@ -321,3 +325,55 @@ async def test_a_deadline_waits_for_an_annotator_that_holds_a_lease(world: World
     buffer.tick(time.time() + 8)
     await settle(buffer)
     assert len(buffer.contents) == 0
+
+
+async def test_a_raw_consumer_of_groups_gets_them_whole(world: World) -> None:
+    consumers = [{"name": "critic", "raw": True, "unit": "group"}, {"name": "actor"}]
+    buffer = await world.create(**(GAE | {"consumers": consumers}))
+    await buffer.ingest.push(pushed((1, 0)))
+    assert not await take(buffer, "critic")
+    await buffer.ingest.push(pushed((1, 1)))
+    assert await take(buffer, "critic")
+
+
+async def test_a_group_is_not_computed_before_every_member_has_its_fields(world: World) -> None:
+    buffer = await world.create(**(RLOO | {"on_missing_field": "wait"}))
+    await buffer.ingest.push(pushed((1, 0), reward=None))
+    await buffer.ingest.push(pushed((1, 1)))
+    assert buffer.computing.num_jobs == 0
+    await annotate(buffer, uid(1, 0), reward=1.0)
+    assert buffer.computing.num_jobs == 1
+
+
+async def test_nothing_is_computed_from_before_an_annotation_on_its_way(world: World) -> None:
+    buffer = await world.create(**(RLOO | {"on_missing_field": "wait"}))
+    await buffer.ingest.push(pushed((1, 0)))
+    await buffer.ingest.push(pushed((1, 1), reward=None))
+    await annotate(buffer, uid(1, 1), info={"note": "still without a reward"})
+    changing = asyncio.ensure_future(annotate(buffer, uid(1, 1), reward=1.0))
+    while not any(entry.changing for entry in buffer.contents):
+        await asyncio.sleep(0)
+    for entry in buffer.contents:
+        entry.missing = ()
+    buffer.advance(list(buffer.contents))
+    assert buffer.computing.num_jobs == 0
+    await changing
+    assert buffer.computing.num_jobs == 1
+
+
+async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_counted(
+    world: World,
+) -> None:
+    world.computer.start()
+    running = {"estimator": "rloo", "running_norm": "std"}
+    buffer = await world.create(**(RLOO | {"advantage": running}))
+    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await settle(buffer)
+    await world.computer.close()
+    await annotate(buffer, uid(1, 0), reward=3.0)
+    assert world.store.advantages(buffer.id, [1, 2]) == [None, None]
+    (state,) = [state for state in world.store.load() if state.row.id == buffer.id]
+    assert not state.computed
+    fresh = world.reload(buffer)
+    counted = {entry.record.uid: entry.counted for entry in fresh.contents}
+    assert counted == {uid(1, 0): True, uid(1, 1): False}
