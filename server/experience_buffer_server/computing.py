@@ -29,10 +29,7 @@ class Computing:
         self.num_jobs = 0
         """Submitted, and not stored or failed yet."""
         self._owner = owner
-        self._store = store
         self._computer = computer
-        self._metrics = metrics
-        self._tasks = tasks
         self._gathered: list[Job] = []
         """Jobs of the statistics batch that isn't full yet."""
         self._gather_time = 0.0
@@ -80,7 +77,7 @@ class Computing:
 
     def _send_gathered(self) -> None:
         jobs, self._gathered = self._gathered, []
-        sound = [job for job in jobs if self._still_holds(job)]
+        sound = [job for job in jobs if self._results.still_holds(job)]
         if sound:
             self._send(sound)
 
@@ -135,9 +132,6 @@ class Computing:
         """The buffer was deleted: nothing of it is computed or stored any more."""
         self.settings_changed()
         self._results.tick(math.inf)
-
-    def _still_holds(self, job: Job) -> bool:
-        return self._results.still_holds(job)
 
     def _release(self, job: Job) -> None:
         self.num_jobs -= 1

@@ -122,11 +122,9 @@ class Grouping:
         await self._tasks.finish(self._store.commit(batch))
         # Members may have come while nothing said yet that they are too late.
         group = self._contents.groups.get(key)
-        return (
-            0
-            if group is None
-            else await self._tasks.finish(self._drop(group, reason, "group_dropped"))
-        )
+        if group is None:
+            return 0
+        return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
 
     def expire(self, now: float) -> None:
         """Close, reduce or drop the groups past their deadline, by the buffer's policy."""
