@@ -48,6 +48,10 @@ class AsyncConnection(ClientSettings):
         if channel is not None and self._loop is asyncio.get_running_loop():
             await channel.close()
 
+    @property
+    def _is_closed(self) -> bool:
+        return self._closed
+
     async def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
         attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
         while True:

@@ -52,15 +52,17 @@ class Connection(ClientSettings):
             if channel is not None and self._pid == os.getpid():
                 channel.close()
 
+    @property
+    def _is_closed(self) -> bool:
+        return self._stopped.is_set()
+
     def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
         attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
         while True:
-            method = getattr(self._get_stub(), call.method)
             try:
-                response = method(
-                    call.request, timeout=attempts.remaining(), metadata=self._metadata
+                return call.parse(
+                    self._begin(call.method, call.request, timeout=attempts.remaining())
                 )
-                return call.parse(response)
             except grpc.RpcError as error:
                 failure = self._translate(error, call.method)
             if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
@@ -68,7 +70,17 @@ class Connection(ClientSettings):
 
     def _open(self, method: str, requests: Iterator[Any]) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""
-        return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
+        return self._begin(method, requests)
+
+    def _begin(self, method: str, request: Any, **options: Any) -> Any:
+        stub = self._get_stub()
+        try:
+            return getattr(stub, method)(request, metadata=self._metadata, **options)
+        except ValueError:
+            # So gRPC refuses a call on a channel that another thread has closed just now.
+            if self._is_closed:
+                raise closed_error("client") from None
+            raise
 
     def _get_stub(self) -> Any:
         with self._lock:

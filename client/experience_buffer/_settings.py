@@ -44,6 +44,11 @@ class ClientSettings:
         """Set up what doesn't travel in a pickle."""
 
     @property
+    def _is_closed(self) -> bool:
+        """Whether `close` was called, which cancels the calls under way."""
+        raise NotImplementedError
+
+    @property
     def address(self) -> str:
         """The address as given."""
         return self._address
@@ -59,8 +64,14 @@ class ClientSettings:
         return self._options
 
     def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
+        """The error of a call that the caller didn't cancel, unless by closing this."""
+        call: Any = error  # The stub doesn't say that it is a call.
+        if self._is_closed and call.code() is grpc.StatusCode.CANCELLED:
+            return closed_error("client")
         return status.from_rpc_error(
-            error, doing=f"{method} to {self._address}", is_stream=method.endswith("Stream")
+            error,
+            doing=f"{method} to {self._address}",
+            is_stream=method.endswith("Stream") or method.startswith("Watch"),
         )
 
     def __repr__(self) -> str:

@@ -87,6 +87,10 @@ def from_rpc_error(
         is_stream: The call is a stream. INTERNAL is then a broken stream unless the server said
             otherwise: a write that meets the end of the stream hides the server's status so
             (grpc/grpc#36066), and so does a proxy's reset. Reconnecting brings the true status.
+
+    CANCELLED is a server that goes away unless the server said otherwise: so gRPC answers what
+    no handler has accepted when it stops (grpc/grpc#41785). What the caller itself cancelled must
+    not be brought here.
     """
     call: Any = error  # Both kinds of RpcError are calls; the sync stub doesn't say so.
     code: grpc.StatusCode = call.code()
@@ -94,7 +98,8 @@ def from_rpc_error(
     details = _read_details(call.trailing_metadata() or ())
     cls = _BY_STATUS.get(code.name, errors.InternalServerError)
     if details is None or details.reason not in _BY_REASON:
-        if is_stream and code is grpc.StatusCode.INTERNAL:
+        is_broken = is_stream and code is grpc.StatusCode.INTERNAL
+        if is_broken or code is grpc.StatusCode.CANCELLED:
             cls = errors.UnavailableError
         text = f"{doing} failed ({code.name}): {text}"
         if cls.cure:

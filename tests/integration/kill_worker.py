@@ -26,7 +26,12 @@ from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 
 T = TypeVar("T")
-AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+AWAY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    # What no handler has accepted when a server stops; nobody here cancels a call.
+    grpc.StatusCode.CANCELLED,
+)
 OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),

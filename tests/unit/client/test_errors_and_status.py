@@ -136,6 +136,15 @@ def test_internal_on_a_stream_is_a_broken_stream_unless_the_server_says_so() -> 
     )
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_cancelled_is_a_server_that_goes_away_unless_the_server_says_so(is_stream: bool) -> None:
+    failed = Failed(grpc.StatusCode.CANCELLED, "CANCELLED")
+    error = status.from_rpc_error(failed, doing="Ack to host:1", is_stream=is_stream)
+    assert type(error) is errors.UnavailableError
+    assert "Ack to host:1 failed (CANCELLED)" in str(error)
+    assert type(over_the_wire(errors.CallCancelledError("x"))) is errors.CallCancelledError
+
+
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
 def test_every_status_becomes_an_error(code: grpc.StatusCode) -> None:
     error = status.from_rpc_error(Failed(code, "text"), doing="x")

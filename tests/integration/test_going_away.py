@@ -1,0 +1,255 @@
+"""A server that goes away under load: the clients make every call again, and none of them fails.
+
+What no handler has accepted when a server stops, gRPC answers with CANCELLED, without a word of the
+service. Which calls that meets is chance: each test goes on until it has met some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from experience_buffer import AsyncClient, Client, ClientOptions, RetryOptions
+from experience_buffer.errors import ExperienceBufferError
+from experience_buffer.v1 import config_pb2, service_pb2
+from tests.integration.plain import create, experience, group, push, sample
+from tests.integration.server import Server, eventually
+
+NUM_CALLERS = 24
+MIN_ROUNDS, MAX_ROUNDS = 2, 16
+OPTIONS = ClientOptions(
+    retry=RetryOptions(initial_backoff_seconds=0.02, max_backoff_seconds=0.1, reconnect_seconds=60)
+)
+
+
+class Tally:
+    """What became of calls; it can be shared between threads."""
+
+    def __init__(self) -> None:
+        self.num_done = 0
+        self.codes: Counter[grpc.StatusCode] = Counter()
+        """Of what gRPC raised, retried or not."""
+        self.failures: list[ExperienceBufferError] = []
+        self.over = threading.Event()
+
+    def note(self, error: Any) -> None:
+        self.codes[error.code()] += 1
+
+
+class WatchedClient(Client):
+    """A client that counts what it is about to retry, or to raise."""
+
+    tally: Tally
+
+    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
+        self.tally.note(error)
+        return super()._translate(error, method)
+
+
+class WatchedAsyncClient(AsyncClient):
+    """The same for asyncio."""
+
+    tally: Tally
+
+    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
+        self.tally.note(error)
+        return super()._translate(error, method)
+
+
+@pytest.fixture
+def server(make_server: Callable[..., Server]) -> Server:
+    """A server with experiences to sample, and one lease that was acknowledged: the first."""
+    server = make_server()
+    with server.stub() as stub:
+        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        push(stub, "b", group(0, 3 * NUM_CALLERS))
+        first = sample(stub, "b", 1)
+        stub.Ack(service_pb2.AckRequest(buffer="b", lease_id=first.lease.id))
+        assert first.lease.id == 1
+    return server
+
+
+@pytest.fixture(params=["sigterm", "writer killed"])
+def end(request: pytest.FixtureRequest) -> Callable[[Server], None]:
+    """Ends a server in an orderly way: told to, or by itself because its store's writer died."""
+
+    def terminate(server: Server) -> None:
+        assert server.stop() == 0
+
+    def kill_writer(server: Server) -> None:
+        [writer] = server.children("store.writer")
+        os.kill(writer, signal.SIGKILL)
+        assert server.wait() == 1
+
+    return terminate if request.param == "sigterm" else kill_writer
+
+
+def go_away(server: Server, end: Callable[[Server], None], tally: Tally) -> None:
+    """End the server and start it again until calls were cancelled by it, and then answered."""
+
+    def answered() -> None:
+        goal = tally.num_done + 3 * NUM_CALLERS
+        eventually(lambda: tally.failures or tally.num_done >= goal, "answers")
+
+    for number in itertools.count(1):
+        answered()
+        end(server)
+        server.start()
+        if number >= MIN_ROUNDS and tally.codes[grpc.StatusCode.CANCELLED]:
+            break
+        assert number < MAX_ROUNDS, (
+            f"nothing was cancelled, the test has shown nothing: {tally.codes}"
+        )
+    answered()
+
+
+@contextlib.contextmanager
+def callers(tally: Tally, call: Callable[[int], object]) -> Iterator[None]:
+    """Threads that make calls, each with numbers of its own, until the end of the block."""
+
+    def run(caller: int) -> None:
+        try:
+            for number in itertools.count(caller, NUM_CALLERS):
+                if tally.over.is_set():
+                    return
+                call(number)
+                tally.num_done += 1
+        except ExperienceBufferError as error:
+            tally.failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(NUM_CALLERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        tally.over.set()
+        for thread in threads:
+            thread.join(40)
+    assert not tally.failures, tally.failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a call never ended"
+
+
+def test_plain_calls_meet_unavailable_or_cancelled(
+    server: Server, end: Callable[[Server], None]
+) -> None:
+    tally = Tally()
+    with server.stub() as stub:
+
+        def call(number: int) -> None:
+            try:
+                stub.GetStats(service_pb2.GetStatsRequest(), timeout=30, wait_for_ready=True)
+            except grpc.RpcError as error:
+                tally.note(error)
+
+        with callers(tally, call):
+            go_away(server, end, tally)
+    assert set(tally.codes) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+
+
+def test_no_call_of_the_client_fails(server: Server, end: Callable[[Server], None]) -> None:
+    with WatchedClient(server.address, options=OPTIONS) as client:
+        tally = client.tally = Tally()
+
+        def call(number: int) -> None:
+            if number % 3 == 0:
+                client.push([experience(1, number)], buffer="b")
+            elif number % 3 == 1:
+                client.ack(1, buffer="b")
+            else:
+                client.get_stats()
+
+        with callers(tally, call):
+            go_away(server, end, tally)
+
+
+def test_no_stream_of_the_client_fails(server: Server, end: Callable[[Server], None]) -> None:
+    # They are opened again and again: only an opening can be cancelled before it is accepted.
+    with WatchedClient(server.address, options=OPTIONS) as client:
+        tally = client.tally = Tally()
+
+        def call(number: int) -> None:
+            if number % 2:
+                with client.writer(buffer="b") as writer:
+                    writer.append(experience(1, number))
+                assert writer.counts.num_stored + writer.counts.num_duplicates == 1
+            else:
+                with client.stream(1, buffer="b", prefetch=1) as stream:
+                    assert len(next(stream).experiences) == 1
+
+        with callers(tally, call):
+            go_away(server, end, tally)
+
+
+async def test_no_call_of_the_async_client_fails(
+    server: Server, end: Callable[[Server], None]
+) -> None:
+    async with WatchedAsyncClient(server.address, options=OPTIONS) as client:
+        tally = client.tally = Tally()
+
+        async def call(number: int) -> None:
+            if number % 3 == 0:
+                await client.push([experience(1, number)], buffer="b")
+            elif number % 3 == 1:
+                await client.ack(1, buffer="b")
+            else:
+                await client.get_stats()
+
+        await call_until_gone(call, server, end, tally)
+
+
+async def test_no_stream_of_the_async_client_fails(
+    server: Server, end: Callable[[Server], None]
+) -> None:
+    async with WatchedAsyncClient(server.address, options=OPTIONS) as client:
+        tally = client.tally = Tally()
+
+        async def call(number: int) -> None:
+            if number % 2:
+                async with client.writer(buffer="b") as writer:
+                    await writer.append(experience(1, number))
+                assert writer.counts.num_stored + writer.counts.num_duplicates == 1
+            else:
+                async with client.stream(1, buffer="b", prefetch=1) as stream:
+                    assert len((await anext(stream)).experiences) == 1
+
+        await call_until_gone(call, server, end, tally)
+
+
+async def call_until_gone(
+    call: Callable[[int], Any], server: Server, end: Callable[[Server], None], tally: Tally
+) -> None:
+    """Make calls in tasks while the server, from another thread, goes away and comes back."""
+
+    async def run(caller: int) -> None:
+        try:
+            for number in itertools.count(caller, NUM_CALLERS):
+                if tally.over.is_set():
+                    return
+                await call(number)
+                tally.num_done += 1
+        except ExperienceBufferError as error:
+            tally.failures.append(error)
+
+    tasks = [asyncio.create_task(run(i)) for i in range(NUM_CALLERS)]
+    try:
+        await asyncio.to_thread(go_away, server, end, tally)
+    finally:
+        tally.over.set()
+        done, pending = await asyncio.wait(tasks, timeout=40)
+        for task in pending:
+            task.cancel()
+    assert not tally.failures, tally.failures[0]
+    assert not pending, "a call never ended"
+    for task in done:
+        task.result()
