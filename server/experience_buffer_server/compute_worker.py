@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import json
 import os
 import sys
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ _NICENESS = 10
 _GC_THRESHOLD = 100_000
 _BOOTSTRAPPING = "response_truncated"
 """The one `truncate_status` after which a response would have gone on."""
+_BATCH_ID_BYTES = 16
 _FLAGS = ("singleton", "zero_mask", "bootstrapped")
 
 
@@ -92,7 +94,36 @@ def compute_launch(
     )
     for place, result in zip(sound, results, strict=True):
         answers[place] = _answer(result)
+    if plan.parameters.uses_batch:
+        _name_batches(request, answers)
     return {"groups": answers, "moments": None if running is None else running.to_json()}
+
+
+def batch_id(uids: Iterable[str]) -> str:
+    """A name for the statistics batch of these members, the same in whatever order they come.
+
+    It says who they were, not when: computed again, an experience has the name of its earlier batch
+    only where all members of that one were computed again with it.
+    """
+    members = json.dumps(sorted(uids)).encode()
+    return hashlib.blake2b(members, digest_size=_BATCH_ID_BYTES).hexdigest()
+
+
+def _name_batches(request: Mapping[str, Any], answers: list[Any]) -> None:
+    """Record with each group who shared its statistics: the batch's groups that didn't fail."""
+    uids: dict[int, list[str]] = {}
+    named = [
+        (number, members, answer["details"])
+        for number, (_, members), answer in zip(
+            request["batches"], request["groups"], answers, strict=True
+        )
+        if "details" in answer
+    ]
+    for number, members, _ in named:
+        uids.setdefault(number, []).extend(uid for uid, _ in members)
+    ids = {number: batch_id(of_batch) for number, of_batch in uids.items()}
+    for number, _, details in named:
+        details["batch_id"] = ids[number]
 
 
 def experience_input(item: trxp.Item, run: str, *, names: Collection[str]) -> ExperienceInput:
@@ -167,7 +198,8 @@ def _answer(result: GroupResult | GroupFailure) -> dict[str, Any]:
                 item.advantages,
                 # Mostly the same: sent, stored and read once.
                 None if item.returns is item.advantages else item.returns,
-                {name: True for name in _FLAGS if getattr(item, name)},
+                {name: True for name in _FLAGS if getattr(item, name)}
+                | {"mean_magnitude": item.magnitude},
             )
             for item in result.items
         ],

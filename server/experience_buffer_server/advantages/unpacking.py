@@ -49,6 +49,7 @@ def cut(batch: Batch, details: GroupDetails, results: Results) -> list[Experienc
     alone_G = np.array([bool(own.get("singleton")) for own in details], dtype=np.bool_)
     alone_B = np.repeat(alone_G, np.diff(batch.group_offsets)).tolist()
     zero_masks, bootstrapped = (batch.num_valid == 0).tolist(), batch.bootstrapped.tolist()
+    magnitudes = _magnitudes(results[0], batch).tolist()
     return [
         ExperienceAdvantages(
             advantages=(own := advantages[start:stop]),
@@ -56,11 +57,23 @@ def cut(batch: Batch, details: GroupDetails, results: Results) -> list[Experienc
             singleton=singleton,
             zero_mask=zero_mask,
             bootstrapped=is_bootstrapped,
+            magnitude=magnitude,
         )
-        for (start, stop), singleton, zero_mask, is_bootstrapped in zip(
-            itertools.pairwise(bounds), alone_B, zero_masks, bootstrapped, strict=True
+        for (start, stop), singleton, zero_mask, is_bootstrapped, magnitude in zip(
+            itertools.pairwise(bounds), alone_B, zero_masks, bootstrapped, magnitudes, strict=True
         )
     ]
+
+
+def _magnitudes(advantages: NDArray[np.float32], batch: Batch) -> NDArray[np.float64]:
+    """Mean of |advantage| over each experience's response tokens, shape [B]; 0 without tokens."""
+    lengths = np.diff(batch.offsets)
+    magnitudes = np.zeros(len(lengths))
+    some = lengths > 0
+    if some.any():
+        sums = np.add.reduceat(np.abs(advantages, dtype=np.float64), batch.offsets[:-1][some])
+        magnitudes[some] = sums / lengths[some]
+    return magnitudes
 
 
 def common_details(plan: Plan) -> dict[str, Detail]:

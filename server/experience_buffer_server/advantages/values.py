@@ -84,6 +84,8 @@ class ExperienceAdvantages:
     """No token is valid, so everything is zero."""
     bootstrapped: bool = False
     """A bootstrap value entered the computation."""
+    magnitude: float = 0.0
+    """Mean of |advantage| over its response tokens, masked ones included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,9 @@ class GroupResult:
     details: dict[str, Detail] = field(default_factory=dict)
     """What was used: `estimator`, `parameters.NAME` for those that differ from their defaults,
     `members`; with group statistics `votes`, `mean`, `std`, `zero_variance`, `singleton`; with
-    those of a batch `batch_groups`, `batch_members` and its moments; with running moments
-    `running_count`, `running_mean`, `running_std`; with clips `reward_clip_fraction`,
-    `advantage_clip_fraction`."""
+    those of a batch `batch_groups`, `batch_members` and its moments, to which the server adds
+    `batch_id`; with running moments `running_count`, `running_mean`, `running_std`; with clips
+    `reward_clip_fraction`, `advantage_clip_fraction`."""
 
 
 @dataclass(frozen=True, slots=True)

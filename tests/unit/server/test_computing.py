@@ -14,6 +14,7 @@ from experience_buffer import trxp
 from experience_buffer_server.annotation import Annotation
 from experience_buffer_server.assembly import read_payloads
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.compute_worker import batch_id
 from experience_buffer_server.ingest import Push
 from tests.unit.server.builders import NUM_RESPONSE, World, experience, uid, want
 from tests.unit.server.test_annotating import settle
@@ -99,6 +100,51 @@ async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(worl
     assert [bool(entry.quarantine) for entry in buffer.contents] == [True, False, False]
 
 
+def ids(world: World, buffer: Buffer, *tasks: int) -> list[str]:
+    """What was recorded of the statistics batch of run 0 of these tasks."""
+    found = computed(world, buffer, *tasks)
+    return [found[uid(task, 0)][1]["batch_id"] for task in tasks]
+
+
+async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch(
+    world: World,
+) -> None:
+    buffer = await world.create(**BATCH)
+    # The second batch has a member that can't be computed: it shared nothing.
+    await buffer.ingest.push(rewarded([(task, 0, float(task)) for task in range(5)]))
+    bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
+    await buffer.ingest.push(Push(payload=trxp.encode([bad])))
+    world.computer.start()
+    await settle(buffer)
+    first = batch_id(uid(task, 0) for task in (0, 1, 2))
+    second = batch_id(uid(task, 0) for task in (4, 3))
+    assert first != second
+    assert ids(world, buffer, 0, 1, 2, 3, 4) == [first] * 3 + [second] * 2
+    fresh = await world.restart(buffer)
+    assert ids(world, fresh, 0, 1, 2, 3, 4) == [first] * 3 + [second] * 2
+
+
+async def test_what_is_computed_again_is_recorded_with_its_new_batch(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**BATCH)
+    await buffer.ingest.push(rewarded([(task, 0, float(task)) for task in range(3)]))
+    await settle(buffer)
+    (before,) = set(ids(world, buffer, 0, 1, 2))
+    await buffer.annotating.annotate([Annotation(uid=uid(1, 0), reward=7.0)])
+    await buffer.ingest.push(rewarded([(3, 0, 5.0), (4, 0, 6.0)]))
+    await settle(buffer)
+    after = batch_id(uid(task, 0) for task in (1, 3, 4))
+    assert ids(world, buffer, 0, 1, 2, 3, 4) == [before, after, before, after, after]
+
+
+async def test_without_statistics_of_a_batch_none_is_recorded(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(group_size=1, advantage={"estimator": "reinforce"})
+    await buffer.ingest.push(rewarded([(0, 0, 1.0)]))
+    await settle(buffer)
+    assert "batch_id" not in computed(world, buffer, 0)[uid(0, 0)][1]
+
+
 async def test_moments_do_not_depend_on_pushes_launches_or_restarts(world: World) -> None:
     rewards = [
         (task, run, float((7 * task + 3 * run) % 5)) for task in range(6) for run in range(2)
@@ -146,7 +192,7 @@ async def test_groups_without_variance(world: World, policy: str) -> None:
     buffer = await world.create(group_size=2, advantage=estimator)
     await buffer.ingest.push(rewarded([(0, 0, 0.3), (0, 1, 0.3), (1, 0, 0.0), (1, 1, 1.0)]))
     await settle(buffer)
-    queue = buffer.delivery.consumers["trainer"].queue
+    queue = buffer.delivery.consumers["trainer"].ready
     if policy == "withhold":
         assert len(queue) == 2
         (late,) = await buffer.ingest.push(rewarded([(0, 2, 0.3)]))
@@ -173,11 +219,11 @@ async def test_a_leased_group_of_a_raw_consumer_is_withheld_too(world: World) ->
     estimator = {"estimator": "grpo", "zero_variance": "withhold"}
     buffer = await world.create(group_size=2, advantage=estimator, consumers=consumers)
     await buffer.ingest.push(rewarded([(0, 0, 0.3), (0, 1, 0.3)]))
-    lease, _ = await buffer.sample("scorer", want(2), asyncio.Event())
+    lease, _ = await buffer.desk.sample("scorer", want(2), asyncio.Event())
     assert lease is not None
     world.computer.start()
     await settle(buffer)
     assert len(buffer.contents) == 2
-    await buffer.leasing.ack(lease.id)
+    await buffer.desk.ack(lease.id)
     await buffer.drain()
     assert len(buffer.contents) == 0
