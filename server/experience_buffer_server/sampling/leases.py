@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from experience_buffer_server.sampling.queue import Unit
+from experience_buffer_server.sampling.units import Unit
 
 LeaseState = Literal["open", "ending", "acked", "nacked", "expired"]
 
@@ -23,10 +24,34 @@ class Lease:
     id: int
     consumer: str
     units: list[Unit]
+    """In order of delivery, those of a rank together; empty once it has ended."""
     deadline: float
     """When it expires, or when it ended; seconds since the Unix epoch."""
     state: LeaseState = "open"
+    is_stored: bool = False
+    """It is on disk: its units may travel."""
+    num_units: int = 0
     num_experiences: int = 0
+    num_bytes: int = 0
+    part_sizes: Sequence[int] = ()
+    """Of a lease that ranks share: how many of the units, in order, are each rank's."""
+    acked_parts: dict[int, int | None] = field(default_factory=dict)
+    """Ranks that have acknowledged their part, with the training step."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that share it; 0: it isn't shared."""
+        return len(self.part_sizes)
+
+    @property
+    def num_waiting_ranks(self) -> int:
+        """Ranks that haven't acknowledged their part; 0 once it has ended."""
+        return self.world_size - len(self.acked_parts) if self.state == "open" else 0
+
+    def part(self, rank: int) -> list[Unit]:
+        """The units of one rank."""
+        start = sum(self.part_sizes[:rank])
+        return self.units[start : start + self.part_sizes[rank]]
 
 
 class LeaseTable:
@@ -46,17 +71,22 @@ class LeaseTable:
         """A consumer's leases that haven't ended, by id."""
         return [lease for lease in self._open.values() if lease.consumer == consumer]
 
-    def grant(self, consumer: str, units: list[Unit], deadline: float) -> Lease:
-        """Lease waiting units; each must be held by no other lease."""
+    def grant(
+        self, consumer: str, units: list[Unit], deadline: float, *, part_sizes: Sequence[int] = ()
+    ) -> Lease:
+        """Lease units that were taken; each must be held by no other lease."""
         self._last_id += 1
         lease = Lease(
             id=self._last_id,
             consumer=consumer,
             units=units,
             deadline=deadline,
+            num_units=len(units),
             num_experiences=sum(len(unit.seqs) for unit in units),
+            num_bytes=sum(unit.num_bytes for unit in units),
+            part_sizes=part_sizes,
         )
-        for unit in units:
+        for unit in dict.fromkeys(units):
             assert unit.lease_id == 0, "a unit is leased twice"
             unit.lease_id = lease.id
             unit.num_deliveries += 1
@@ -76,6 +106,12 @@ class LeaseTable:
     def find(self, lease_id: int) -> Lease | None:
         """An open or remembered lease."""
         return self._open.get(lease_id) or self._ended.get(lease_id)
+
+    def extend(self, lease: Lease, deadline: float) -> None:
+        """Let an open lease expire later; never earlier."""
+        if deadline > lease.deadline:
+            lease.deadline = deadline
+            heapq.heappush(self._deadlines, (deadline, lease.id))
 
     def end(self, lease: Lease, state: LeaseState, now: float) -> list[int]:
         """Close a lease and free its units; returns ids of ended leases that are now forgotten."""
@@ -97,13 +133,14 @@ class LeaseTable:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self._open.get(lease_id)
-            if lease is None:
+            if lease is None or lease.deadline > now:
                 continue
             if lease.state == "ending":
                 # Its ack is being committed; look again if that fails.
                 heapq.heappush(self._deadlines, (now + 1.0, lease_id))
                 break
-            due.append(lease)
+            if lease not in due:
+                due.append(lease)
         return due
 
     def _add(self, lease: Lease) -> None:

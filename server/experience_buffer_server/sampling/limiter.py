@@ -1,0 +1,304 @@
+"""How far inserting and sampling may run apart: Reverb's rate limiter, and a bound in bytes.
+
+One number is kept within a window, the difference `inserts * samples_per_insert - samples`:
+inserting raises it, sampling lowers it. The counts come from the caller, who derives them from the
+items it has, so that nothing can drift; nothing here has state, and a plan may be replaced live.
+
+Source: Cassirer et al. 2021 (arXiv:2102.04736), Reverb's rate limiter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, floor, inf, isfinite
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "Answer",
+    "Counts",
+    "LimiterPlan",
+    "can_insert",
+    "can_sample",
+    "largest_insert",
+    "refund",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterPlan:
+    """The settings of a limiter; ask `problems` before using one."""
+
+    min_size: int = 1
+    """Items that have to be stored before any is sampled; up to them inserting is free."""
+    samples_per_insert: float = 1.0
+    """How often an item is to be sampled on average."""
+    min_diff: float = -inf
+    """Least difference that sampling may leave."""
+    max_diff: float = inf
+    """Greatest difference that inserting may leave."""
+    max_ahead_bytes: int = 0
+    """Payload bytes inserted and not yet sampled; 0: unbounded. Inserting isn't held back by it
+    while not even one sample could go. A batch has to fit in it, or it never fills."""
+
+    @classmethod
+    def min_size_only(cls, min_size: int) -> LimiterPlan:
+        """Sampling waits for `min_size` items and nothing else waits: Reverb's MinSize."""
+        return cls(min_size=_at_least_1("min_size", min_size))
+
+    @classmethod
+    def sample_to_insert_ratio(
+        cls, samples_per_insert: float, min_size: int, error_buffer: float | tuple[float, float]
+    ) -> LimiterPlan:
+        """Sampling and inserting keep a ratio, with some play: Reverb's SampleToInsertRatio.
+
+        Args:
+            samples_per_insert: The ratio, above 0.
+            min_size: Items to be stored before any is sampled, at least 1.
+            error_buffer: How far the difference may go to either side of where it is once
+                `min_size` items are stored; or the window itself, `(min_diff, max_diff)`.
+
+        Raises:
+            ValueError: The window is narrower than `2 * max(1, samples_per_insert)`, or lies above
+                where the difference is once `min_size` items are stored; or another argument is
+                out of bounds.
+        """
+        _at_least_1("min_size", min_size)
+        if not (isfinite(samples_per_insert) and samples_per_insert > 0):
+            raise ValueError(f"samples_per_insert is {samples_per_insert}; give more than 0")
+        offset = _exact(samples_per_insert) * min_size
+        if isinstance(error_buffer, tuple):
+            min_diff, max_diff = error_buffer
+        elif isfinite(error_buffer):
+            min_diff = float(offset - _exact(error_buffer))
+            max_diff = float(offset + _exact(error_buffer))
+        else:
+            min_diff, max_diff = -error_buffer, error_buffer
+        width = 2 * max(1.0, samples_per_insert)
+        if not max_diff - min_diff >= width:
+            raise ValueError(
+                f"error_buffer {error_buffer} makes a window from {min_diff} to {max_diff}, which "
+                f"could block sampling and inserting at once; it has to be {width} wide, "
+                f"an error_buffer of {width / 2}"
+            )
+        if min_diff > offset:
+            raise ValueError(
+                f"min_diff {min_diff} is above samples_per_insert * min_size = {_text(offset)}: "
+                "nothing could be sampled when min_size is reached; lower it"
+            )
+        return cls(
+            min_size=min_size,
+            samples_per_insert=samples_per_insert,
+            min_diff=min_diff,
+            max_diff=max_diff,
+        )
+
+    @classmethod
+    def queue(cls, size: int) -> LimiterPlan:
+        """At most `size` items wait to be sampled, each once: Reverb's Queue."""
+        return cls(min_diff=0.0, max_diff=float(_at_least_1("size", size)))
+
+    @classmethod
+    def stack(cls, size: int) -> LimiterPlan:
+        """The same as a queue: only the selector differs. Reverb's Stack."""
+        return cls.queue(size)
+
+    def problems(self, batch_size: int = 1, insert_size: int = 1) -> list[str]:
+        """Say which settings are impossible; empty if none is.
+
+        A plan is impossible if sampling a batch and inserting can come to wait for each other for
+        good, starting empty, whatever was inserted and sampled at once (up to these sizes) and
+        evicted (with `refund`) on the way. With p / q = `samples_per_insert`, the difference is
+        always a multiple of 1 / q, so both wait with `min_size` stored if such a multiple is
+
+            less than min_diff + batch_size, and more than max_diff - insert_size * p / q.
+
+        There is none if the window holds at least `insert_size * p + batch_size * q` multiples.
+        With less than `min_size` stored, one insert at a time is free. Larger ones need room below
+        `max_diff`: an item brings at most p / q, so at most `(min_size - 1 + insert_size) * p / q`.
+
+        Args:
+            batch_size: Items in the largest batch that a consumer samples.
+            insert_size: Items in the largest insert that isn't split.
+
+        Returns:
+            What is impossible, with the numbers and a cure, one text each.
+        """
+        _at_least_1("batch_size", batch_size)
+        _at_least_1("insert_size", insert_size)
+        if problems := self._bad_values():
+            return problems
+        ratio = _exact(self.samples_per_insert)
+        sizes = f"with inserts of {insert_size} and batches of {batch_size}"
+        enough = self._least_max_diff(batch_size, insert_size)
+        if enough > _bound(self.max_diff):
+            problems.append(
+                f"between min_diff {_text(self.min_diff)} and max_diff {_text(self.max_diff)}, "
+                f"{sizes}, both can wait for each other for good; raise max_diff to "
+                f"{_text(enough)}, or lower min_diff as much"
+            )
+        full = (self.min_size - 1 + insert_size) * ratio
+        if insert_size > 1 and full > _bound(self.max_diff):
+            problems.append(
+                f"max_diff {_text(self.max_diff)} can keep an insert of {insert_size} out when "
+                f"less than min_size {self.min_size} is stored, and so nothing is sampled; "
+                f"raise max_diff to {_text(full)}, or insert one at a time"
+            )
+        return problems
+
+    def _least_max_diff(self, batch_size: int, insert_size: int) -> Fraction | float:
+        """The least `max_diff` whose window holds enough multiples of 1 / q; see `problems`."""
+        if not isfinite(self.min_diff):
+            return -inf
+        ratio = _exact(self.samples_per_insert)
+        lowest = ceil(_exact(self.min_diff) * ratio.denominator)
+        num_needed = insert_size * ratio.numerator + batch_size * ratio.denominator
+        return Fraction(lowest + num_needed - 1, ratio.denominator)
+
+    def _bad_values(self) -> list[str]:
+        problems = []
+        if self.min_size < 1:
+            problems.append(f"min_size is {self.min_size}; give at least 1")
+        if not (isfinite(self.samples_per_insert) and self.samples_per_insert > 0):
+            problems.append(f"samples_per_insert is {self.samples_per_insert}; give more than 0")
+        if not (self.min_diff <= self.max_diff and self.min_diff < inf and self.max_diff > -inf):
+            problems.append(
+                f"no difference is between min_diff {self.min_diff} and max_diff {self.max_diff}; "
+                "swap them, or leave out one"
+            )
+        if self.max_ahead_bytes < 0:
+            problems.append(f"max_ahead_bytes is {self.max_ahead_bytes}; 0 is unbounded")
+        return problems
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What happened so far, in items (units where whole groups are sampled), less refunds."""
+
+    inserts: int
+    deletes: int
+    """Of those inserted; the others are stored."""
+    samples: int
+    """An item that was sampled twice counts twice."""
+    ahead_bytes: int = 0
+    """Payload bytes of the stored items that were never sampled."""
+
+
+class Answer(NamedTuple):
+    """Whether it may go, and if not, what it waits for."""
+
+    ok: bool
+    reason: str = ""
+    """For people, with the numbers; empty when ok."""
+    label: Literal["", "min_size", "min_diff", "max_diff", "ahead_bytes"] = ""
+    """The setting that holds it back, for metrics; empty when ok."""
+
+
+_OK = Answer(True)
+
+
+def can_sample(plan: LimiterPlan, counts: Counts, n: int) -> Answer:
+    """Say whether a batch of `n` items may be sampled now, as far as the plan is concerned."""
+    size = counts.inserts - counts.deletes
+    if size < plan.min_size:
+        return Answer(False, f"{size} stored of min_size {plan.min_size}", "min_size")
+    allowed = _difference(plan, counts) - _bound(plan.min_diff)
+    if n > allowed:
+        return Answer(
+            False,
+            f"samples_per_insert {_text(plan.samples_per_insert)} allows "
+            f"{max(floor(allowed), 0)} more samples, a batch needs {n}",
+            "min_diff",
+        )
+    return _OK
+
+
+def can_insert(plan: LimiterPlan, counts: Counts, n: int, num_bytes: int = 0) -> Answer:
+    """Say whether `n` items with a payload of `num_bytes` in all may be inserted now, at once.
+
+    Where waiting can't help, the reason says to split the insert. A single item that exceeds
+    `max_ahead_bytes` alone goes when nothing else is ahead.
+    """
+    free = plan.min_size - (counts.inserts - counts.deletes)
+    if n <= free:
+        return _OK
+    room = _bound(plan.max_diff) - _difference(plan, counts)
+    if n * _exact(plan.samples_per_insert) > room:
+        fits = max(free, floor(room / _exact(plan.samples_per_insert)), 0)
+        return Answer(False, _why_not(plan, counts, n, fits), "max_diff")
+    limit, ahead = plan.max_ahead_bytes, counts.ahead_bytes
+    if not limit or ahead + num_bytes <= limit or (n == 1 and not ahead):
+        return _OK
+    if not can_sample(plan, counts, 1).ok:
+        # Nothing that is ahead could be sampled, to make room.
+        return _OK
+    reason = f"{ahead} bytes are not sampled yet, {num_bytes} more exceed max_ahead_bytes {limit}"
+    if n > 1 and num_bytes > limit:
+        reason = f"an insert of {num_bytes} bytes exceeds max_ahead_bytes {limit} alone; split it"
+    return Answer(False, reason, "ahead_bytes")
+
+
+def largest_insert(plan: LimiterPlan) -> float:
+    """How many items can go at once, in the best of cases; infinite where nothing bounds it.
+
+    The best of cases: nothing is stored, or as much as allowed has been sampled.
+    """
+    if not isfinite(plan.max_diff - plan.min_diff):
+        return inf
+    ratio = _exact(plan.samples_per_insert)
+    lowest = min(ceil(_exact(plan.min_diff) * ratio.denominator), 0)
+    highest = floor(_exact(plan.max_diff) * ratio.denominator)
+    return max(plan.min_size, (highest - lowest) // ratio.numerator)
+
+
+def refund(plan: LimiterPlan, *, times_sampled: int) -> tuple[int, int]:
+    """What an item leaves in the counts that goes before it was fully used.
+
+    An item that was evicted, dropped or has expired takes its insert and its samples with it, as
+    if it had never been: nobody has to make up for samples of it that are still due. One that was
+    sampled more often than its share stays, or others would be sampled as often once more.
+
+    Returns:
+        `(inserts, samples)` to keep counting, and as many deletes as inserts.
+    """
+    if times_sampled <= _exact(plan.samples_per_insert):
+        return 0, 0
+    return 1, times_sampled
+
+
+def _why_not(plan: LimiterPlan, counts: Counts, n: int, fits: int) -> str:
+    largest = largest_insert(plan)
+    if n > largest:
+        return (
+            f"an insert of {n} can't go: at most {_text(largest)} fit at once between min_diff "
+            f"{_text(plan.min_diff)} and max_diff {_text(plan.max_diff)}; split it"
+        )
+    ratio = f"samples_per_insert {_text(plan.samples_per_insert)}"
+    if not can_sample(plan, counts, 1).ok:
+        return f"{ratio} allows {fits} of {n} inserts before anything can be sampled; split it"
+    return f"{ratio} allows {fits} more inserts until more is sampled, {n} are wanted"
+
+
+def _difference(plan: LimiterPlan, counts: Counts) -> Fraction:
+    return counts.inserts * _exact(plan.samples_per_insert) - counts.samples
+
+
+def _bound(value: float) -> Fraction | float:
+    return _exact(value) if isfinite(value) else value
+
+
+@lru_cache(maxsize=1024)
+def _exact(value: float) -> Fraction:
+    """The number as people write it: 0.1 is 1/10, so that 10 inserts at 0.1 make a whole sample."""
+    return Fraction(str(value))
+
+
+def _text(value: Fraction | float) -> str:
+    return str(int(value)) if isfinite(value) and value == int(value) else f"{float(value):.6g}"
+
+
+def _at_least_1(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name} is {value}; give at least 1")
+    return value

@@ -1,0 +1,91 @@
+"""Selectors without chance: by arrival, or by value."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+
+from experience_buffer_server.sampling.choice import Choice
+from experience_buffer_server.sampling.sorted_pairs import KeyTable, Ranking
+
+
+class ArrivalSelector:
+    """The earliest key (fifo) or the latest one (lifo); values are ignored."""
+
+    def __init__(self, *, latest: bool) -> None:
+        # The table's column isn't used; a byte is the least that a value takes.
+        self._keys = KeyTable(array("q"), array("b"))
+        self._latest = latest
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._keys)
+
+    def add(self, key: int, value: float = 0.0) -> None:
+        """See `Selector`."""
+        self._keys.add(key, 0)
+
+    def update(self, key: int, value: float) -> None:
+        """See `Selector`."""
+        if key not in self._keys:
+            raise KeyError(key)
+
+    def remove(self, key: int) -> None:
+        """See `Selector`."""
+        self._keys.pop(key)
+
+    def choose(self) -> Choice:
+        """See `Selector`."""
+        return Choice(self._keys.last() if self._latest else self._keys.first(), 1.0)
+
+
+class ExtremeSelector:
+    """The smallest value (min) or the largest (max, freshest); of equal ones the earliest key."""
+
+    def __init__(self, *, largest: bool) -> None:
+        self._values = KeyTable(array("q"), array("d"))
+        self._ranking = Ranking()
+        # Negated values turn "the largest value, then the smallest key" into the first pair.
+        self._sign = -1.0 if largest else 1.0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def add(self, key: int, value: float = 0.0) -> None:
+        """See `Selector`."""
+        rank = self._sign * _known(key, value)
+        self._values.add(key, rank)
+        self._ranking.add(rank, key)
+
+    def update(self, key: int, value: float) -> None:
+        """See `Selector`."""
+        rank = self._sign * _known(key, value)
+        self._ranking.remove(self._values[key], key)
+        self._values[key] = rank
+        self._ranking.add(rank, key)
+
+    def remove(self, key: int) -> None:
+        """See `Selector`."""
+        self._ranking.remove(self._values.pop(key), key)
+
+    def choose(self) -> Choice:
+        """See `Selector`."""
+        return Choice(self._ranking.first()[1], 1.0)
+
+
+def _known(key: int, value: float) -> float:
+    if math.isnan(value):
+        raise ValueError(f"the value of unit {key} is NaN, which has no place in an order")
+    return value

@@ -1,0 +1,134 @@
+"""The selector that prefers fresh units (kind "staleness"); `staleness.py` is the freshness window."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections.abc import Iterator
+
+from experience_buffer_server.sampling.choice import Choice
+from experience_buffer_server.sampling.sorted_pairs import KeyTable, Ranking
+from experience_buffer_server.sampling.weighted_keys import WeightedKeys
+
+_ERA_BITS = 500
+"""Within an era weights span at most this many powers of two: far from overflow, even summed."""
+
+
+class StalenessSelector:
+    """Weight ~ decay ** (newest - version): the older a unit's policy version, the rarer.
+
+    Versions are cut into eras, and a weight is relative to the start of its version's era, so it
+    never changes, whatever versions come and go. A draw compares the newest era with the one
+    before it; anything older weighs less than rounding does, until it is all that is left.
+
+    A unit of unknown version (-inf) weighs as much as one of the oldest known version present.
+    """
+
+    def __init__(self, *, decay: float, seed: int | None) -> None:
+        assert 0.0 < decay <= 1.0, f"decay {decay} is outside 0 < decay <= 1"
+        # A smaller one could be drawn just as never.
+        self._decay = max(decay, 2.0**-_ERA_BITS)
+        bits_per_version = -math.log2(self._decay)
+        # 2**53: up to there floats count versions exactly.
+        self._era_versions = int(_ERA_BITS / max(bits_per_version, _ERA_BITS * 2.0**-53))
+        self._versions = KeyTable(array("q"), array("d"))
+        self._num_keys: dict[float, int] = {}
+        """Keys of each known version present."""
+        self._known = Ranking()
+        """The known versions present, each once."""
+        self._eras: dict[int, WeightedKeys] = {}
+        self._unknown = WeightedKeys()
+        self._random = random.Random(seed)
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._versions
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._versions)
+
+    def add(self, key: int, value: float = 0.0) -> None:
+        """See `Selector`."""
+        _check(key, value)
+        self._versions.add(key, value)
+        self._enter(key, value)
+
+    def update(self, key: int, value: float) -> None:
+        """See `Selector`."""
+        _check(key, value)
+        self._leave(key, self._versions[key])
+        self._versions[key] = value
+        self._enter(key, value)
+
+    def remove(self, key: int) -> None:
+        """See `Selector`."""
+        self._leave(key, self._versions.pop(key))
+
+    def choose(self) -> Choice:
+        """See `Selector`."""
+        parts = self._parts()
+        weights = [weight for _, weight in parts]
+        keys, weight = self._random.choices(parts, weights)[0]
+        key, probability = keys.draw(self._random)
+        return Choice(key, probability * (weight / sum(weights)))
+
+    def _parts(self) -> list[tuple[WeightedKeys, float]]:
+        """The keys that can be drawn, and their weights relative to the newest era's start.
+
+        Raises:
+            IndexError: There are no keys.
+        """
+        if not self._eras:
+            if not self._unknown:
+                raise IndexError("no keys to choose from")
+            return [(self._unknown, self._unknown.total)]
+        newest = self._era_of(self._known.last()[0])
+        parts = [(self._eras[newest], self._eras[newest].total)]
+        if newest - 1 in self._eras:
+            before = self._eras[newest - 1]
+            parts.append((before, before.total * self._decay**self._era_versions))
+        if self._unknown:
+            oldest = self._known.first()[0]
+            weight = self._decay ** (newest * self._era_versions - oldest)
+            parts.append((self._unknown, self._unknown.total * weight))
+        # Rounding may draw the last part without reason: then it has to be one with weight.
+        return [(keys, weight) for keys, weight in parts if weight > 0.0]
+
+    def _enter(self, key: int, version: float) -> None:
+        if version == -math.inf:
+            self._unknown.add(key, 1.0)
+            return
+        self._num_keys[version] = self._num_keys.get(version, 0) + 1
+        if self._num_keys[version] == 1:
+            self._known.add(version, 0)
+        era = self._era_of(version)
+        if era not in self._eras:
+            self._eras[era] = WeightedKeys()
+        since_start = version - era * self._era_versions
+        self._eras[era].add(key, self._decay**-since_start)
+
+    def _leave(self, key: int, version: float) -> None:
+        if version == -math.inf:
+            self._unknown.remove(key)
+            return
+        self._num_keys[version] -= 1
+        if not self._num_keys[version]:
+            del self._num_keys[version]
+            self._known.remove(version, 0)
+        era = self._era_of(version)
+        self._eras[era].remove(key)
+        if not self._eras[era]:
+            del self._eras[era]
+
+    def _era_of(self, version: float) -> int:
+        return int(version // self._era_versions)
+
+
+def _check(key: int, version: float) -> None:
+    if math.isnan(version) or version == math.inf:
+        raise ValueError(
+            f"the policy version of unit {key} is {version}; it must be a number, or -inf if unknown"
+        )

@@ -1,0 +1,88 @@
+"""The counts that a consumer's limiter goes by, derived from its units' state: they can't drift.
+
+Each unit in the buffer counts its own samples. What has left is summed up; a unit that left before it
+was fully sampled gives its unused samples back (`limiter.refund`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from experience_buffer_server.sampling.limiter import Counts, LimiterPlan, refund
+
+
+class _Present(NamedTuple):
+    times: int
+    num_bytes: int
+
+
+class Tally:
+    """Units and samples of one consumer. Not thread-safe."""
+
+    def __init__(self, *, departed_inserts: int = 0, departed_samples: int = 0) -> None:
+        self.departed_inserts = departed_inserts
+        """Units that have left and still count."""
+        self.departed_samples = departed_samples
+        """Their deliveries."""
+        self._units: dict[int, _Present] = {}
+        self._leaving: dict[int, tuple[_Present, int, int]] = {}
+        self._samples = 0
+        self._ahead_bytes = 0
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._units
+
+    def arrived(self, key: int, *, num_bytes: int, times: int = 0) -> None:
+        """A unit can be sampled; one that is known already isn't counted again."""
+        if key not in self._units:
+            self._put(key, _Present(times, num_bytes))
+
+    def sampled(self, key: int, count: int = 1) -> None:
+        """A unit was delivered; with a negative count, that delivery ended without an ack."""
+        unit = self._take(key)
+        if unit is not None:
+            self._put(key, _Present(unit.times + count, unit.num_bytes))
+
+    def leaving(self, key: int, plan: LimiterPlan, *, consumed: bool) -> None:
+        """A unit is on its way out: consumed, or evicted, dropped, expired and refunded."""
+        unit = self._take(key)
+        if unit is None:
+            return
+        inserts, samples = (1, unit.times) if consumed else refund(plan, times_sampled=unit.times)
+        self.departed_inserts += inserts
+        self.departed_samples += samples
+        self._leaving[key] = (unit, inserts, samples)
+
+    def stays(self, key: int) -> None:
+        """The removal failed: the unit is still here."""
+        unit, inserts, samples = self._leaving.pop(key, (None, 0, 0))
+        if unit is not None:
+            self.departed_inserts -= inserts
+            self.departed_samples -= samples
+            self._put(key, unit)
+
+    def left(self, key: int) -> None:
+        """The removal is on disk."""
+        self._leaving.pop(key, None)
+
+    def counts(self, *, num_present: int = 0) -> Counts:
+        """For the limiter; `num_present` units are in the buffer, also those not to be sampled yet."""
+        inserts = max(len(self._units), num_present) + self.departed_inserts
+        return Counts(
+            inserts=inserts,
+            deletes=self.departed_inserts,
+            samples=self._samples + self.departed_samples,
+            ahead_bytes=self._ahead_bytes,
+        )
+
+    def _put(self, key: int, unit: _Present) -> None:
+        self._units[key] = unit
+        self._samples += unit.times
+        self._ahead_bytes += 0 if unit.times else unit.num_bytes
+
+    def _take(self, key: int) -> _Present | None:
+        unit = self._units.pop(key, None)
+        if unit is not None:
+            self._samples -= unit.times
+            self._ahead_bytes -= 0 if unit.times else unit.num_bytes
+        return unit

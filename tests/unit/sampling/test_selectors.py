@@ -1,0 +1,325 @@
+"""Selectors: every kind against a naive model, its distribution, and its edge cases."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import nullcontext
+from typing import Literal, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experience_buffer_server.sampling.selectors import (
+    Selector,
+    SelectorKind,
+    SelectorPlan,
+    make_selector,
+)
+from tests.unit.sampling.selector_model import probabilities
+from tests.unit.sampling.small_sizes import small_sizes
+
+KINDS: tuple[SelectorKind, ...] = get_args(SelectorKind)
+CERTAIN: tuple[SelectorKind, ...] = ("fifo", "lifo", "min", "max", "freshest")
+RANDOM: tuple[SelectorKind, ...] = tuple(kind for kind in KINDS if kind not in CERTAIN)
+VALUED: tuple[SelectorKind, ...] = tuple(
+    kind for kind in KINDS if kind not in ("fifo", "lifo", "uniform")
+)
+
+VALUES = {
+    "prioritized": st.sampled_from([0.0, 1e-3, 0.5, 1.0, 2.0, 1e3])
+    | st.integers(0, 10_000).map(lambda n: n / 128),
+    "advantage": st.sampled_from([0.0, -0.0, -2.0, 2.0])
+    | st.integers(-900, 900).map(lambda n: n / 128),
+    "staleness": st.sampled_from([-math.inf, 0.0, 1e9, -5.0, 0.5])
+    | st.integers(0, 1200).map(float),
+    "freshest": st.sampled_from([-math.inf, 0.0]) | st.integers(0, 3).map(float),
+}
+ANY_VALUE = st.sampled_from([0.0, 1.0, -1.0, math.inf, -math.inf]) | st.floats(allow_nan=False)
+KEYS = st.integers(0, 40)
+
+
+def filled(plan: SelectorPlan, values: dict[int, float]) -> Selector:
+    selector = make_selector(plan)
+    for key, value in values.items():
+        selector.add(key, value)
+    return selector
+
+
+def take(selector: Selector, num: int) -> list[int]:
+    """Choose and remove."""
+    taken = []
+    for _ in range(num):
+        taken.append(selector.choose().key)
+        selector.remove(taken[-1])
+    return taken
+
+
+def check_choice(plan: SelectorPlan, selector: Selector, values: dict[int, float]) -> int:
+    key, probability = selector.choose()
+    expected = probabilities(plan, values)[key]
+    assert expected > 0.0
+    assert probability == pytest.approx(expected, rel=1e-9)
+    return key
+
+
+def step(
+    plan: SelectorPlan,
+    selector: Selector,
+    values: dict[int, float],
+    key: int,
+    value: float,
+    op: str,
+) -> None:
+    """One operation on the selector and on the model."""
+    if op == "choose" and values:
+        check_choice(plan, selector, values)
+    elif op == "take" and values:
+        chosen = check_choice(plan, selector, values)
+        selector.remove(chosen)
+        del values[chosen]
+    elif op == "put" and key in values:
+        selector.update(key, value)
+        values[key] = value
+    elif op == "put":
+        selector.add(key, value)
+        values[key] = value
+    elif op == "remove" and key in values:
+        selector.remove(key)
+        del values[key]
+    elif op == "remove":
+        with pytest.raises(KeyError):
+            selector.remove(key)
+        with pytest.raises(KeyError):
+            selector.update(key, value)
+
+
+@pytest.mark.parametrize("sizes", ["small", "real"])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_agrees_with_the_model(
+    kind: SelectorKind, sizes: Literal["small", "real"], data: st.DataObject
+) -> None:
+    plan = SelectorPlan(
+        kind=kind,
+        exponent=data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0])),
+        decay=data.draw(st.sampled_from([1e-9, 0.3, 0.5, 0.99, 1.0])),
+        seed=data.draw(st.integers(0, 9)),
+    )
+    ops = st.sampled_from(["put", "put", "put", "remove", "choose", "take"])
+    steps = data.draw(st.lists(st.tuples(KEYS, VALUES.get(kind, ANY_VALUE), ops), max_size=80))
+    with small_sizes() if sizes == "small" else nullcontext():
+        selector, values = make_selector(plan), dict[int, float]()
+        for key, value, op in steps:
+            step(plan, selector, values, key, value, op)
+            assert len(selector) == len(values)
+            assert (key in selector) == (key in values)
+        assert sorted(selector) == sorted(values)
+        while values:
+            step(plan, selector, values, 0, 0.0, "take")
+    assert not selector
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty(kind: SelectorKind) -> None:
+    selector = make_selector(SelectorPlan(kind=kind, seed=1))
+    for _ in range(2):
+        assert len(selector) == 0
+        assert list(selector) == []
+        assert 7 not in selector
+        assert "7" not in selector
+        with pytest.raises(IndexError):
+            selector.choose()
+        with pytest.raises(KeyError):
+            selector.remove(7)
+        with pytest.raises(KeyError):
+            selector.update(7, 1.0)
+        selector.add(7, 1.0)
+        with pytest.raises(AssertionError):
+            selector.add(7, 1.0)
+        assert selector.choose() == (7, 1.0)
+        assert 7 in selector
+        assert "7" not in selector
+        selector.remove(7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        ("fifo", [1, 2, 3, 5, 9]),
+        ("lifo", [9, 5, 3, 2, 1]),
+        ("min", [2, 9, 1, 3, 5]),
+        ("max", [1, 3, 5, 2, 9]),
+        ("freshest", [1, 3, 5, 2, 9]),
+    ],
+)
+def test_order_with_ties(kind: SelectorKind, order: list[int]) -> None:
+    values = {5: 2.0, 1: 2.0, 9: -1.0, 3: 2.0, 2: -1.0}
+    assert take(filled(SelectorPlan(kind=kind), values), 5) == order
+
+
+@pytest.mark.parametrize("kind", CERTAIN)
+def test_put_back_takes_the_old_place(kind: SelectorKind) -> None:
+    values = {key: float(key % 7) for key in range(3000)}
+    selector = filled(SelectorPlan(kind=kind), values)
+    before = take(selector, 100)
+    for key in sorted(before, key=lambda key: key * 37 % 101):
+        selector.add(key, values[key])
+    assert take(selector, 100) == before
+
+
+def test_freshest_takes_unknown_versions_last() -> None:
+    values = {1: -math.inf, 2: -3.0, 3: -math.inf, 4: 1e9}
+    assert take(filled(SelectorPlan(kind="freshest"), values), 4) == [4, 2, 1, 3]
+
+
+def test_updates_move_a_key() -> None:
+    selector = filled(SelectorPlan(kind="max"), {1: 1.0, 2: 2.0, 3: 3.0})
+    selector.update(1, 9.0)
+    assert selector.choose().key == 1
+    selector.update(1, 3.0)
+    assert take(selector, 3) == [1, 3, 2]
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_distribution(kind: SelectorKind) -> None:
+    """Chi-square of 20,000 draws; the bound is 6 standard deviations above its mean."""
+    plan = SelectorPlan(kind=kind, exponent=0.6, decay=0.9, seed=11)
+    values = {key: float(key % 25) * (-1.0 if kind == "advantage" else 1.0) for key in range(100)}
+    selector = filled(plan, values)
+    for key in range(0, 100, 3):
+        selector.remove(key)
+        del values[key]
+    drawn = Counter(selector.choose().key for _ in range(20_000))
+    expected = probabilities(plan, values)
+    assert drawn.keys() <= {key for key in values if expected[key] > 0.0}
+    statistic = sum(
+        (drawn[key] - 20_000 * p) ** 2 / (20_000 * p) for key, p in expected.items() if p > 0.0
+    )
+    freedom = sum(p > 0.0 for p in expected.values()) - 1
+    assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_probabilities_of_all_keys_sum_to_one(kind: SelectorKind) -> None:
+    selector = filled(SelectorPlan(kind=kind, seed=5), {key: 1.0 + key % 4 for key in range(50)})
+    found: dict[int, float] = {}
+    while len(found) < 50:
+        key, probability = selector.choose()
+        assert found.setdefault(key, probability) == probability
+    assert math.fsum(found.values()) == pytest.approx(1.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_the_seed_decides(kind: SelectorKind) -> None:
+    def history(seed: int) -> list[int]:
+        plan = SelectorPlan(kind=kind, seed=seed)
+        selector = filled(plan, {key: float(key % 9) for key in range(500)})
+        taken = take(selector, 50)
+        for key in taken[::2]:
+            selector.add(key, 3.0)
+        return taken + take(selector, 100)
+
+    assert history(1) == history(1)
+    assert history(1) != history(2)
+
+
+def test_without_a_seed_histories_differ() -> None:
+    values = dict.fromkeys(range(1000), 1.0)
+    first, second = (filled(SelectorPlan(kind="uniform"), values) for _ in range(2))
+    assert take(first, 50) != take(second, 50)
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "advantage"])
+class TestWeights:
+    def test_zero_is_last_then_uniform(self, kind: SelectorKind) -> None:
+        plan = SelectorPlan(kind=kind, seed=3)
+        selector = filled(plan, {key: float(key in (4, 60)) for key in range(100)})
+        assert {selector.choose().key for _ in range(200)} == {4, 60}
+        assert sorted(take(selector, 2)) == [4, 60]
+        assert selector.choose().probability == 1 / 98
+        assert len({selector.choose().key for _ in range(2000)}) == 98
+
+    def test_exponent_zero_is_uniform(self, kind: SelectorKind) -> None:
+        plan = SelectorPlan(kind=kind, exponent=0.0, seed=3)
+        selector = filled(plan, {1: 0.0, 2: 5.0, 3: 1e300, 4: math.inf})
+        assert {selector.choose() for _ in range(200)} == {(key, 0.25) for key in (1, 2, 3, 4)}
+
+    @pytest.mark.parametrize("huge", [1e308, math.inf])
+    def test_overflow_counts_as_the_largest(self, kind: SelectorKind, huge: float) -> None:
+        selector = filled(SelectorPlan(kind=kind, exponent=4.0, seed=3), {1: 1.0, 2: huge, 3: huge})
+        assert {selector.choose() for _ in range(50)} == {(2, 0.5), (3, 0.5)}
+
+    def test_underflow_is_not_zero(self, kind: SelectorKind) -> None:
+        selector = filled(SelectorPlan(kind=kind, exponent=4.0, seed=3), {1: 0.0, 2: 1e-300})
+        assert {selector.choose() for _ in range(50)} == {(2, 1.0)}
+
+
+def test_only_advantages_may_be_negative() -> None:
+    with pytest.raises(ValueError, match=r"unit 8 is -0\.1; it must be 0 or more"):
+        make_selector(SelectorPlan(kind="prioritized")).add(8, -0.1)
+    selector = filled(SelectorPlan(kind="advantage", seed=1), {1: -3.0, 2: 1.0})
+    assert {selector.choose() for _ in range(50)} == {(1, 0.75), (2, 0.25)}
+
+
+@pytest.mark.parametrize("kind", VALUED)
+def test_nan_is_refused_and_changes_nothing(kind: SelectorKind) -> None:
+    selector = filled(SelectorPlan(kind=kind, seed=1), {1: 1.0})
+    with pytest.raises(ValueError, match="unit 2 is"):
+        selector.add(2, math.nan)
+    with pytest.raises(ValueError, match="unit 1 is"):
+        selector.update(1, math.nan)
+    assert list(selector) == [1]
+    assert selector.choose() == (1, 1.0)
+
+
+class TestStaleness:
+    @pytest.mark.parametrize("newest", [0.0, 3.0, 499.0, 500.0, 1e6 + 3, 1e9, 2.0**50])
+    @pytest.mark.parametrize("decay", [0.001, 0.5, 0.97, 1.0])
+    def test_only_differences_count(self, newest: float, decay: float) -> None:
+        values = {1: newest, 2: newest - 1.0, 3: newest - 4.0}
+        plan = SelectorPlan(kind="staleness", decay=decay, seed=2)
+        selector = filled(plan, values)
+        for _ in range(100):
+            check_choice(plan, selector, values)
+
+    def test_gaps_of_any_size(self) -> None:
+        values = {1: 0.0, 2: 1.0, 3: 1e9 - 2000.0, 4: 1e9 - 600.0, 5: 1e9}
+        selector = filled(SelectorPlan(kind="staleness", seed=2), values)
+        assert take(selector, 4)[:3] == [5, 4, 3]
+        selector.add(6, 2.0**53)
+        assert take(selector, 2)[0] == 6
+        assert not selector
+
+    def test_a_decay_near_zero_is_freshest_first(self) -> None:
+        values = {key: float(key % 7) for key in range(21)}
+        selector = filled(SelectorPlan(kind="staleness", decay=5e-324, seed=2), values)
+        assert [values[key] for key in take(selector, 21)] == sorted(values.values(), reverse=True)
+
+    def test_unknown_counts_as_the_oldest_known_present(self) -> None:
+        plan = SelectorPlan(kind="staleness", seed=2)
+        values = {1: -math.inf, 2: 10.0, 3: 12.0, 4: -math.inf}
+        selector = filled(plan, values)
+        for expected in ({1: 1 / 7, 2: 1 / 7, 3: 4 / 7, 4: 1 / 7}, {1: 1 / 3, 3: 1 / 3, 4: 1 / 3}):
+            drawn = dict(selector.choose() for _ in range(200))
+            assert drawn == pytest.approx(expected)
+            selector.remove(2 if 2 in selector else 3)
+        assert {selector.choose() for _ in range(200)} == {(1, 0.5), (4, 0.5)}
+
+    def test_versions_that_come_and_go(self) -> None:
+        """5,000 versions with a window of 40: eras start, empty and end."""
+        plan = SelectorPlan(kind="staleness", decay=0.9, seed=2)
+        selector, values = make_selector(plan), dict[int, float]()
+        for version in range(5000):
+            selector.add(version, float(version))
+            values[version] = float(version)
+            if len(values) > 40:
+                chosen = check_choice(plan, selector, values)
+                selector.remove(chosen)
+                del values[chosen]
+
+    def test_infinity_is_no_version(self) -> None:
+        with pytest.raises(ValueError, match="unit 1 is inf; it must be a number"):
+            make_selector(SelectorPlan(kind="staleness")).add(1, math.inf)
