@@ -16,7 +16,7 @@ import xxhash
 
 from experience_buffer.eid import EID
 from experience_buffer.trxp import Item, TensorView
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.inputs import (
     explain_missing,
     fits_float32,
@@ -38,6 +38,7 @@ class Reason(StrEnum):
     LATE = "late"
     MISSING_FIELD = "missing_field"
     GROUP_SIZE = "group_size"
+    FUTURE_VERSION = "future_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Candidate:
     max_version: int | None
     fields: int = 0
     """Which of an estimator's inputs it carries; see `inputs.input_fields`."""
+    priority: float = 1.0
     tombstone: bool = False
     note: str = ""
 
@@ -80,13 +82,25 @@ RESPONSE_FIELDS = (
 """Tensors with one value per response token; `logprobs` may also be empty."""
 
 _MAX_NOTE = 1024
+_MAX_PRIORITY = 1e300
+"""Sums of priorities, and integers beyond floats, stay finite."""
 
+ORDINARY = 1 << 61
+"""Bit of `Record.fields`: all tokens after the prompt are the response, and nothing was cut off."""
 COUNTED = 1 << 62
 """Bit of `Record.fields`: the running moments have counted its reward before it was annotated."""
 
 
-def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
-    """Check one experience and compute what the index needs of it."""
+def admit(
+    item: Item, settings: BufferSettings, *, published: int | None = None
+) -> Candidate | Refusal:
+    """Check one experience and compute what the index needs of it.
+
+    Args:
+        item: The experience.
+        settings: The buffer's settings.
+        published: The published policy version, if there is one.
+    """
     uid = item.uid
     problem = check_uid(uid) or _check_numbers(item.eid) or _check_shapes(item)
     if problem:
@@ -97,13 +111,23 @@ def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
         return entomb(item.eid, problem)
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
-    fields = input_fields(item)
+    fields = input_fields(item) | (ORDINARY if _is_ordinary(item) else 0)
     unusable = _check_inputs(item, fields, settings)
     if unusable is not None:
         return unusable
     versions = _policy_versions(item)
     if isinstance(versions, str):
         return Refusal(Reason.INVALID, versions, uid)
+    if settings.on_future_version == "refuse" and _is_future(versions[1], published):
+        return Refusal(
+            Reason.FUTURE_VERSION,
+            f"policy version {versions[1]} is newer than the published version {published}; "
+            "publish it first, or generate with the published one",
+            uid,
+        )
+    priority = _priority(item)
+    if isinstance(priority, str):
+        return Refusal(Reason.INVALID, priority, uid)
     payload = item.encode()
     return Candidate(
         eid=item.eid,
@@ -115,7 +139,16 @@ def admit(item: Item, settings: BufferSettings) -> Candidate | Refusal:
         min_version=versions[0],
         max_version=versions[1],
         fields=fields,
+        priority=priority,
     )
+
+
+def _is_ordinary(item: Item) -> bool:
+    """What is true of nearly all: the record then says what a packed batch repeats of metadata."""
+    if item.meta.get("truncate_status") is not None or "chosen" in item.tensors:
+        return False
+    rest = item.tensors["tokens"].shape[0] - item.meta.get("prompt_length", 1)
+    return bool(response_tokens(item) == rest)
 
 
 def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidate | Refusal | None:
@@ -262,6 +295,18 @@ def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
             return f"info: policy version {name} is {value}; 64 bits are expected"
     known = [value for value in (start, end) if value is not None and value >= 0]
     return (min(known), max(known)) if known else (None, None)
+
+
+def _is_future(version: int | None, published: int | None) -> bool:
+    return version is not None and published is not None and version > published
+
+
+def _priority(item: Item) -> float | str:
+    """The priority that an experience comes with, 1 without; or what is wrong with it."""
+    value = info_of(item).get("priority", 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return f"info: priority is {value!r:.100}; a finite number of at least 0 is expected"
+    return min(float(value), _MAX_PRIORITY)
 
 
 _INTEGER_CODES = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B"}

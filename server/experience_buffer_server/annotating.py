@@ -20,7 +20,8 @@ from experience_buffer_server.annotation import (
     Annotation,
     admit_annotated,
 )
-from experience_buffer_server.config import BufferSettings, ServerSection
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.removal import Removal

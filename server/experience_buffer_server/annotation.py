@@ -15,7 +15,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.trxp import Item, TensorView
 from experience_buffer_server import advantages
 from experience_buffer_server.admission import Candidate, Refusal, admit
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 
 _REPLACEABLE = frozenset(advantages.INPUT_FIELDS) | {"versions"}
 """Tensors that an annotation may put in place of pushed ones; others only where there is none."""

@@ -26,7 +26,7 @@ from experience_buffer_server.gauges import Gauges
 from experience_buffer_server.health import HealthServicer
 from experience_buffer_server.interceptors import BoundaryInterceptor
 from experience_buffer_server.interceptors.size import receive_limit
-from experience_buffer_server.memory import calm_collector
+from experience_buffer_server.memory import calm_collector, loading
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.service import Service
@@ -72,7 +72,8 @@ async def serve(settings: Settings) -> int:
         if settings.estimators:
             await computer.check_estimators()
         registry = Registry(settings, store, computer, metrics)
-        await registry.load()
+        with loading():
+            await registry.load()
         backend = Backend(registry, store, server_settings, asyncio.Event())
         metrics_port = _start_metrics(server_settings, metrics, registry, stack)
         server, port = await _start_grpc(backend, metrics)

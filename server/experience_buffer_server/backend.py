@@ -9,13 +9,16 @@ from experience_buffer import errors
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server import wire
 from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import MAX_GROUP_SIZE, ServerSection
-from experience_buffer_server.delivery import Want
+from experience_buffer_server.buffer_settings import MAX_GROUP_SIZE
+from experience_buffer_server.config import ServerSection
+from experience_buffer_server.consumers import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.registry import Registry
+from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store.lmdb_store import LmdbStore
 
 _MAX_TIMEOUT_SECONDS = 3600.0
+_MAX_LEASE_SECONDS = 7 * 86400
 
 
 @dataclass(slots=True)
@@ -80,6 +83,20 @@ class Backend:
                 retry_delay_seconds=0.1,
             )
 
+    def lease_seconds(self, buffer: Buffer, asked: float) -> float:
+        """For how long a lease is to hold; 0 asks for the buffer's default.
+
+        Raises:
+            InvalidRequestError: It is out of bounds.
+        """
+        seconds = asked or buffer.settings.lease_seconds
+        if not 0 < seconds <= _MAX_LEASE_SECONDS:
+            raise errors.InvalidRequestError(
+                f"lease_seconds {seconds} must lie in (0, {_MAX_LEASE_SECONDS}]",
+                subject="lease_seconds",
+            )
+        return seconds
+
     def want(
         self,
         buffer: Buffer,
@@ -99,11 +116,7 @@ class Backend:
                 f"{request.min_batch_size} at most batch_size",
                 subject="batch_size",
             )
-        lease_seconds = request.lease_seconds or buffer.settings.lease_seconds
-        if not 0 < lease_seconds <= 7 * 86400:
-            raise errors.InvalidRequestError(
-                f"lease_seconds {lease_seconds} must lie in (0, 604800]", subject="lease_seconds"
-            )
+        lease_seconds = self.lease_seconds(buffer, request.lease_seconds)
         if not timeout_seconds >= 0:
             raise errors.InvalidRequestError(
                 f"timeout_seconds {timeout_seconds} must be at least 0", subject="timeout_seconds"
@@ -115,3 +128,13 @@ class Backend:
             lease_seconds=lease_seconds,
             max_bytes=max_bytes,
         )
+
+
+def rank_of(
+    request: service_pb2.SampleRequest | service_pb2.SampleStreamOpen,
+) -> RankOf | None:
+    """Which part of a shared batch a request asks for; None where it asks for its own."""
+    if not request.HasField("rank_of"):
+        return None
+    asked = request.rank_of
+    return RankOf(rank=asked.rank, world_size=asked.world_size, after_lease_id=asked.after_lease_id)

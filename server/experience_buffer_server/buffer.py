@@ -7,25 +7,24 @@ groups become whole, advantages arrive, units are offered. Everything runs on on
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from experience_buffer_server.admission import missing_fields
 from experience_buffer_server.annotating import Annotating
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.computing import Computing
-from experience_buffer_server.config import BufferSettings, ServerSection
+from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.delivery import Consumer, Delivery, Want
+from experience_buffer_server.desk import Desk
+from experience_buffer_server.eviction import Eviction
 from experience_buffer_server.grouping import Grouping
 from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.ingest import Ingest
-from experience_buffer_server.leasing import Leasing
+from experience_buffer_server.intake import Intake
 from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.offering import Offering
 from experience_buffer_server.removal import Removal
-from experience_buffer_server.retirement import Retirement
-from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import BufferRow, Store
 from experience_buffer_server.tasks import Tasks
 
@@ -51,32 +50,33 @@ class Buffer:
         self.settings = BufferSettings.model_validate_json(row.config)
         self.closed = False
         """Deleted: what is still under way for it has no effect."""
+        self.version_changed = asyncio.Event()
+        """Set, and replaced, when a policy version is published or the buffer is deleted."""
         self.contents = contents = Contents()
         self._store = store
         self._computer = computer
         self._metrics = metrics
         self._tasks = tasks = Tasks()
         self._next_prune = 0.0
-        self.ingest = Ingest(self, contents, store, metrics, tasks, max_items=limits.max_push_items)
         self.computing = Computing(self, store, computer, metrics, tasks)
-        self.delivery = Delivery(
-            lambda: self.name,
-            self.describe_wait,
-            lambda units: self.removal.discard_units(units),
-            metrics,
-            max_waiting=limits.max_waiting_samples,
-            max_leased_experiences=limits.max_leased_experiences,
-        )
-        self.retirement = Retirement(row.id, contents, self.delivery.consumers)
-        self.offering = Offering(contents, self.delivery, self.retirement)
+        self.desk = desk = Desk(self, contents, store, metrics, tasks, limits)
+        self.delivery, self.leasing = desk.delivery, desk.leasing
         self.removal = Removal(
-            self, contents, self.delivery, self.offering, self.retirement, store, metrics, tasks
+            self, contents, desk.delivery, desk.offering, desk.retirement, store, metrics, tasks
         )
         self.grouping = Grouping(self, contents, self.removal, store, metrics, tasks)
-        self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
-        self.leasing = Leasing(
-            row.id, lambda: self.name, self.delivery, self.retirement, store, metrics, tasks
+        self.eviction = Eviction(self, contents, desk.progress, self.removal, metrics, tasks)
+        self.intake = Intake(self, contents, desk.delivery.consumers, self.eviction, metrics)
+        self.ingest = Ingest(
+            self,
+            contents,
+            self.intake,
+            store,
+            metrics,
+            tasks,
+            max_items=limits.max_push_items,
         )
+        self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
         for consumer in self.settings.consumers:
             self.delivery.add_consumer(consumer)
         if self.settings.advantage.estimator:
@@ -100,7 +100,8 @@ class Buffer:
             entry.durable = True
             if entry.group is not None:
                 entry.group.num_durable += 1
-            self.offering.entry(entry)
+            self.desk.offering.entry(entry)
+        self.eviction.stored(entries)
         self.advance(entries)
 
     def advance(self, entries: Sequence[Entry]) -> None:
@@ -130,7 +131,8 @@ class Buffer:
         if not votes:
             self.removal.discard(group.members)
             return
-        self.offering.group(group)
+        self.desk.offering.group(group)
+        self.eviction.stored(group.members[:1])
         can_be_computed = not any(
             e.computing or e.quarantine or e.missing or e.changing for e in votes
         )
@@ -143,40 +145,11 @@ class Buffer:
         fresh = [entry for entry in entries if not entry.available]
         for entry in fresh:
             entry.available = True
-            self.offering.entry(entry)
+            self.desk.offering.entry(entry)
         for group in groups_of(fresh):
             self.check_whole(group)
 
-    # --- sampling
-
-    async def sample(
-        self, consumer_name: str, want: Want, stop: asyncio.Event
-    ) -> tuple[Lease | None, str]:
-        """Lease one batch, waiting for it if need be; None and the reason if there is none.
-
-        Raises:
-            ConsumerNotFoundError: The buffer has no such consumer.
-            ResourceExhaustedError: Too many calls wait, or too much is leased.
-            StoreFullError: The lease can't be stored.
-        """
-        consumer = self.delivery.consumer(consumer_name)
-        units, shortfall = await self.delivery.take(consumer, want, stop)
-        if not units:
-            return None, shortfall
-        lease = await self.leasing.grant(consumer.name, units, want.lease_seconds)
-        self._note_delivery(consumer, lease)
-        return lease, shortfall
-
-    def _note_delivery(self, consumer: Consumer, lease: Lease) -> None:
-        now = time.time()
-        entries = self.contents.by_seqs(seq for unit in lease.units for seq in unit.seqs)
-        self._metrics.sampled(
-            self.name,
-            consumer.name,
-            num_bytes=sum(entry.record.payload_bytes for entry in entries),
-            ages=[now - entry.record.push_time for entry in entries],
-            staleness=[s for entry in entries if (s := self.staleness(entry)) is not None],
-        )
+    # --- what is known of an entry
 
     def missing_fields(self, entry: Entry) -> tuple[str, ...]:
         """Fields that the estimator needs and an entry lacks; none where it can be sampled."""
@@ -202,24 +175,37 @@ class Buffer:
             if new_units.get(name) != unit:
                 held = [lease.id for lease in self.leasing.table.of_consumer(name)]
                 self.leasing.give_back(held, "consumer_removed")
-                self.delivery.remove_consumer(name)
+                self.desk.remove_consumer(name)
         for consumer in new.consumers:
-            if consumer.name not in self.delivery.consumers:
-                self.offering.everything(self.delivery.add_consumer(consumer))
-        for group in self.contents.groups:
-            self.contents.groups.schedule(group, new)
+            if consumer.name in self.delivery.consumers:
+                if self.delivery.change_consumer(consumer):
+                    self.desk.offering.recount(self.delivery.consumers[consumer.name])
+            else:
+                self.desk.offering.everything(self.delivery.add_consumer(consumer))
+        if new.group_deadline_seconds != old.group_deadline_seconds:
+            for group in self.contents.groups:
+                self.contents.groups.schedule(group, new)
         if new.advantage != old.advantage:
             self.computing.settings_changed()
             for entry in self.contents:
                 entry.quarantine = ""
                 entry.counted &= new.advantage.estimator == old.advantage.estimator
                 self.contents.set_missing(entry, self.missing_fields(entry))
-        self.removal.discard([entry for entry in self.contents if self.retirement.is_done(entry)])
+        if (new.on_full, new.remover) != (old.on_full, old.remover):
+            self.eviction.settings_changed()
+        if new.on_future_version != old.on_future_version:
+            self.delivery.release_held(None)
+        if new_units == old_units and new.advantage == old.advantage:
+            return
+        self.removal.discard(
+            [entry for entry in self.contents if self.desk.progress.is_done(entry)]
+        )
         self.advance([entry for entry in self.contents if entry.durable])
 
     def close(self) -> None:
         """Deleted: calls that wait end, what is under way has no effect."""
         self.closed = self.leasing.closed = True
+        self.version_changed.set()
         self.computing.close()
         for name in list(self.delivery.consumers):
             self.delivery.remove_consumer(name)
@@ -230,9 +216,30 @@ class Buffer:
         """Discard a group whose rewards are all equal."""
         self._tasks.spawn(self.grouping.withhold(group))
 
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units that nobody is to get any more came back."""
+        self.removal.discard_units(units)
+
+    def drop_stale(self, entries: Sequence[Entry]) -> None:
+        """Remove what is too stale for a consumer, as far as nobody holds it."""
+        self.removal.withdraw(entries)
+        self.removal.discard(entries)
+        self._metrics.dropped(self.name, "stale", len(entries))
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by, to be delivered or to be removed, has changed."""
+        self.delivery.revalue(entries)
+        self.eviction.revalue(entries)
+
+    def published(self, version: int) -> None:
+        """A policy version was published: what waited for it is offered, who watches is told."""
+        changed, self.version_changed = self.version_changed, asyncio.Event()
+        changed.set()
+        self.delivery.release_held(version)
+
     def has_delivered(self, entry: Entry) -> bool:
         """True if a consumer that isn't raw holds the entry, or has consumed it."""
-        return self.delivery.is_leased_with_advantages(entry.record.seq) or any(
+        return self.delivery.is_leased(entry, to_raw=False) or any(
             not consumer.settings.raw and consumer.name in entry.acked
             for consumer in self.delivery.consumers.values()
         )
@@ -255,6 +262,8 @@ class Buffer:
         """Do what time asks for: expire leases, close groups at their deadline, forget."""
         self.leasing.expire(now)
         self.grouping.expire(now)
+        self.removal.tick(now)
+        self.intake.tick(now)
         self.computing.tick(now)
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_SECONDS

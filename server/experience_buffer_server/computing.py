@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Awaitable, Sequence
 
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.jobs import Job, Result, Work
 from experience_buffer_server.metrics import Metrics

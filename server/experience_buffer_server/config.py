@@ -1,4 +1,4 @@
-"""Settings of the server and of each buffer: typed, bounded, from TOML and the environment.
+"""Settings of the server: typed, bounded, from TOML and the environment.
 
 Unknown keys are errors, and every error names the key. Nothing is read at import.
 """
@@ -7,19 +7,10 @@ from __future__ import annotations
 
 import os
 import tomllib
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -27,152 +18,21 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from experience_buffer_server import advantages
-from experience_buffer_server.advantages import Plan, custom
+from experience_buffer_server.advantages import custom
+from experience_buffer_server.buffer_settings import GIBI, KIBI, MEBI, BufferSettings
+from experience_buffer_server.consumer_settings import Name, Section
 from experience_buffer_server.estimators import Declarations, Estimators
 
 ENV_PREFIX = "EXPERIENCE_BUFFER_"
-KIBI = 1024
-MEBI = 1024 * KIBI
-GIBI = 1024 * MEBI
-
-MAX_GROUP_SIZE = 1_000_000
-_MAX_CONSUMERS = 64
 _FILE_ONLY = ("estimators",)
 """Sections that name code to be run: from the operator's file, and from nowhere else."""
-
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
 class ConfigurationError(ValueError):
     """The configuration can't be used; the message names the key and what it takes."""
 
 
-class _Section(BaseModel):
-    # Infinity isn't JSON: settings that hold it could be stored and not be read back.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ConsumerSettings(_Section):
-    """A named reader of a buffer."""
-
-    name: Name
-    unit: Literal["item", "group"] = "item"
-    """What `batch_size` counts: single experiences or whole groups."""
-    raw: bool = False
-    """It gets experiences as soon as they are stored (groups: whole), before their advantages."""
-
-
-class AdvantageSettings(BaseModel):
-    """What is computed when a group is whole; keys beside `estimator` are its parameters."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    estimator: str = ""
-    """Empty: nothing is computed."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _table(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            raise ValueError(f'give a table: advantage = {{ estimator = "{value}" }}')
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> AdvantageSettings:
-        if self.plan is None and self.parameters:
-            raise ValueError(f"parameters {sorted(self.parameters)} without an estimator")
-        return self
-
-    @cached_property
-    def plan(self) -> Plan | None:
-        """The estimator with its checked parameters; None: nothing is computed."""
-        if not self.estimator:
-            return None
-        return advantages.plan(self.estimator, self.parameters, custom.declared())
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The estimator's parameters as given."""
-        return dict(self.model_extra or {})
-
-
-class BufferSettings(_Section):
-    """How one buffer groups, computes, delivers, and what bounds it."""
-
-    group_by: Literal["none", "task", "run", "step"] = "task"
-    """Which key makes a group."""
-    group_size: int = Field(0, ge=0, le=MAX_GROUP_SIZE)
-    """Members that make a group whole; 0: stated by each push or by SealGroup."""
-    group_deadline_seconds: float = Field(0.0, ge=0)
-    """From a group's first member to its deadline; 0: none."""
-    on_group_deadline: Literal["wait", "use_partial", "drop"] = "wait"
-    min_group_size: int = Field(1, ge=1, le=1_000_000)
-    """Fewest members with which `use_partial` uses a group; smaller ones are dropped."""
-    late_members: Literal["refuse", "new_group"] = "refuse"
-    on_bad_reward: Literal["refuse", "tombstone"] = "refuse"
-    on_missing_field: Literal["refuse", "wait"] = "refuse"
-    """An experience without a field that the estimator needs is refused, or waits for Annotate."""
-    consumers: tuple[ConsumerSettings, ...] = (ConsumerSettings(name="trainer"),)
-    advantage: AdvantageSettings = AdvantageSettings()
-    lease_seconds: float = Field(600.0, gt=0, le=7 * 86400)
-    """Until an unacknowledged delivery is offered again."""
-    max_items: int = Field(0, ge=0, lt=2**63)
-    """Most experiences stored; 0: bounded by `max_bytes` only."""
-    max_bytes: int = Field(64 * GIBI, gt=0, lt=2**63)
-    """Most payload bytes stored."""
-    duplicate_horizon_seconds: float = Field(86400.0, ge=0)
-    """For how long consumed uids and closed groups are remembered."""
-
-    @field_validator("consumers", mode="before")
-    @classmethod
-    def _names_alone(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
-        return value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> BufferSettings:
-        names = [consumer.name for consumer in self.consumers]
-        if not names:
-            raise ValueError("consumers: at least one is needed, or nothing is ever retired")
-        if len(names) > _MAX_CONSUMERS:
-            raise ValueError(f"consumers: {len(names)} are over the limit of {_MAX_CONSUMERS}")
-        if len(set(names)) != len(names):
-            raise ValueError(f"consumers: names must differ, got {names}")
-        if self.group_by == "none" and any(c.unit == "group" for c in self.consumers):
-            raise ValueError('consumers: unit "group" needs group_by = "task", "run" or "step"')
-        if problem := self._grouping_problem():
-            raise ValueError(problem)
-        if self.on_group_deadline != "wait" and not self.group_deadline_seconds:
-            raise ValueError(
-                f'on_group_deadline = "{self.on_group_deadline}" needs group_deadline_seconds > 0'
-            )
-        return self
-
-    def _grouping_problem(self) -> str:
-        """Why the estimator can't work with the groups; empty when it can."""
-        plan = self.advantage.plan
-        if plan is None:
-            return ""
-        name = self.advantage.estimator
-        if self.group_by == "none" and plan.scope == "group":
-            return f"advantage: {name!r} with these parameters needs groups; set group_by"
-        steps = getattr(plan.parameters, "turn_rewards", "none") == "steps"
-        if steps and self.group_by not in ("task", "run"):
-            return 'advantage: turn_rewards = "steps" needs group_by = "task" or "run"'
-        if plan.spec.runs_in_task and self.group_by != "task":
-            return f'advantage: {name!r} compares the runs of a task; set group_by = "task"'
-        return ""
-
-    @property
-    def needs_groups(self) -> bool:
-        """True when the members of a group are computed together."""
-        plan = self.advantage.plan
-        return plan is not None and plan.scope == "group"
-
-
-class ServerSection(_Section):
+class ServerSection(Section):
     """Addresses, limits and manners of the process."""
 
     host: str = "127.0.0.1"
@@ -200,7 +60,7 @@ class ServerSection(_Section):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
-class StoreSection(_Section):
+class StoreSection(Section):
     """The durable store."""
 
     path: Path = Path("data")
@@ -211,7 +71,7 @@ class StoreSection(_Section):
     """The store never grows beyond this; the file itself grows as it is filled."""
 
 
-class ComputeSection(_Section):
+class ComputeSection(Section):
     """The process that computes advantages."""
 
     device: str = "auto"
@@ -323,17 +183,3 @@ def _refuse_unknown_environment() -> None:
             raise ConfigurationError(
                 f"environment variable {variable}: unknown; there are: {known}"
             )
-
-
-__all__ = [
-    "AdvantageSettings",
-    "BufferSettings",
-    "ComputeSection",
-    "ConfigurationError",
-    "ConsumerSettings",
-    "ServerSection",
-    "Settings",
-    "StoreSection",
-    "explain",
-    "load_settings",
-]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from experience_buffer_server.arrivals import Arrivals
 from experience_buffer_server.groups import Entry, GroupTable
 from experience_buffer_server.store.base import Record
+from experience_buffer_server.store.interning import Interner
 
 
 class Contents:
@@ -23,27 +25,31 @@ class Contents:
         self.lacking: dict[int, Entry] = {}
         """By seq, oldest first, the entries that lack a field the estimator needs."""
         self._by_uid: dict[str, Entry] = {}
-        self._by_seq: dict[int, Entry] = {}
+        self._by_seq = Arrivals()
         self._last_seq = 0
+        self._interner = Interner()
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries, oldest first."""
-        return iter(self._by_seq.values())
+        return iter(self._by_seq)
 
     def __len__(self) -> int:
         return len(self._by_seq)
 
     def next_seq(self) -> int:
-        """The arrival number for a new entry."""
+        """A number above all before: for a new entry, or for a new priority of an old one."""
         self._last_seq += 1
         return self._last_seq
 
     def add(self, entry: Entry) -> None:
         """Add an entry under its uid and seq."""
         record = entry.record
+        if not entry.durable:
+            # It was pushed: what the store reads back has been interned.
+            self._interner.intern(record)
         self._by_uid[record.uid] = entry
-        self._by_seq[record.seq] = entry
-        self._last_seq = max(self._last_seq, record.seq)
+        self._by_seq.add(record.seq, entry)
+        self._last_seq = max(self._last_seq, record.generation)
         self.num_items += not record.tombstone
         self.num_bytes += record.payload_bytes
 
@@ -51,7 +57,7 @@ class Contents:
         """Remove an entry; its group is the caller's concern."""
         record = entry.record
         del self._by_uid[record.uid]
-        del self._by_seq[record.seq]
+        self._by_seq.remove(record.seq)
         self.lacking.pop(record.seq, None)
         self.num_items -= not record.tombstone
         self.num_bytes -= record.payload_bytes

@@ -1,6 +1,6 @@
-"""Delivery of one buffer: its consumers, who waits for what, and what is offered to whom.
+"""Delivery of one buffer: its consumers, who waits in line, and what is offered to whom.
 
-The order of units is the business of `sampling`, leases are that of `leasing`. Belongs to one
+Which units make a batch is the business of `picking`, leases are that of `leasing`. Belongs to one
 buffer and its event loop.
 """
 
@@ -8,69 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from typing import Protocol
 
 from experience_buffer import errors
-from experience_buffer_server.config import ConsumerSettings
+from experience_buffer_server.catalog import Catalog, key_of, value_of
+from experience_buffer_server.consumer_settings import ConsumerSettings
+from experience_buffer_server.consumers import Consumer, Waiter, Want
+from experience_buffer_server.groups import Entry
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.picking import Picking
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.sampling.queue import ReadyQueue, Unit
+from experience_buffer_server.sampling.staleness import Verdict
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.waits import Wait, explain, wait_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """What one sample call asks for."""
-
-    batch_size: int
-    """Units in a full batch."""
-    min_batch_size: int
-    """Fewest units worth delivering once the timeout has passed."""
-    timeout_seconds: float
-    lease_seconds: float
-    max_bytes: int
-    """Most payload bytes in the batch, unless its first unit alone exceeds them."""
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    want: Want
-    units: asyncio.Future[list[Unit]]
-
-
-@dataclass(slots=True, eq=False)
-class Consumer:
-    """One consumer's place in the buffer."""
-
-    settings: ConsumerSettings
-    queue: ReadyQueue = field(default_factory=ReadyQueue)
-    units: dict[int, Unit] = field(default_factory=dict)
-    """Waiting and leased units, each under the seq of every experience in it."""
-    waiters: deque[_Waiter] = field(default_factory=deque)
-    """First come, first served: a large batch is not starved by small ones."""
-    leases: set[int] = field(default_factory=set)
-    """Ids of its open leases."""
-    num_leased: int = 0
-    num_leased_experiences: int = 0
-    num_acked: int = 0
-    num_redelivered: int = 0
-    closed: bool = False
-    """Removed from the buffer."""
+class Owner(Protocol):
+    """The buffer whose units are delivered."""
 
     @property
     def name(self) -> str:
         """Its name."""
-        return self.settings.name
 
-    def hold(self, unit: Unit) -> None:
-        """Note a unit that waits or is leased."""
-        self.units.update(dict.fromkeys(unit.seqs, unit))
+    def describe_wait(self) -> str:
+        """What keeps experiences from being sampled; empty when nothing does."""
 
-    def let_go(self, unit: Unit) -> None:
-        """Forget a unit: consumed, or not to be delivered."""
-        for seq in unit.seqs:
-            del self.units[seq]
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units that nobody is to get any more came back."""
+
+    def set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
+        """Units are too stale for a consumer: drop them, or let it pass them over."""
 
 
 class Delivery:
@@ -78,21 +47,25 @@ class Delivery:
 
     def __init__(
         self,
-        buffer_name: Callable[[], str],
-        describe_groups: Callable[[], str],
-        discarded: Callable[[Sequence[Unit]], None],
+        owner: Owner,
+        consumers: dict[str, Consumer],
+        catalog: Catalog,
+        picking: Picking,
         metrics: Metrics,
         *,
         max_waiting: int,
-        max_leased_experiences: int,
+        max_leased: int,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._name = buffer_name
-        self._describe_groups = describe_groups
-        self._discarded = discarded
+        self._owner = owner
+        self._catalog = catalog
+        self._picking = picking
         self._metrics = metrics
         self._max_waiting = max_waiting
-        self._max_leased = max_leased_experiences
-        self.consumers: dict[str, Consumer] = {}
+        self._max_leased = max_leased
+        self._clock = clock
+        self.consumers = consumers
+        """By name; others have a view of it."""
 
     # --- consumers and what they are offered
 
@@ -105,8 +78,21 @@ class Delivery:
         """Remove a consumer; calls that wait for it end."""
         consumer = self.consumers.pop(name)
         consumer.closed = True
+        consumer.announce()
         for waiter in list(consumer.waiters):
             waiter.units.cancel()
+
+    def change_consumer(self, settings: ConsumerSettings) -> bool:
+        """Tune a consumer that keeps its place; True if its units are to be counted anew."""
+        consumer = self.consumers[settings.name]
+        if consumer.settings != settings:
+            limited = consumer.settings.limiter is not None
+            consumer.take_on(
+                settings, ((key, self._value(settings, key)) for key in consumer.ready)
+            )
+            self.serve(consumer)
+            return limited != (settings.limiter is not None)
+        return False
 
     def consumer(self, name: str) -> Consumer:
         """The consumer with this name.
@@ -117,100 +103,95 @@ class Delivery:
         consumer = self.consumers.get(name)
         if consumer is None:
             raise errors.ConsumerNotFoundError(
-                f"buffer {self._name()!r} has no consumer {name!r}; it has "
+                f"buffer {self._owner.name!r} has no consumer {name!r}; it has "
                 f"{sorted(self.consumers)}; add one with UpdateBuffer",
                 subject=name,
             )
         return consumer
 
-    def offer(self, consumer: Consumer, unit: Unit) -> None:
-        """Let a consumer sample a unit, and serve who waits for it."""
-        consumer.hold(unit)
-        consumer.queue.push(unit)
-        self._serve(consumer)
+    def offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
+        """Let a consumer sample a unit once its policy version is published, and serve who waits."""
+        self.offer_all(consumer, [(key, entries)])
 
-    def withdraw(self, seqs: Iterable[int], *, keep_raw: bool = False) -> None:
-        """Take back the units that hold these experiences; a leased one isn't offered again."""
-        for consumer, unit in self._units(seqs):
+    def offer_all(self, consumer: Consumer, units: Iterable[tuple[int, Sequence[Entry]]]) -> None:
+        """Let a consumer sample many units: numbers and entries."""
+        selector = consumer.settings.selector
+        for key, entries in units:
+            consumer.finished.discard(key)
+            version = self._picking.awaited_version(entries)
+            if version is not None:
+                consumer.held[key] = version
+            else:
+                consumer.ready.add(key, value_of(selector, entries))
+        self.serve(consumer)
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+        for consumer in self.consumers.values():
+            for key in {key_of(consumer.settings, entry) for entry in entries}:
+                if key in consumer.ready:
+                    consumer.ready.update(key, self._value(consumer.settings, key))
+
+    def release_held(self, published: int | None) -> None:
+        """Offer what waited for a policy version that is published now; None: all, to be judged anew."""
+        for consumer in self.consumers.values():
+            due = [
+                key
+                for key, version in consumer.held.items()
+                if published is None or version <= published
+            ]
+            for key in due:
+                del consumer.held[key]
+            self._make_ready(consumer, due)
+
+    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
+        """Take back the units that hold any of the entries; a leased one isn't offered again."""
+        for consumer in self.consumers.values():
             if keep_raw and consumer.settings.raw:
                 continue
-            if unit.waiting:
-                consumer.queue.discard(unit)
-                consumer.let_go(unit)
-            else:
-                unit.gone = True
+            for key in {key_of(consumer.settings, entry) for entry in entries}:
+                consumer.withdraw(key)
 
-    def is_leased(self, seq: int) -> bool:
-        """True if any consumer holds the experience, or is about to."""
-        return any(not unit.waiting for _, unit in self._units([seq]))
-
-    def is_leased_with_advantages(self, seq: int) -> bool:
-        """True if a consumer that isn't raw holds the experience, or is about to."""
-        units = self._units([seq])
-        return any(not unit.waiting and not consumer.settings.raw for consumer, unit in units)
-
-    def _units(self, seqs: Iterable[int]) -> list[tuple[Consumer, Unit]]:
-        wanted = list(seqs)
-        found: dict[int, tuple[Consumer, Unit]] = {}
-        for consumer in self.consumers.values():
-            for seq in wanted:
-                unit = consumer.units.get(seq)
-                if unit is not None:
-                    found[id(unit)] = (consumer, unit)
-        return list(found.values())
+    def is_leased(self, entry: Entry, *, to_raw: bool = True) -> bool:
+        """True if a consumer holds the experience, or is about to; raw ones count or not."""
+        return any(
+            key_of(consumer.settings, entry) in consumer.out
+            for consumer in self.consumers.values()
+            if to_raw or not consumer.settings.raw
+        )
 
     # --- waiting for a batch
 
     async def take(
         self, consumer: Consumer, want: Want, stop: asyncio.Event
     ) -> tuple[list[Unit], str]:
-        """Take units out of the queue, waiting for them if need be, and say why there are fewer.
+        """Take units to be delivered, waiting for them if need be, and say why there are fewer.
 
         Raises:
-            ResourceExhaustedError: Too many calls wait, or too much is leased.
+            ResourceExhaustedError: Too many calls wait.
         """
-        if consumer.num_leased_experiences >= self._max_leased:
-            raise errors.ResourceExhaustedError(
-                f"consumer {consumer.name!r} holds leases on {consumer.num_leased_experiences} "
-                f"experiences, the limit server.max_leased_experiences is {self._max_leased}; "
-                "acknowledge some first",
-                retry_delay_seconds=1.0,
-            )
         started = time.monotonic()
         units = await self._take(consumer, want, stop)
-        self._metrics.sample_wait(self._name(), consumer.name, time.monotonic() - started)
+        self._metrics.sample_wait(self._owner.name, consumer.name, time.monotonic() - started)
         if len(units) == want.batch_size:
             return units, ""
-        self._metrics.shortfall(self._name(), consumer.name)
+        self._metrics.shortfall(self._owner.name, consumer.name)
         if stop.is_set() and not units:
             return units, "the server is stopping"
         return units, self._shortfall(consumer, want, units)
 
-    def explain_wait(self, consumer: Consumer, batch_size: int) -> str:
-        """What a sample call waits for, in words."""
-        words = [f"{len(consumer.queue)} ready of {batch_size} {consumer.settings.unit}s"]
-        if consumer.num_leased:
-            words.append(f"{consumer.num_leased} leased and not acknowledged")
-        groups = self._describe_groups()
-        if groups:
-            words.append(groups)
-        if not consumer.units and not groups:
-            words.append("nothing is stored that this consumer hasn't consumed")
-        return "; ".join(words)
-
     async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> list[Unit]:
-        if not consumer.waiters and len(consumer.queue) >= want.batch_size:
-            return consumer.queue.take(want.batch_size, want.max_bytes)
+        if not consumer.waiters and (units := self._try(consumer, want)):
+            return units
         was_first = not consumer.waiters
         if want.timeout_seconds > 0 and not stop.is_set():
             units, was_first = await self._wait_in_line(consumer, want, stop)
             if units:
                 return units
-        units, num_ready = [], len(consumer.queue)
-        may_go = was_first and not consumer.closed and not stop.is_set()
-        if may_go and num_ready >= want.min_batch_size:
-            units = consumer.queue.take(want.batch_size, want.max_bytes)
-        self._serve(consumer)
+        units = []
+        if was_first and not consumer.closed and not stop.is_set():
+            units = self._take_fewer(consumer, want)
+        self.serve(consumer)
         return units
 
     async def _wait_in_line(
@@ -224,8 +205,10 @@ class Delivery:
                 f"is {self._max_waiting}",
                 retry_delay_seconds=1.0,
             )
+        reason = self.wait_of(consumer, want.batch_size).label
+        self._metrics.wait_began(self._owner.name, consumer.name, reason, len(consumer.ready))
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(want, loop.create_future())
+        waiter = Waiter(want, loop.create_future())
         consumer.waiters.append(waiter)
         stopping = loop.create_task(stop.wait())
         was_first = False
@@ -248,33 +231,61 @@ class Delivery:
             return [], was_first
         return _result(waiter), was_first
 
-    def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
-        """Offer units that were taken and not delivered."""
-        for unit in units:
-            if unit.gone or consumer.closed:
-                consumer.let_go(unit)
-            else:
-                consumer.queue.push(unit)
-        self._discarded([unit for unit in units if unit.gone])
-        self._serve(consumer)
-
-    def _serve(self, consumer: Consumer) -> None:
+    def serve(self, consumer: Consumer) -> None:
+        """Give batches to the calls that wait, in the order in which they came."""
         while consumer.waiters:
             waiter = consumer.waiters[0]
             if waiter.units.done():
                 consumer.waiters.popleft()
                 continue
-            want = waiter.want
-            if len(consumer.queue) < want.batch_size:
+            units = self._try(consumer, waiter.want)
+            if not units:
                 return
             consumer.waiters.popleft()
-            waiter.units.set_result(consumer.queue.take(want.batch_size, want.max_bytes))
+            waiter.units.set_result(units)
+
+    def _try(self, consumer: Consumer, want: Want) -> list[Unit]:
+        """A full batch, or nothing."""
+        if self.wait_of(consumer, want.batch_size).label:
+            return []
+        picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, self._clock())
+        full = len(picked.units) == want.batch_size or picked.cut_by == "message"
+        if not full:
+            consumer.window_is_full = picked.cut_by == "window"
+            self._return(consumer, picked.units)
+        self._owner.set_aside(consumer, picked.stale)
+        return picked.units if full else []
+
+    def _take_fewer(self, consumer: Consumer, want: Want) -> list[Unit]:
+        """The largest batch that may go now, at least `min_batch_size`; or nothing."""
+        size = want.batch_size
+        while size >= want.min_batch_size and self.wait_of(consumer, size).label:
+            size -= 1
+        if size < want.min_batch_size:
+            return []
+        picked = self._picking.pick(consumer, size, want.max_bytes, self._clock())
+        enough = len(picked.units) >= want.min_batch_size
+        if not enough:
+            self._return(consumer, picked.units)
+        self._owner.set_aside(consumer, picked.stale)
+        return picked.units if enough else []
+
+    # --- why a call waits
+
+    def wait_of(self, consumer: Consumer, batch_size: int) -> Wait:
+        """What keeps a batch of this size from going."""
+        return wait_of(consumer, batch_size, max_leased=self._max_leased)
+
+    def explain_wait(self, consumer: Consumer, batch_size: int) -> str:
+        """What a sample call waits for, in words."""
+        wait = self.wait_of(consumer, batch_size)
+        return explain(consumer, batch_size, wait, self._owner.describe_wait())
 
     def _shortfall(self, consumer: Consumer, want: Want, units: Sequence[Unit]) -> str:
         if consumer.closed:
-            return f"consumer {consumer.name!r} was removed from buffer {self._name()!r}"
+            return f"consumer {consumer.name!r} was removed from buffer {self._owner.name!r}"
         size = f"{want.batch_size} {consumer.settings.unit}s"
-        if units and len(consumer.queue) + len(units) >= want.batch_size:
+        if units and len(consumer.ready) + len(units) >= want.batch_size:
             return (
                 f"{len(units)} of {size}: more would exceed {want.max_bytes} bytes "
                 "(server.max_message_bytes); SampleStream sends any batch in frames"
@@ -288,37 +299,67 @@ class Delivery:
         """A lease's units are out now."""
         consumer = self.consumers.get(lease.consumer)
         if consumer is not None:
-            consumer.leases.add(lease.id)
-            consumer.num_leased += len(lease.units)
-            consumer.num_leased_experiences += lease.num_experiences
+            consumer.lent(lease)
 
     def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
-        """A lease ended with an ack."""
-        consumer = self._took_back(lease, units)
+        """A lease ended with an ack; what is to be sampled again is offered again."""
+        consumer = self._took_back(lease)
         if consumer is not None:
-            consumer.num_acked += len(units)
-            for unit in units:
-                consumer.let_go(unit)
-        self._discarded([unit for unit in units if unit.gone])
+            consumer.totals.acked += len(units)
+            different = list(dict.fromkeys(units))
+            for unit in different:
+                del consumer.out[unit.key]
+            self._make_ready(consumer, [unit.key for unit in different if not unit.gone])
+        self._owner.discard_units([unit for unit in units if unit.gone])
 
     def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
         """A lease ended without an ack: offer its units again, in their old places."""
-        consumer = self._took_back(lease, units)
+        consumer = self._took_back(lease)
         if consumer is not None:
-            consumer.num_redelivered += len(units) if redeliver else 0
+            consumer.totals.redelivered += len(units) if redeliver else 0
             self.put_back(consumer, units)
 
-    def _took_back(self, lease: Lease, units: Sequence[Unit]) -> Consumer | None:
+    def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        """Offer units that were taken and not delivered."""
+        self._return(consumer, units)
+        self._owner.discard_units([unit for unit in units if unit.gone])
+        self.serve(consumer)
+
+    def _return(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        for unit, count in Counter(units).items():
+            del consumer.out[unit.key]
+            consumer.tally.sampled(unit.key, -count)
+            if not unit.gone and not consumer.closed:
+                self._add(consumer, unit.key)
+
+    def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._add(consumer, key)
+        self.serve(consumer)
+
+    def _add(self, consumer: Consumer, key: int) -> None:
+        """Add a unit to the ready ones, if any of it is left that the consumer is to get."""
+        entries = self._catalog.entries(consumer.settings, key)
+        if key in consumer.quarantined or not entries:
+            return
+        if all(consumer.name in entry.acked for entry in entries):
+            consumer.finished.add(key)
+            return
+        consumer.ready.add(key, value_of(consumer.settings.selector, entries))
+
+    def _value(self, settings: ConsumerSettings, key: int) -> float:
+        entries = self._catalog.entries(settings, key)
+        return value_of(settings.selector, entries) if entries else 0.0
+
+    def _took_back(self, lease: Lease) -> Consumer | None:
         consumer = self.consumers.get(lease.consumer)
         if consumer is None or lease.id not in consumer.leases:
             return None  # Its consumer was removed; one that was added since has its name only.
-        consumer.leases.remove(lease.id)
-        consumer.num_leased -= len(units)
-        consumer.num_leased_experiences -= lease.num_experiences
+        consumer.took_back(lease)
         return consumer
 
 
-def _result(waiter: _Waiter) -> list[Unit]:
+def _result(waiter: Waiter) -> list[Unit]:
     if waiter.units.done() and not waiter.units.cancelled():
         return waiter.units.result()
     waiter.units.cancel()

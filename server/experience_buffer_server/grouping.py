@@ -11,16 +11,18 @@ from typing import Protocol
 
 from experience_buffer import errors
 from experience_buffer_server.admission import check_uid
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Closing, Entry, Group
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.removal import Removal
-from experience_buffer_server.store.base import Store
+from experience_buffer_server.store.base import Store, StoreFullError
 from experience_buffer_server.tasks import Tasks
 
 _POSTPONE_SECONDS = 1.0
 """Until a deadline that met a lease is looked at again."""
+_RETRY_SECONDS = 1.0
+"""Between attempts to drop groups whose end found no room."""
 
 
 class Owner(Protocol):
@@ -58,6 +60,10 @@ class Grouping:
         self._store = store
         self._metrics = metrics
         self._tasks = tasks
+        self._undone: dict[int, tuple[Group, str, str]] = {}
+        """Groups whose drop found no room, by id, with its reason and label."""
+        self._is_dropping_undone = False
+        self._next_retry = 0.0
 
     async def seal(self, key: str, size: int) -> Group:
         """Close a group with the members it has, or with `size` members once they are there.
@@ -110,6 +116,8 @@ class Grouping:
 
         Raises:
             InvalidRequestError: No group can have this key.
+            StoreFullError: It can't be stored. Members that came are not offered any more, and
+                removed when there is room again.
         """
         problem = check_uid(key) if key else "it is empty"
         if problem:
@@ -127,7 +135,14 @@ class Grouping:
         return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
 
     def expire(self, now: float) -> None:
-        """Close, reduce or drop the groups past their deadline, by the buffer's policy."""
+        """Close, reduce or drop the groups past their deadline, by the buffer's policy.
+
+        Drops that found no room before are tried again, whatever they came from.
+        """
+        if self._undone and not self._is_dropping_undone and now >= self._next_retry:
+            self._next_retry = now + _RETRY_SECONDS
+            self._is_dropping_undone = True
+            self._tasks.spawn(self._drop_undone())
         settings = self._owner.settings
         for group in self._contents.groups.overdue(now):
             lacking = [entry for entry in group.votes if entry.missing and entry.is_staying]
@@ -238,13 +253,27 @@ class Grouping:
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
         self._removal.withdraw(members)
         stored = self._tasks.start(self._submit_row(group))
-        await self._removal.remove([e for e in members if not self._removal.is_leased(e)])
-        await stored
+        try:
+            await self._removal.remove([e for e in members if not self._removal.is_leased(e)])
+            await stored
+        except StoreFullError:
+            # Nobody is offered it any more: it can't stay half dropped until the next start.
+            self._undone[group.row.id] = (group, reason, label)
+            raise
+        self._undone.pop(group.row.id, None)
         if group.is_over:
             self._contents.groups.remove(group)
         num_dropped = sum(not entry.record.tombstone for entry in members)
         self._metrics.dropped(self._owner.name, label, num_dropped)
         return num_dropped
+
+    async def _drop_undone(self) -> None:
+        """Go on with what found no room; the first that finds none again ends it for now."""
+        try:
+            while self._undone:
+                await self._drop(*next(iter(self._undone.values())))
+        finally:
+            self._is_dropping_undone = False
 
 
 def _not_whole(group: Group) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from experience_buffer.eid import EID
 from experience_buffer_server.admission import Reason, Refusal
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.store.base import GroupRow, Record
 
 Closing = Literal["whole", "sealed", "deadline", "dropped"]
@@ -43,6 +44,8 @@ class Entry:
     """Counts its annotations: what was computed before one is void."""
     counted: bool = False
     """The running moments have counted its reward."""
+    magnitude: float = 0.0
+    """Mean of |advantage| over its response tokens; 0 until it is computed."""
     changing: bool = False
     """An annotation of it, or of a member of its group, is on its way to the disk."""
     leaving: bool = False
@@ -123,6 +126,7 @@ class GroupTable:
     def __init__(self) -> None:
         self._newest: dict[str, Group] = {}
         self._by_id: dict[int, Group] = {}
+        self._open: dict[int, Group] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._last_id = 0
 
@@ -131,6 +135,11 @@ class GroupTable:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def open_groups(self) -> Collection[Group]:
+        """Those that take more members: a live view, without looking at all the others."""
+        return self._open.values()
 
     def get(self, key: str) -> Group | None:
         """The newest group with this key."""
@@ -178,7 +187,7 @@ class GroupTable:
         """Add a pending member; True when the group's row has changed (it is closed now)."""
         group.members.append(entry)
         if group.row.size and group.num_members >= group.row.size:
-            group.row.closed = "whole"
+            self._close(group, "whole")
             return True
         return False
 
@@ -192,7 +201,7 @@ class GroupTable:
 
     def close(self, group: Group, reason: Closing, *, size: int = 0, note: str = "") -> None:
         """Take no more members."""
-        group.row.closed = reason
+        self._close(group, reason)
         group.row.size = size or group.row.size
         group.row.note = note
 
@@ -200,6 +209,8 @@ class GroupTable:
         """Take members again: what closed the group could not be stored."""
         group.row.closed = ""
         group.row.size = size
+        if self._by_id.get(group.row.id) is group:
+            self._open[group.row.id] = group
         self._watch_deadline(group)
 
     def overdue(self, now: float) -> list[Group]:
@@ -232,14 +243,21 @@ class GroupTable:
     def remove(self, group: Group) -> None:
         """Forget a group that is over."""
         self._by_id.pop(group.row.id, None)
+        self._open.pop(group.row.id, None)
         if self._newest.get(group.row.key) is group:
             del self._newest[group.row.key]
 
     def _add(self, group: Group, settings: BufferSettings) -> None:
         self._last_id = max(self._last_id, group.row.id)
         self._by_id[group.row.id] = group
+        if group.is_open:
+            self._open[group.row.id] = group
         self._newest[group.row.key] = group
         self.schedule(group, settings)
+
+    def _close(self, group: Group, reason: Closing) -> None:
+        group.row.closed = reason
+        self._open.pop(group.row.id, None)
 
     @staticmethod
     def _agree_on_size(group: Group, stated_size: int) -> Group | Refusal:
@@ -264,6 +282,11 @@ class GroupTable:
 def group_key(record: Record, group_by: str) -> str:
     """The key that the buffer groups by."""
     return {"task": record.tid, "run": record.rid, "step": record.sid}[group_by]
+
+
+def group_key_of(eid: EID, group_by: str) -> str:
+    """The key of the group that an experience of this identity belongs to."""
+    return {"task": eid.tid, "run": eid.rid, "step": eid.sid}[group_by]
 
 
 _CLOSED_WORDS = {

@@ -23,11 +23,18 @@ from experience_buffer_server.admission import (
     entomb,
     missing_fields,
 )
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group, group_key, groups_of
+from experience_buffer_server.intake import Intake
 from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.store.base import Record, Store, StoreFullError, WriteBatch
+from experience_buffer_server.store.base import (
+    BufferRow,
+    Record,
+    Store,
+    StoreFullError,
+    WriteBatch,
+)
 from experience_buffer_server.tasks import Tasks
 
 
@@ -62,6 +69,7 @@ class Push:
 class Owner(Protocol):
     """The buffer that experiences are pushed to."""
 
+    row: BufferRow
     settings: BufferSettings
 
     @property
@@ -86,6 +94,7 @@ class Ingest:
         self,
         owner: Owner,
         contents: Contents,
+        intake: Intake,
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
@@ -94,6 +103,7 @@ class Ingest:
     ) -> None:
         self._owner = owner
         self._contents = contents
+        self._intake = intake
         self._store = store
         self._metrics = metrics
         self._max_items = max_items
@@ -106,6 +116,7 @@ class Ingest:
             TrxpError: The payload as a whole can't be read; nothing is stored.
             InvalidRequestError: More items than a push may hold; nothing is stored.
             BufferFullError: No room; nothing of this push is stored.
+            ResourceExhaustedError: A limiter or the pacing holds it back; nothing of it is stored.
         """
         self._metrics.pushed_bytes(self._owner.name, len(push.payload))
         candidates = self._candidates(push)
@@ -116,7 +127,7 @@ class Ingest:
             for index, candidate in enumerate(candidates)
             if outcomes[index] is None and isinstance(candidate, Candidate)
         ]
-        self._check_room([candidate for _, candidate in fresh])
+        self._intake.check([candidate for _, candidate in fresh])
         batch, entries = self._store.batch(), []
         for index, joined in self._join_groups(batch, fresh, push.group_size):
             if isinstance(joined, Entry):
@@ -145,7 +156,7 @@ class Ingest:
         candidates = [
             Refusal(Reason.INVALID, str(item))
             if isinstance(item, errors.TrxpError)
-            else admit(item, settings)
+            else admit(item, settings, published=self._owner.row.policy_version)
             for item in items
         ] + [entomb(eid, reason) for eid, reason in push.tombstones]
         if settings.group_by == "none":
@@ -188,25 +199,6 @@ class Ingest:
                 )
                 outcomes.append(Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message))
         return outcomes
-
-    def _check_room(self, candidates: Sequence[Candidate]) -> None:
-        """Refuse the push as a whole when the buffer has no room for it."""
-        settings, contents = self._owner.settings, self._contents
-        num_items = sum(not candidate.tombstone for candidate in candidates)
-        num_bytes = sum(len(candidate.payload) for candidate in candidates)
-        for what, have, new, limit in (
-            ("max_items", contents.num_items, num_items, settings.max_items),
-            ("max_bytes", contents.num_bytes, num_bytes, settings.max_bytes),
-        ):
-            if limit and new and have + new > limit:
-                cure = "acknowledge batches or drop groups that can't complete"
-                cure = cure if new <= limit else "split the push"
-                raise errors.BufferFullError(
-                    f"buffer {self._owner.name!r} is full: {have} + {new} exceed {what} = {limit}; "
-                    f"{cure}, or raise {what}",
-                    subject=self._owner.name,
-                    retry_delay_seconds=1.0 if new <= limit else None,
-                )
 
     def _join_groups(
         self, batch: WriteBatch, fresh: Sequence[tuple[int, Candidate]], stated_size: int
@@ -276,6 +268,7 @@ class Ingest:
             push_time=now,
             note=candidate.note,
             fields=candidate.fields,
+            priority=candidate.priority,
         )
 
     async def _make_durable(

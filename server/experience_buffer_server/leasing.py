@@ -10,24 +10,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from experience_buffer import errors
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.retirement import Retirement
 from experience_buffer_server.sampling.leases import Lease, LeaseState, LeaseTable
-from experience_buffer_server.sampling.queue import Unit
-from experience_buffer_server.store.base import LeaseRow, Store
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.store.base import LeaseRow, Store, WriteBatch
 from experience_buffer_server.tasks import Tasks
 
 _log = logging.getLogger(__name__)
 
-ReturnReason = Literal["nacked", "expired", "stream_closed", "consumer_removed"]
+ReturnReason = Literal["nacked", "expired", "stream_closed", "consumer_removed", "rewound"]
 """Why a lease ended without an ack; a label of the metrics."""
+_BLAMED: Final = frozenset({"nacked", "expired", "stream_closed"})
+"""Reasons that may be the experiences' fault: they count towards `max_deliveries`."""
 
 
-class Desk(Protocol):
+class Lender(Protocol):
     """Where leased units come from and go back to."""
 
     def lent(self, lease: Lease) -> None:
@@ -39,6 +41,9 @@ class Desk(Protocol):
     def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
         """The lease ended without an ack; `redeliver` is False when it was never sent."""
 
+    def blame(self, batch: WriteBatch, consumer: str, unit: Unit, reason: str) -> None:
+        """A delivery ended badly: after too many of them the unit isn't offered any more."""
+
 
 class Leasing:
     """The leases of one buffer. Not thread-safe."""
@@ -47,7 +52,7 @@ class Leasing:
         self,
         buffer_id: int,
         buffer_name: Callable[[], str],
-        desk: Desk,
+        desk: Lender,
         retirement: Retirement,
         store: Store,
         metrics: Metrics,
@@ -65,17 +70,23 @@ class Leasing:
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._tasks = tasks
 
-    async def grant(self, consumer: str, units: list[Unit], seconds: float) -> Lease:
+    async def grant(
+        self, consumer: str, units: list[Unit], seconds: float, *, part_sizes: Sequence[int] = ()
+    ) -> Lease:
         """Lease units for some seconds; they are on their way once the lease is on disk.
+
+        Args:
+            consumer: Who gets them.
+            units: Taken from the consumer's ready ones.
+            seconds: Until the lease expires.
+            part_sizes: For a lease that ranks share, how many of the units are each rank's.
 
         Raises:
             StoreFullError: The lease can't be stored; the units are offered again.
         """
-        lease = self.table.grant(consumer, units, time.time() + seconds)
+        lease = self.table.grant(consumer, units, time.time() + seconds, part_sizes=part_sizes)
         self._desk.lent(lease)
-        batch = self._store.batch()
-        batch.put_lease(self._id, _row(lease))
-        granting = self._tasks.start(self._granted(lease, self._store.commit(batch)))
+        granting = self._tasks.start(self._granted(lease, self._store_row(lease)))
         try:
             await asyncio.shield(granting)
         except asyncio.CancelledError:
@@ -89,49 +100,100 @@ class Leasing:
             await committed
         except BaseException:
             if lease.state == "open":
-                for unit in lease.units:
+                for unit in dict.fromkeys(lease.units):
                     unit.num_deliveries -= 1
                 self._end(lease, "nacked", redeliver=False)
             raise
+        lease.is_stored = True
 
-    async def ack(self, lease_id: int) -> int:
-        """End a lease: its experiences are consumed. Returns their number. Idempotent.
+    async def ack(
+        self, lease_id: int, *, step: int | None = None, rank: int | None = None
+    ) -> Lease:
+        """End a lease: its experiences are consumed. Idempotent.
+
+        Args:
+            lease_id: The lease.
+            step: The training step that used it, for a rewind; None: consumed for good.
+            rank: Of a shared lease, whose part it is; the lease ends with the last one.
 
         Raises:
             LeaseNotFoundError: No such lease, or it has expired or was given back.
+            InvalidRequestError: The lease is shared and the rank is none of those that share it.
+            WrongStateError: The step is safe already.
             StoreFullError: The ack can't be stored; the lease stays open.
         """
         lease = self._find(lease_id, ("open", "ending", "acked"))
         if lease.state == "open":
-            self._begin_ack(lease)
+            self._check_ack(lease, step, rank)
+            parts = {rank: step} | lease.acked_parts if rank is not None else {}
+            if len(parts) == lease.world_size:
+                steps = [s for s in (step, *parts.values()) if s is not None]
+                self._begin_ack(lease, max(steps, default=None))
+            else:
+                lease.acked_parts = parts
+                await self._tasks.finish(self._store_row(lease))
         if lease.state == "ending":
             await asyncio.shield(self._ending[lease_id])
-        return lease.num_experiences
+        return lease
 
-    def _begin_ack(self, lease: Lease) -> None:
+    def _check_ack(self, lease: Lease, step: int | None, rank: int | None) -> None:
+        if (rank is None) != (not lease.world_size) or (rank or 0) >= max(lease.world_size, 1):
+            shared = (
+                f"is shared by {lease.world_size} ranks" if lease.world_size else "isn't shared"
+            )
+            raise errors.InvalidRequestError(
+                f"lease {lease.id} of buffer {self._name()!r} {shared}; acknowledge it "
+                f"{'as one of them' if lease.world_size else 'without a rank'}, not as {rank}",
+                subject="rank",
+            )
+        problem = "" if step is None else self._retirement.problem_with(lease.consumer, step)
+        if problem:
+            raise errors.WrongStateError(
+                f"lease {lease.id} of buffer {self._name()!r}: {problem}", subject="step"
+            )
+
+    def _begin_ack(self, lease: Lease, step: int | None) -> None:
         lease.state = "ending"
         seqs = [seq for unit in lease.units for seq in unit.seqs]
         batch = self._store.batch()
         batch.put_lease(self._id, _row(lease, state="acked"))
-        leaving = self._retirement.note_consumed(batch, seqs, lease.consumer)
+        leaving = self._retirement.note_consumed(batch, seqs, lease.consumer, step=step)
         committed = self._store.commit(batch)
-        ending = self._tasks.start(self._finish_ack(lease, seqs, leaving, committed))
+        ending = self._tasks.start(self._finish_ack(lease, seqs, step, leaving, committed))
         self._ending[lease.id] = ending
 
     async def _finish_ack(
-        self, lease: Lease, seqs: list[int], leaving: list[Entry], committed: Awaitable[None]
+        self,
+        lease: Lease,
+        seqs: list[int],
+        step: int | None,
+        leaving: list[Entry],
+        committed: Awaitable[None],
     ) -> None:
         try:
             await committed
         except BaseException:
             lease.state = "open"
-            self._retirement.revert_consumed(seqs, lease.consumer, leaving)
+            self._retirement.revert_consumed(seqs, lease.consumer, leaving, step=step)
             raise
         finally:
             del self._ending[lease.id]
         self._desk.consumed(lease, self._close(lease, "acked"))
         self._retirement.forget(leaving)
         self._metrics.acked(self._name(), lease.consumer, lease.num_experiences)
+
+    async def extend(self, lease_id: int, seconds: float) -> Lease:
+        """Let a lease expire some seconds from now, never earlier than it would.
+
+        Raises:
+            LeaseNotFoundError: No such lease, or it has ended.
+            StoreFullError: It can't be stored; until a restart the new deadline holds.
+        """
+        lease = self._find(lease_id, ("open", "ending"))
+        if lease.state == "open":
+            self.table.extend(lease, time.time() + seconds)
+            await self._tasks.finish(self._store_row(lease))
+        return lease
 
     async def nack(self, lease_id: int, *, reason: str) -> int:
         """End a lease: its experiences are offered again at once. Returns their number. Idempotent.
@@ -157,16 +219,50 @@ class Leasing:
         for lease in self.table.expired(now):
             self._tasks.spawn(self._give_back(lease, "expired", "expired"))
 
+    async def settle(self, consumer: str) -> None:
+        """Wait for the acks of a consumer that are on their way to the disk."""
+        ending = [
+            self._ending[lease.id]
+            for lease in self.table.of_consumer(consumer)
+            if lease.id in self._ending
+        ]
+        if ending:
+            await asyncio.wait(ending)
+
+    def note_returns(self, batch: WriteBatch, consumer: str) -> list[Lease]:
+        """Add the end of a consumer's open leases to a batch; once it is submitted, `end_returned`."""
+        leases = [lease for lease in self.table.of_consumer(consumer) if lease.state == "open"]
+        for lease in leases:
+            self._note_return(batch, lease, "nacked", "rewound")
+        return leases
+
+    def end_returned(self, leases: Iterable[Lease]) -> None:
+        """Offer the experiences of leases again, whose end was submitted."""
+        for lease in leases:
+            self._end(lease, "nacked", redeliver=True)
+
     def _give_back(self, lease: Lease, state: LeaseState, reason: ReturnReason) -> Awaitable[None]:
         """Offer again first, store afterwards: after a crash in between the lease just expires."""
         batch = self._store.batch()
-        batch.put_lease(self._id, _row(lease, state=state))
-        for unit in lease.units:
-            self._retirement.note_delivery(batch, unit, lease.consumer)
-        self._metrics.redelivered(self._name(), lease.consumer, reason, lease.num_experiences)
+        self._note_return(batch, lease, state, reason)
         committed = self._store.commit(batch)
         self._end(lease, state, redeliver=True)
         return committed
+
+    def _note_return(
+        self, batch: WriteBatch, lease: Lease, state: LeaseState, reason: ReturnReason
+    ) -> None:
+        batch.put_lease(self._id, _row(lease, state=state))
+        for unit in dict.fromkeys(lease.units):
+            self._retirement.note_delivery(batch, unit, lease.consumer)
+            if reason in _BLAMED:
+                self._desk.blame(batch, lease.consumer, unit, reason)
+        self._metrics.redelivered(self._name(), lease.consumer, reason, lease.num_experiences)
+
+    def _store_row(self, lease: Lease) -> Awaitable[None]:
+        batch = self._store.batch()
+        batch.put_lease(self._id, _row(lease))
+        return self._store.commit(batch)
 
     def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
         units = self._close(lease, state)
@@ -209,4 +305,6 @@ def _row(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
         deadline=time.time() if ended else lease.deadline,
         state=state or lease.state,
         num_experiences=lease.num_experiences,
+        part_sizes=list(lease.part_sizes),
+        acked_parts={} if ended else dict(lease.acked_parts),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -28,6 +30,22 @@ def keep_large_blocks() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Make very many objects that stay, without the garbage collector going through them.
+
+    While they come it would look through all of them again and again, which takes longer than
+    making them. Afterwards they are left out for good, and so is the little garbage among them.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def calm_collector() -> None:

@@ -77,6 +77,26 @@ class Metrics:
             "clip_ratio", "Fraction of a group's rewards or advantages outside the clip.",
             (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), buffer, "stage",
         )  # fmt: skip
+        self._held_back = counter(
+            "pushes_held_back", "Pushes and new tasks told to come again, by reason.",
+            buffer, "reason",
+        )  # fmt: skip
+        self._waits = counter(
+            "sample_waits", "Sample calls that had to wait, by what kept them at first.",
+            buffer, consumer, "reason",
+        )  # fmt: skip
+        self._depth = histogram(
+            "sample_wait_ready_units", "Units ready when a sample call began to wait.",
+            (0, 1, 4, 16, 64, 256, 1024, 4096, 16384), buffer, consumer,
+        )  # fmt: skip
+        self._stale = counter(
+            "stale_experiences", "Experiences too stale to be delivered, by what became of them.",
+            buffer, consumer, "policy", "reason",
+        )  # fmt: skip
+        self._quarantined = counter(
+            "quarantined_units", "Units that came back without an acknowledgement too often.",
+            buffer, consumer,
+        )  # fmt: skip
         self._wait = histogram(
             "sample_wait_seconds", "Wait of sample calls for a batch.", _SLOW, buffer, consumer
         )
@@ -150,6 +170,23 @@ class Metrics:
     def shortfall(self, buffer: str, consumer: str) -> None:
         """A sample call was answered with less than it asked for."""
         self._shortfalls.labels(buffer, consumer).inc()
+
+    def push_refused(self, buffer: str, reason: str) -> None:
+        """A push or a new task was held back; `reason` is one of a fixed few."""
+        self._held_back.labels(buffer, reason).inc()
+
+    def wait_began(self, buffer: str, consumer: str, reason: str, num_ready: int) -> None:
+        """A sample call has to wait; `reason` is one of a fixed few."""
+        self._waits.labels(buffer, consumer, reason or "fresh").inc()
+        self._depth.labels(buffer, consumer).observe(num_ready)
+
+    def stale(self, buffer: str, consumer: str, policy: str, reason: str, count: int) -> None:
+        """Experiences were too stale for a consumer; policy and reason are of a fixed few."""
+        self._stale.labels(buffer, consumer, policy, reason).inc(count)
+
+    def unit_quarantined(self, buffer: str, consumer: str) -> None:
+        """A unit isn't offered to a consumer any more."""
+        self._quarantined.labels(buffer, consumer).inc()
 
     def sample_wait(self, buffer: str, consumer: str, seconds: float) -> None:
         """A sample call has ended its wait."""

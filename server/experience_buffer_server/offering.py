@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experience_buffer_server.catalog import key_of
+from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.delivery import Consumer, Delivery
+from experience_buffer_server.delivery import Delivery
 from experience_buffer_server.groups import Entry, Group
-from experience_buffer_server.retirement import Retirement
-from experience_buffer_server.sampling.queue import Unit
+from experience_buffer_server.progress import Progress
 
 
 class Offering:
     """Turns entries and groups into units of delivery. Not thread-safe."""
 
-    def __init__(self, contents: Contents, delivery: Delivery, retirement: Retirement) -> None:
+    def __init__(self, contents: Contents, delivery: Delivery, progress: Progress) -> None:
         self._contents = contents
         self._delivery = delivery
-        self._retirement = retirement
+        self._progress = progress
 
     def entry(self, entry: Entry) -> None:
         """Offer an entry to the consumers that take items and may have it now."""
@@ -35,33 +36,74 @@ class Offering:
             self._group(consumer, group)
 
     def everything(self, consumer: Consumer) -> None:
-        """Offer a consumer all that it may have and hasn't got or consumed."""
+        """Offer a consumer all that it may have and hasn't got or consumed; for the start."""
+        if consumer.settings.unit == "item":
+            units = (
+                (entry.record.seq, [entry])
+                for entry in self._contents
+                if _may_have_entry(consumer, entry) and _wants(consumer, entry.record.seq, [entry])
+            )
+            self._delivery.offer_all(consumer, units)
+        else:
+            for group in self._contents.groups:
+                self._group(consumer, group)
+        self.recount(consumer)
+
+    def recount(self, consumer: Consumer) -> None:
+        """See what is consumed and still here, and what the limiter is to count."""
+        has_limiter = consumer.settings.limiter is not None
         for entry in self._contents:
-            self._entry(consumer, entry)
-        for group in self._contents.groups:
-            self._group(consumer, group)
+            if not has_limiter and consumer.name not in entry.acked:
+                continue
+            self._recount(consumer, entry)
+        self._delivery.serve(consumer)
+
+    def _recount(self, consumer: Consumer, entry: Entry) -> None:
+        key = key_of(consumer.settings, entry)
+        if key and consumer.name in entry.acked and not consumer.has(key):
+            consumer.finished.add(key)
+        if consumer.settings.limiter is not None and key and not entry.record.tombstone:
+            self._count(consumer, key, entry)
+
+    def _count(self, consumer: Consumer, key: int, entry: Entry) -> None:
+        """Tell the limiter of a unit that can be sampled, or was."""
+        if key in consumer.tally or not (key in consumer.finished or consumer.has(key)):
+            return
+        members = [entry] if entry.group is None else entry.group.votes
+        members = [entry] if consumer.settings.unit == "item" else members
+        times = self._progress.times_sampled(entry.record.seq, consumer.name)
+        times = max(times, key in consumer.finished) + (key in consumer.out)
+        num_bytes = sum(member.record.payload_bytes for member in members)
+        consumer.tally.arrived(key, num_bytes=num_bytes, times=times)
 
     def _entry(self, consumer: Consumer, entry: Entry) -> None:
-        if consumer.settings.unit != "item" or entry.record.tombstone:
-            return
-        if entry.available or (consumer.settings.raw and entry.durable):
-            self._offer(consumer, [entry])
+        if consumer.settings.unit == "item" and _may_have_entry(consumer, entry):
+            self._offer(consumer, entry.record.seq, [entry])
 
     def _group(self, consumer: Consumer, group: Group) -> None:
         if consumer.settings.unit != "group":
             return
         if group.available or (consumer.settings.raw and group.is_whole):
-            self._offer(consumer, group.votes)
+            staying = [entry for entry in group.votes if entry.is_staying]
+            self._offer(consumer, group.row.id, staying)
 
-    def _offer(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
-        entries = [entry for entry in entries if entry.is_staying]
-        if all(consumer.name in entry.acked for entry in entries) or any(
-            entry.record.seq in consumer.units for entry in entries
-        ):
+    def _offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
+        if not _wants(consumer, key, entries):
             return
-        unit = Unit(
-            tuple(sorted(entry.record.seq for entry in entries)),
-            sum(entry.record.payload_bytes for entry in entries),
-        )
-        unit.num_deliveries = self._retirement.num_deliveries(unit.order, consumer.name)
-        self._delivery.offer(consumer, unit)
+        self._delivery.offer(consumer, key, entries)
+        if consumer.settings.limiter is not None:
+            self._count(consumer, key, entries[0])
+            self._delivery.serve(consumer)
+
+
+def _may_have_entry(consumer: Consumer, entry: Entry) -> bool:
+    """Whether a consumer of items may have an entry now."""
+    ready = entry.available or (consumer.settings.raw and entry.durable)
+    return ready and entry.is_staying and not entry.record.tombstone
+
+
+def _wants(consumer: Consumer, key: int, entries: Sequence[Entry]) -> bool:
+    """Whether a consumer has neither got nor consumed a unit."""
+    if not entries or consumer.has(key):
+        return False
+    return not all(consumer.name in entry.acked for entry in entries)

@@ -9,14 +9,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from experience_buffer import errors
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import (
-    BufferSettings,
-    ConfigurationError,
-    Name,
-    Settings,
-    explain,
-)
+from experience_buffer_server.config import ConfigurationError, Settings, explain
+from experience_buffer_server.consumer_settings import Name
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.restore import restore
 from experience_buffer_server.store.base import BufferRow, Store, StoreError
@@ -172,7 +168,9 @@ class Registry:
         """Note the policy version that the trainer has published; returns the one before."""
         buffer = self.get(name)
         previous, buffer.row.policy_version = buffer.row.policy_version, version
-        await self._store_row(buffer)
+        stored = self._store_row(buffer)
+        buffer.published(version)
+        await stored
         return previous
 
     def tick(self, now: float) -> None:

@@ -15,9 +15,12 @@ from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.offering import Offering
 from experience_buffer_server.retirement import LeaveReason, Retirement
-from experience_buffer_server.sampling.queue import Unit
-from experience_buffer_server.store.base import Store
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.store.base import Store, StoreFullError
 from experience_buffer_server.tasks import Tasks
+
+_RETRY_SECONDS = 1.0
+"""Between attempts to discard what found no room."""
 
 
 class Owner(Protocol):
@@ -58,20 +61,37 @@ class Removal:
         self._store = store
         self._metrics = metrics
         self._tasks = tasks
+        self._postponed: list[Entry] = []
+        self._next_retry = 0.0
 
     def is_leased(self, entry: Entry) -> bool:
         """True if a consumer holds it, or is about to."""
-        return self._delivery.is_leased(entry.record.seq)
+        return self._delivery.is_leased(entry)
 
     def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
         """Stop offering the units that hold any of the entries, to raw consumers too or not."""
-        self._delivery.withdraw((entry.record.seq for entry in entries), keep_raw=keep_raw)
+        self._delivery.withdraw(entries, keep_raw=keep_raw)
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""
         free = [entry for entry in entries if not entry.leaving and not self.is_leased(entry)]
         if free and not self._owner.closed:
-            self._tasks.spawn(self.remove(free))
+            self._tasks.spawn(self._discard(free))
+
+    async def _discard(self, entries: Sequence[Entry]) -> None:
+        try:
+            await self.remove(entries)
+        except StoreFullError:
+            # Nobody will ask for it again: it is tried again until there is room.
+            self._postponed += entries
+            raise
+
+    def tick(self, now: float) -> None:
+        """Try again to discard what the store had no room to forget."""
+        if self._postponed and now >= self._next_retry:
+            self._next_retry = now + _RETRY_SECONDS
+            entries, self._postponed = self._postponed, []
+            self.discard(self._contents.by_seqs(entry.record.seq for entry in entries))
 
     def discard_units(self, units: Sequence[Unit]) -> None:
         """Units of dropped groups came back from their lease."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.groups import Entry, Group
 from experience_buffer_server.jobs import Job, Result, Work
 from experience_buffer_server.metrics import Metrics
@@ -202,7 +202,8 @@ class Results:
         batch = self._store.batch()
         for result in results:
             for advantages in result.rows:
-                batch.put_advantages(row.id, advantages)
+                magnitude = advantages.details["mean_magnitude"]
+                batch.put_advantages(row.id, advantages, magnitude=magnitude)
         if moments is None or first.work.estimator != self._owner.settings.advantage.estimator:
             # Moments of another estimator are another quantity's.
             await self._store.ride(batch)
@@ -226,6 +227,9 @@ class Results:
         self._release(result.job)
         self._note_flags(result.rows)
         current = _current(result.job)
+        magnitudes = {row.seq: row.details["mean_magnitude"] for row in result.rows}
+        for entry in current:
+            entry.magnitude = magnitudes[entry.record.seq]
         self._owner.make_available(current)
         if len(current) < len(result.job.entries):
             self._owner.advance([entry for entry in result.job.entries if entry.is_staying])

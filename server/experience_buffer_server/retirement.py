@@ -1,19 +1,23 @@
 """How experiences leave: consumed by every consumer, dropped, or deleted.
 
 What leaves is remembered for a while, so that a repeated push is recognised and a late member of
-a finished group is refused. Belongs to one buffer and its event loop.
+a finished group is refused. What was acknowledged at a training step stays until the step is safe.
+Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
+from experience_buffer_server.departures import Departures
 from experience_buffer_server.groups import Entry, Group, groups_of
-from experience_buffer_server.sampling.queue import Unit
-from experience_buffer_server.store.base import ProgressRow, WriteBatch
+from experience_buffer_server.progress import Progress
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.store.base import WriteBatch
 
 LeaveReason = Literal["consumed", "discarded", "deleted"]
 """Why an experience leaves; a deleted one can be pushed again."""
@@ -26,56 +30,70 @@ class Retirement:
     has failed.
     """
 
-    def __init__(self, buffer_id: int, contents: Contents, consumers: Collection[str]) -> None:
+    def __init__(
+        self,
+        buffer_id: int,
+        contents: Contents,
+        consumers: Mapping[str, Consumer],
+        progress: Progress,
+    ) -> None:
         self._id = buffer_id
         self._contents = contents
         self._consumers = consumers
-        """A live view: the names of the buffer's consumers now."""
-        self._progress: dict[int, ProgressRow] = {}
-
-    def restore(self, rows: Iterable[ProgressRow]) -> None:
-        """Take over the progress as stored."""
-        for row in rows:
-            entry = self._contents.by_seq(row.seq)
-            if entry is not None:
-                entry.acked = frozenset(row.acked)
-                self._progress[row.seq] = row
-
-    def num_deliveries(self, seq: int, consumer: str) -> int:
-        """Deliveries of an experience to a consumer that ended without an ack."""
-        row = self._progress.get(seq)
-        return 0 if row is None else row.num_deliveries.get(consumer, 0)
+        """A live view: the buffer's consumers now."""
+        self._progress = progress
+        self._departures = Departures(consumers, progress)
 
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
         """Count a delivery that ended without an ack."""
-        for entry in self._contents.by_seqs(unit.seqs):
-            row = self._row(entry)
-            row.num_deliveries[consumer] = unit.num_deliveries
-            batch.put_progress(self._id, row)
+        self._progress.note_delivery(batch, unit, consumer)
 
-    def is_done(self, entry: Entry) -> bool:
-        """Every consumer has consumed it."""
-        return entry.acked.issuperset(self._consumers)
+    def problem_with(self, consumer: str, step: int) -> str:
+        """Why a consumer can't acknowledge with this training step; empty if it can."""
+        return self._consumers[consumer].timeline.problem_with(step)
 
-    def note_consumed(self, batch: WriteBatch, seqs: Iterable[int], consumer: str) -> list[Entry]:
-        """Mark as consumed by one consumer; what all have consumed, returned, leaves."""
+    def note_consumed(
+        self, batch: WriteBatch, seqs: Sequence[int], consumer: str, *, step: int | None = None
+    ) -> list[Entry]:
+        """Note an ack of one consumer; what all have consumed for good, returned, leaves."""
         done = []
+        if step is not None and consumer in self._consumers:
+            self._consumers[consumer].timeline.acked(step, seqs)
         for entry in self._contents.by_seqs(seqs):
-            entry.acked |= {consumer}
-            if self.is_done(entry):
+            self._progress.note_ack(entry, consumer, step)
+        for entry in self._contents.by_seqs(dict.fromkeys(seqs)):
+            if self._progress.is_done(entry):
                 done.append(entry)
             else:
-                row = self._row(entry)
-                row.acked = sorted(entry.acked)
-                batch.put_progress(self._id, row)
+                self._progress.put(batch, entry)
         return self.leave(batch, done, "consumed")
 
-    def revert_consumed(self, seqs: Iterable[int], consumer: str, leaving: Sequence[Entry]) -> None:
-        """The batch failed: unmark."""
+    def revert_consumed(
+        self, seqs: Sequence[int], consumer: str, leaving: Sequence[Entry], *, step: int | None
+    ) -> None:
+        """The batch failed: it never was acknowledged."""
+        if step is not None and consumer in self._consumers:
+            self._consumers[consumer].timeline.forget(step, seqs)
         for entry in self._contents.by_seqs(seqs):
-            entry.acked -= {consumer}
-            self._row(entry).acked = sorted(entry.acked)
+            self._progress.undo_ack(entry, consumer, step)
         self.stay(leaving, "consumed")
+
+    def pass_over(self, batch: WriteBatch, entries: Sequence[Entry], consumer: str) -> list[Entry]:
+        """A consumer leaves entries out for good; what all have consumed, returned, leaves."""
+        for entry in entries:
+            self._progress.pass_over(entry, consumer)
+        return self.leave_if_done(batch, entries)
+
+    def leave_if_done(self, batch: WriteBatch, entries: Sequence[Entry]) -> list[Entry]:
+        """Remove those of the entries that all have consumed, and store the others' progress."""
+        done = [entry for entry in entries if self._progress.is_done(entry)]
+        done = []
+        for entry in entries:
+            if self._progress.is_done(entry):
+                done.append(entry)
+            else:
+                self._progress.put(batch, entry)
+        return self.leave(batch, done, "consumed")
 
     def leave(
         self, batch: WriteBatch, entries: Sequence[Entry], reason: LeaveReason
@@ -95,6 +113,7 @@ class Retirement:
             else:
                 self._note_leaving(group, leaving, reason)
                 leaving += self._leave_closed(batch, group, reason, now)
+        self._departures.leaving(batch, leaving, consumed=reason == "consumed")
         for entry in leaving:
             record = entry.record
             batch.remove(self._id, record)
@@ -141,6 +160,7 @@ class Retirement:
 
     def forget(self, leaving: Sequence[Entry]) -> None:
         """The batch is on disk: the entries, and groups that are over, are gone."""
+        self._departures.left(leaving)
         for entry in leaving:
             self._remove(entry)
         for group in groups_of(leaving):
@@ -149,6 +169,7 @@ class Retirement:
 
     def stay(self, leaving: Sequence[Entry], reason: LeaveReason) -> None:
         """The batch failed: the entries are still here."""
+        self._departures.stay(leaving)
         for entry in leaving:
             entry.leaving = False
             if entry.group is None:
@@ -160,11 +181,7 @@ class Retirement:
 
     def _remove(self, entry: Entry) -> None:
         self._contents.remove(entry)
-        self._progress.pop(entry.record.seq, None)
+        self._progress.forget(entry.record.seq)
         if entry.group is not None:
             entry.group.members.remove(entry)
             entry.group.num_durable -= entry.durable
-
-    def _row(self, entry: Entry) -> ProgressRow:
-        seq = entry.record.seq
-        return self._progress.setdefault(seq, ProgressRow(seq=seq, acked=sorted(entry.acked)))

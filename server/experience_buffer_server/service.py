@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from experience_buffer import errors
-from experience_buffer.v1 import service_pb2, service_pb2_grpc
-from experience_buffer_server import __version__, queries, wire
-from experience_buffer_server.assembly import sampled
-from experience_buffer_server.backend import Backend
+from experience_buffer.v1 import service_pb2, service_pb2_grpc, types_pb2
+from experience_buffer_server import __version__, queries, wire, wire_config
+from experience_buffer_server.assembly import packed, sampled
+from experience_buffer_server.backend import Backend, rank_of
+from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.intake import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from experience_buffer_server.sample_stream import SampleSession
+from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.stats import buffer_stats
-from experience_buffer_server.streams import PushSession, SampleSession
+from experience_buffer_server.streams import PushSession, policy_versions
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -73,28 +77,47 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
             timeout = min(timeout, max(remaining - 0.1, 0.0))
         max_bytes = backend.limits.max_message_bytes - _ENVELOPE_BYTES
         want = backend.want(buffer, request, timeout_seconds=timeout, max_bytes=max_bytes)
-        lease, shortfall = await buffer.sample(request.consumer, want, backend.draining)
+        part = rank_of(request)
+        lease, shortfall = await buffer.desk.sample(
+            request.consumer, want, backend.draining, rank_of=part
+        )
         response = service_pb2.SampleResponse(
             shortfall=shortfall, policy_version=buffer.row.policy_version
         )
         if lease is None:
             return response
+        units = lease.units if part is None else lease.part(part.rank)
         try:
-            for experiences in sampled(backend.store, buffer, lease):
-                response.experiences.extend(experiences)
-            if response.ByteSize() > backend.limits.max_message_bytes:
-                raise errors.ResourceExhaustedError(
-                    f"one {buffer.delivery.consumer(lease.consumer).settings.unit} takes "
-                    f"{response.ByteSize()} bytes, the limit server.max_message_bytes is "
-                    f"{backend.limits.max_message_bytes}; use SampleStream, or raise the limit",
-                    subject=request.consumer,
-                )
+            self._fill(response, buffer, units, request)
         except BaseException:
             buffer.leasing.give_back([lease.id], "stream_closed")
             raise
         response.lease.CopyFrom(wire.lease_message(lease, time.time()))
-        response.num_units = len(lease.units)
+        response.num_units = len(units)
         return response
+
+    def _fill(
+        self,
+        response: service_pb2.SampleResponse,
+        buffer: Buffer,
+        units: Sequence[Unit],
+        request: service_pb2.SampleRequest,
+    ) -> None:
+        """Put the experiences into the response, in the format that was asked for."""
+        backend = self._backend
+        if request.format == types_pb2.SAMPLE_FORMAT_PACKED:
+            response.packed = b"".join(packed(backend.store, buffer, units))
+        else:
+            for experiences in sampled(backend.store, buffer, units):
+                response.experiences.extend(experiences)
+        if response.ByteSize() > backend.limits.max_message_bytes:
+            unit = buffer.delivery.consumer(request.consumer).settings.unit
+            what = f"one {unit} takes" if len(units) == 1 else f"{len(units)} {unit}s take"
+            raise errors.ResourceExhaustedError(
+                f"{what} {response.ByteSize()} bytes, the limit server.max_message_bytes is "
+                f"{backend.limits.max_message_bytes}; use SampleStream, or raise the limit",
+                subject=request.consumer,
+            )
 
     def SampleStream(
         self, request_iterator: AsyncIterator[service_pb2.SampleStreamRequest], context: Context
@@ -106,8 +129,14 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.AckRequest, context: Context
     ) -> service_pb2.AckResponse:
         """End a lease: consumed."""
-        count = await self._backend.buffer(request.buffer).leasing.ack(request.lease_id)
-        return service_pb2.AckResponse(num_experiences=count)
+        lease = await self._backend.buffer(request.buffer).desk.ack(
+            request.lease_id,
+            step=request.step if request.HasField("step") else None,
+            rank=request.rank if request.HasField("rank") else None,
+        )
+        return service_pb2.AckResponse(
+            num_experiences=lease.num_experiences, num_waiting_ranks=lease.num_waiting_ranks
+        )
 
     async def Nack(
         self, request: service_pb2.NackRequest, context: Context
@@ -116,6 +145,58 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         leasing = self._backend.buffer(request.buffer).leasing
         count = await leasing.nack(request.lease_id, reason=request.reason)
         return service_pb2.NackResponse(num_experiences=count)
+
+    async def ExtendLease(
+        self, request: service_pb2.ExtendLeaseRequest, context: Context
+    ) -> service_pb2.ExtendLeaseResponse:
+        """Give a lease more time."""
+        buffer = self._backend.buffer(request.buffer)
+        seconds = self._backend.lease_seconds(buffer, request.lease_seconds)
+        lease = await buffer.leasing.extend(request.lease_id, seconds)
+        return service_pb2.ExtendLeaseResponse(lease=wire.lease_message(lease, time.time()))
+
+    async def Rewind(
+        self, request: service_pb2.RewindRequest, context: Context
+    ) -> service_pb2.RewindResponse:
+        """Go back to a training step."""
+        desk = self._backend.buffer(request.buffer).desk
+        consumer = desk.delivery.consumer(request.consumer)
+        rewound = await desk.timelines.rewind(consumer, request.step)
+        return service_pb2.RewindResponse(
+            num_experiences=rewound.num_experiences, num_leases=rewound.num_leases
+        )
+
+    async def DeclareSafe(
+        self, request: service_pb2.DeclareSafeRequest, context: Context
+    ) -> service_pb2.DeclareSafeResponse:
+        """Keep acknowledged experiences no longer."""
+        desk = self._backend.buffer(request.buffer).desk
+        consumer = desk.delivery.consumer(request.consumer)
+        count = await desk.timelines.declare_safe(consumer, request.step)
+        return service_pb2.DeclareSafeResponse(
+            num_experiences=count, safe_step=consumer.timeline.safe_step or 0
+        )
+
+    async def ReleaseQuarantined(
+        self, request: service_pb2.ReleaseQuarantinedRequest, context: Context
+    ) -> service_pb2.ReleaseQuarantinedResponse:
+        """Offer quarantined units again."""
+        desk = self._backend.buffer(request.buffer).desk
+        consumer = desk.delivery.consumer(request.consumer)
+        count = await desk.quarantine.release(consumer, request.uids)
+        return service_pb2.ReleaseQuarantinedResponse(num_units=count)
+
+    async def UpdatePriorities(
+        self, request: service_pb2.UpdatePrioritiesRequest, context: Context
+    ) -> service_pb2.UpdatePrioritiesResponse:
+        """Set priorities."""
+        desk = self._backend.buffer(request.buffer).desk
+        updated = await desk.priorities.update(wire.priorities_from(request.updates))
+        return service_pb2.UpdatePrioritiesResponse(
+            num_updated=updated.num_updated,
+            unknown_uids=updated.unknown_uids,
+            outdated_uids=updated.outdated_uids,
+        )
 
     async def Get(
         self, request: service_pb2.GetRequest, context: Context
@@ -147,32 +228,34 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.CreateBufferResponse:
         """Create a buffer."""
         buffer = await self._backend.registry.create(
-            request.config.name, wire.settings_from(request.config), exist_ok=request.exist_ok
+            request.config.name,
+            wire_config.settings_from(request.config),
+            exist_ok=request.exist_ok,
         )
-        return service_pb2.CreateBufferResponse(buffer=wire.buffer_message(buffer))
+        return service_pb2.CreateBufferResponse(buffer=wire_config.buffer_message(buffer))
 
     async def UpdateBuffer(
         self, request: service_pb2.UpdateBufferRequest, context: Context
     ) -> service_pb2.UpdateBufferResponse:
         """Change a buffer's settings."""
         buffer = await self._backend.registry.update(
-            request.config.name, wire.changes_from(request)
+            request.config.name, wire_config.changes_from(request)
         )
-        return service_pb2.UpdateBufferResponse(buffer=wire.buffer_message(buffer))
+        return service_pb2.UpdateBufferResponse(buffer=wire_config.buffer_message(buffer))
 
     async def GetBuffer(
         self, request: service_pb2.GetBufferRequest, context: Context
     ) -> service_pb2.GetBufferResponse:
         """One buffer."""
         buffer = self._backend.buffer(request.name)
-        return service_pb2.GetBufferResponse(buffer=wire.buffer_message(buffer))
+        return service_pb2.GetBufferResponse(buffer=wire_config.buffer_message(buffer))
 
     async def ListBuffers(
         self, request: service_pb2.ListBuffersRequest, context: Context
     ) -> service_pb2.ListBuffersResponse:
         """All buffers."""
         buffers = self._backend.registry.all()
-        return service_pb2.ListBuffersResponse(buffers=map(wire.buffer_message, buffers))
+        return service_pb2.ListBuffersResponse(buffers=map(wire_config.buffer_message, buffers))
 
     async def DeleteBuffer(
         self, request: service_pb2.DeleteBufferRequest, context: Context
@@ -191,6 +274,30 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
             )
         previous = await self._backend.registry.publish(request.buffer, request.version)
         return service_pb2.PublishPolicyVersionResponse(previous_version=previous)
+
+    def WatchPolicyVersion(
+        self, request: service_pb2.WatchPolicyVersionRequest, context: Context
+    ) -> AsyncIterator[service_pb2.WatchPolicyVersionResponse]:
+        """The published version, now and whenever it changes."""
+        return policy_versions(self._backend, request.buffer)
+
+    async def ReserveGroups(
+        self, request: service_pb2.ReserveGroupsRequest, context: Context
+    ) -> service_pb2.ReserveGroupsResponse:
+        """Admit new tasks."""
+        ttl_seconds = request.ttl_seconds or DEFAULT_TTL_SECONDS
+        if not 0 < ttl_seconds <= MAX_TTL_SECONDS:
+            raise errors.InvalidRequestError(
+                f"ttl_seconds {ttl_seconds} must lie in (0, {MAX_TTL_SECONDS:g}]",
+                subject="ttl_seconds",
+            )
+        intake = self._backend.buffer(request.buffer).intake
+        reserved = intake.reserve(request.groups, now=time.time(), ttl_seconds=ttl_seconds)
+        return service_pb2.ReserveGroupsResponse(
+            granted=reserved.granted,
+            reason=reserved.reason,
+            retry_delay_seconds=reserved.retry_delay_seconds,
+        )
 
     async def GetStats(
         self, request: service_pb2.GetStatsRequest, context: Context

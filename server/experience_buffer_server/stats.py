@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.delivery import Consumer
+from experience_buffer_server.consumers import Consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,16 @@ class ConsumerStats:
     """What the longest-waiting call waits for; empty when none waits."""
     num_acked_units: int
     num_redelivered_units: int
+    num_quarantined_units: int
+    num_held_units: int
+    """Of policy versions that aren't published yet."""
+    num_retained_experiences: int
+    """Acknowledged deliveries that can be rewound."""
+    last_step: int | None
+    safe_step: int | None
+    num_stale_units: int
+    pushes_wait_for: str
+    """What keeps pushes from being accepted, by its limiter; empty when nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,7 @@ class BufferStats:
     consumers: tuple[ConsumerStats, ...]
     num_waiting_for_fields: int
     """Experiences that lack a field the estimator needs."""
+    num_reserved_groups: int
     computing_waits_for: str
     """Missing fields, or a batch that isn't full, in words; empty when it waits for nothing."""
 
@@ -66,6 +77,7 @@ def buffer_stats(buffer: Buffer) -> BufferStats:
         ),
         num_waiting_for_fields=len(buffer.contents.lacking),
         computing_waits_for=buffer.describe_computing(),
+        num_reserved_groups=buffer.intake.num_reserved,
     )
 
 
@@ -74,13 +86,20 @@ def _consumer_stats(buffer: Buffer, consumer: Consumer) -> ConsumerStats:
     return ConsumerStats(
         name=consumer.name,
         unit=consumer.settings.unit,
-        num_ready_units=len(consumer.queue),
+        num_ready_units=len(consumer.ready),
         num_leased_units=consumer.num_leased,
         num_leases=len(consumer.leases),
         num_waiting=len(consumer.waiters),
         waiting_for=(
             buffer.delivery.explain_wait(consumer, first.want.batch_size) if first else ""
         ),
-        num_acked_units=consumer.num_acked,
-        num_redelivered_units=consumer.num_redelivered,
+        num_acked_units=consumer.totals.acked,
+        num_redelivered_units=consumer.totals.redelivered,
+        num_quarantined_units=len(consumer.quarantined),
+        num_held_units=len(consumer.held),
+        num_retained_experiences=consumer.timeline.num_retained,
+        last_step=consumer.timeline.last_step,
+        safe_step=consumer.timeline.safe_step,
+        num_stale_units=consumer.totals.stale,
+        pushes_wait_for=buffer.intake.describe(consumer),
     )

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from google.protobuf import struct_pb2
-
 from experience_buffer import errors, trxp
 from experience_buffer.eid import EID
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from experience_buffer_server.admission import Reason
 from experience_buffer_server.annotation import AnnotateOutcome, AnnotateReason, Annotation
 from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.catalog import key_of
+from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.ingest import Outcome, PushStatus
-from experience_buffer_server.registry import checked_settings
+from experience_buffer_server.priorities import PriorityUpdate
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.stats import BufferStats
 from experience_buffer_server.struct_values import StructValueError, plain_entries
-from experience_buffer_server.wire_enums import CHOICES, enum_number, enum_word
 
 _STATUS: Final = {
     PushStatus.STORED: types_pb2.PUSH_STATUS_STORED,
@@ -33,7 +31,9 @@ _REASON: Final = {
     Reason.LATE: types_pb2.REFUSAL_REASON_LATE,
     Reason.MISSING_FIELD: types_pb2.REFUSAL_REASON_MISSING_FIELD,
     Reason.GROUP_SIZE: types_pb2.REFUSAL_REASON_GROUP_SIZE,
+    Reason.FUTURE_VERSION: types_pb2.REFUSAL_REASON_FUTURE_VERSION,
 }
+_UNIT: Final = {"item": config_pb2.UNIT_ITEM, "group": config_pb2.UNIT_GROUP}
 _ANNOTATE: Final = {
     AnnotateReason.UNKNOWN_UID: types_pb2.ANNOTATE_REFUSAL_UNKNOWN_UID,
     AnnotateReason.INVALID: types_pb2.ANNOTATE_REFUSAL_INVALID,
@@ -41,91 +41,6 @@ _ANNOTATE: Final = {
 }
 _WHOLE: Final = frozenset({"num_turns", "model_version", "version_start", "version_end"})
 """Entries of `info` that are whole numbers; on the wire every number is a float."""
-_PLAIN_FIELDS: Final = (
-    "group_size",
-    "group_deadline_seconds",
-    "min_group_size",
-    "lease_seconds",
-    "max_items",
-    "max_bytes",
-    "duplicate_horizon_seconds",
-)
-
-
-def settings_from(config: config_pb2.BufferConfig) -> BufferSettings:
-    """The settings that a configuration asks for; what isn't set takes its default.
-
-    Raises:
-        InvalidRequestError: A value is unknown or out of bounds; the message names the field.
-    """
-    return checked_settings(values_from(config))
-
-
-def values_from(config: config_pb2.BufferConfig) -> dict[str, Any]:
-    """The fields that are set, as `BufferSettings` names and spells them."""
-    values: dict[str, Any] = {
-        name: getattr(config, name) for name in _PLAIN_FIELDS if config.HasField(name)
-    }
-    for name in CHOICES:
-        number = getattr(config, name)
-        if config.HasField(name) and number:
-            values[name] = enum_word(name, number)
-    if config.consumers:
-        values["consumers"] = [
-            {"name": consumer.name, "raw": consumer.raw}
-            | ({"unit": enum_word("unit", consumer.unit)} if consumer.unit else {})
-            for consumer in config.consumers
-        ]
-    if config.HasField("advantage"):
-        parameters = {
-            name: _parameter(name, value)
-            for name, value in config.advantage.parameters.fields.items()
-        }
-        values["advantage"] = parameters | {"estimator": config.advantage.estimator}
-    return values
-
-
-def changes_from(request: service_pb2.UpdateBufferRequest) -> dict[str, Any]:
-    """The fields that an update names, with their new values; unset ones become the defaults.
-
-    Raises:
-        InvalidRequestError: The mask is empty or names what can't be changed.
-    """
-    paths = list(request.update_mask.paths)
-    known = set(BufferSettings.model_fields)
-    unknown = [path for path in paths if path not in known]
-    if unknown or not paths:
-        raise errors.InvalidRequestError(
-            f"update_mask {paths} must name at least one of {sorted(known)}", subject="update_mask"
-        )
-    defaults = BufferSettings().model_dump()
-    values = values_from(request.config)
-    return {path: values.get(path, defaults[path]) for path in paths}
-
-
-def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
-    """A buffer as the server holds it."""
-    settings = buffer.settings
-    config = config_pb2.BufferConfig(
-        name=buffer.name,
-        consumers=[
-            config_pb2.ConsumerConfig(name=c.name, unit=enum_number("unit", c.unit), raw=c.raw)
-            for c in settings.consumers
-        ],
-        advantage=config_pb2.AdvantageConfig(estimator=settings.advantage.estimator),
-    )
-    config.advantage.parameters.update(settings.advantage.parameters)
-    for name in _PLAIN_FIELDS:
-        setattr(config, name, getattr(settings, name))
-    for name in CHOICES:
-        setattr(config, name, enum_number(name, getattr(settings, name)))
-    return config_pb2.Buffer(
-        config=config,
-        policy_version=buffer.row.policy_version,
-        create_time=buffer.row.create_time,
-        num_items=buffer.contents.num_items,
-        num_bytes=buffer.contents.num_bytes,
-    )
 
 
 def tombstones_from(messages: Iterable[types_pb2.Tombstone]) -> list[tuple[EID, str]]:
@@ -157,7 +72,10 @@ def outcome_message(index: int, outcome: Outcome) -> types_pb2.PushOutcome:
 def lease_message(lease: Lease, now: float) -> types_pb2.Lease:
     """A lease, with the time it has left."""
     return types_pb2.Lease(
-        id=lease.id, consumer=lease.consumer, expires_in_seconds=max(lease.deadline - now, 0.0)
+        id=lease.id,
+        consumer=lease.consumer,
+        expires_in_seconds=max(lease.deadline - now, 0.0),
+        world_size=lease.world_size,
     )
 
 
@@ -176,12 +94,28 @@ def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary
         min_policy_version=record.min_version,
         max_policy_version=record.max_version,
         push_time=record.push_time,
-        message=record.note or entry.quarantine or _lacks(buffer, entry),
+        message=record.note or entry.quarantine or _kept_from(buffer, entry),
+        priority=record.priority,
+        generation=record.generation,
     )
 
 
-def _lacks(buffer: Buffer, entry: Entry) -> str:
-    """Which fields keep an experience waiting, in words; empty where none do."""
+def priorities_from(messages: Iterable[service_pb2.PriorityUpdate]) -> list[PriorityUpdate]:
+    """New priorities, as asked for."""
+    return [
+        PriorityUpdate(uid=one.uid, priority=one.priority, generation=one.generation)
+        for one in messages
+    ]
+
+
+def _kept_from(buffer: Buffer, entry: Entry) -> str:
+    """What keeps an experience from being delivered, in words; empty where nothing does."""
+    for consumer in buffer.delivery.consumers.values():
+        key = key_of(consumer.settings, entry)
+        if key in consumer.quarantined:
+            return consumer.quarantined[key]
+        if key in consumer.held:
+            return f"waits for policy version {consumer.held[key]} to be published"
     if entry.missing:
         return f"waits for {', '.join(entry.missing)}"
     if _waits_for_group_fields(buffer, entry) and entry.group is not None:
@@ -205,15 +139,35 @@ def state_of(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceState.ValueTyp
         if entry.missing or _waits_for_group_fields(buffer, entry):
             return types_pb2.EXPERIENCE_STATE_WAITING_FOR_FIELDS
         return types_pb2.EXPERIENCE_STATE_COMPUTING
-    states = set()
-    for consumer in buffer.delivery.consumers.values():
-        if consumer.name not in entry.acked:
-            unit = consumer.units.get(entry.record.seq)
-            states.add("none" if unit is None else "ready" if unit.waiting else "leased")
-    if "ready" in states:
+    consumers = buffer.delivery.consumers.values()
+    places = {_place(c, entry) for c in consumers if c.name not in entry.acked}
+    if not places and consumers:
+        return types_pb2.EXPERIENCE_STATE_RETAINED
+    for place in _PLACES:
+        if place in places:
+            return place
+    return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
+
+
+_PLACES: Final = (
+    types_pb2.EXPERIENCE_STATE_READY,
+    types_pb2.EXPERIENCE_STATE_LEASED,
+    types_pb2.EXPERIENCE_STATE_HELD,
+    types_pb2.EXPERIENCE_STATE_QUARANTINED,
+)
+"""Where an experience is for one consumer; the first that holds for any is its state."""
+
+
+def _place(consumer: Consumer, entry: Entry) -> types_pb2.ExperienceState.ValueType:
+    key = key_of(consumer.settings, entry)
+    if key in consumer.ready:
         return types_pb2.EXPERIENCE_STATE_READY
-    if "leased" in states:
+    if key in consumer.out:
         return types_pb2.EXPERIENCE_STATE_LEASED
+    if key in consumer.held:
+        return types_pb2.EXPERIENCE_STATE_HELD
+    if key in consumer.quarantined:
+        return types_pb2.EXPERIENCE_STATE_QUARANTINED
     return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
 
 
@@ -232,7 +186,7 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
         consumers=[
             service_pb2.ConsumerStats(
                 name=consumer.name,
-                unit=enum_number("unit", consumer.unit),
+                unit=_UNIT[consumer.unit],
                 num_ready_units=consumer.num_ready_units,
                 num_leased_units=consumer.num_leased_units,
                 num_leases=consumer.num_leases,
@@ -240,11 +194,19 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
                 waiting_for=consumer.waiting_for,
                 num_acked_units=consumer.num_acked_units,
                 num_redelivered_units=consumer.num_redelivered_units,
+                num_quarantined_units=consumer.num_quarantined_units,
+                num_held_units=consumer.num_held_units,
+                num_retained_experiences=consumer.num_retained_experiences,
+                last_step=consumer.last_step,
+                safe_step=consumer.safe_step,
+                num_stale_units=consumer.num_stale_units,
+                pushes_wait_for=consumer.pushes_wait_for,
             )
             for consumer in stats.consumers
         ],
         num_waiting_for_fields=stats.num_waiting_for_fields,
         computing_waits_for=stats.computing_waits_for,
+        num_reserved_groups=stats.num_reserved_groups,
     )
 
 
@@ -273,14 +235,3 @@ def annotate_outcome_message(outcome: AnnotateOutcome) -> types_pb2.AnnotateOutc
     if outcome.reason is not None:
         message.refusal = _ANNOTATE[outcome.reason]
     return message
-
-
-def _parameter(name: str, value: struct_pb2.Value) -> float | bool | str:
-    kind = value.WhichOneof("kind")
-    if kind not in ("number_value", "bool_value", "string_value"):
-        raise errors.InvalidRequestError(
-            f"advantage.parameters.{name}: a number, a boolean or a text is expected",
-            subject=f"config.advantage.parameters.{name}",
-        )
-    parameter: float | bool | str = getattr(value, kind)
-    return parameter

@@ -47,7 +47,7 @@ class Stream:
             self.say(credits=credits)
 
     def ack(self, *ids: int) -> None:
-        self.say(ack=service_pb2.LeaseIds(ids=ids))
+        self.say(ack=service_pb2.AckLeases(ids=ids))
 
     def next(self) -> service_pb2.SampleStreamResponse:
         return next(self.call)
@@ -189,7 +189,7 @@ def test_a_stream_delivers_one_batch_per_credit(stub: ExperienceBufferStub, name
         lease, found, last = stream.batch()
         assert found == [one.eid.uid for one in group(0, 17)[6:9]]
         assert (last.num_units, last.shortfall) == (3, "")
-        stream.say(nack=service_pb2.LeaseIds(ids=[lease]))
+        stream.say(nack=service_pb2.NackLeases(ids=[lease]))
         assert not stream.next().lease_result.HasField("error")
         stream.say(credits=1)
         assert stream.batch()[1] == found

@@ -31,6 +31,8 @@ from experience_buffer import (
     ConsumerConfig,
     Experience,
     NotFoundError,
+    Pacing,
+    Staleness,
 )
 
 DOCKER = Path(__file__).parent.parent.parent / "docker"
@@ -69,12 +71,17 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         config = BufferConfig(
             BUFFER,
             group_size=2,
-            consumers=(ConsumerConfig("trainer", "group"),),
+            consumers=(
+                ConsumerConfig(
+                    "trainer", "group", max_deliveries=2, staleness=Staleness(max_lag=4)
+                ),
+            ),
+            pacing=Pacing(consumer="trainer", max_staleness=3, batch_size=2),
             advantage=AdvantageConfig("grpo", {"reward_clip": 1.0, "advantage_clip": 0.5}),
         )
         client.get_stats()  # Tried again until the server is up, as only idempotent calls are.
         client.create_buffer(config)
-        for number in range(2):
+        for number in (10, 11):
             _make_traffic(client, number)
             _wait_for_scrape(addresses, after=time.time())
         yield addresses
@@ -137,15 +144,15 @@ def test_no_label_holds_an_identity(monitored: Monitored) -> None:
 
 
 def _make_traffic(client: Client, number: int) -> None:
-    """Do everything that the server counts: use policy version `number`, then publish the next."""
+    """Do what the server counts: use policy version `number`, then publish the next."""
     client.publish_policy_version(number, buffer=BUFFER)
     groups = [
         [
-            # The last group's rewards are equal, which is counted.
+            # One group's rewards are equal, which is counted.
             _experience(f"task-{number}-{g}", run, number, reward=1.0 if g == 2 else None)
             for run in range(2)
         ]
-        for g in range(3)
+        for g in range(4)
     ]
     for group in groups:
         assert client.push(group, buffer=BUFFER).num_stored == 2
@@ -155,14 +162,19 @@ def _make_traffic(client: Client, number: int) -> None:
     aborted = _experience(f"task-{number}-aborted", 0, number)
     client.push([aborted], buffer=BUFFER)
     assert client.drop_group(aborted.eid.tid, buffer=BUFFER, reason="aborted") == 1
+    # Versions behind the window, and tasks that could only become so.
+    client.push([_experience(f"task-{number}-old", run, 1) for run in range(2)], buffer=BUFFER)
+    keys = [_experience(f"task-{number}-new-{g}", 0, number).eid.tid for g in range(13)]
+    assert client.reserve_groups(keys, buffer=BUFFER, ttl_seconds=0.001).reason
     client.publish_policy_version(number + 1, buffer=BUFFER)
 
     taken = client.sample(2, buffer=BUFFER, timeout=30.0)
     assert len(taken) == 4
     taken.ack()
-    client.sample(1, buffer=BUFFER, timeout=30.0).nack("given back")
+    for _ in range(2):  # Which quarantines the group.
+        client.sample(1, buffer=BUFFER, timeout=30.0).nack("given back")
     client.sample(1, buffer=BUFFER, timeout=30.0).ack()
-    missing = client.sample(1, buffer=BUFFER, timeout=0.0)
+    missing = client.sample(1, buffer=BUFFER, timeout=0.01)
     assert missing.shortfall
     with pytest.raises(NotFoundError):
         client.get("no such uid", buffer=BUFFER)

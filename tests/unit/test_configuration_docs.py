@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 
 from experience_buffer_server.advantages import ESTIMATORS, custom
+from experience_buffer_server.buffer_settings import AdvantageSettings, BufferSettings
 from experience_buffer_server.config import (
-    AdvantageSettings,
-    BufferSettings,
     ComputeSection,
-    ConsumerSettings,
     ServerSection,
     Settings,
     StoreSection,
     load_settings,
+)
+from experience_buffer_server.consumer_settings import (
+    ConsumerSettings,
+    LimiterSettings,
+    PacingSettings,
+    SelectorSettings,
+    StalenessSettings,
 )
 from experience_buffer_server.estimators import EstimatorSettings
 
@@ -29,6 +35,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "`[compute]`": ComputeSection,
     "`[buffers.NAME]`": BufferSettings,
     "`[[buffers.NAME.consumers]]`": ConsumerSettings,
+    "`[buffers.NAME.consumers.selector]` and `[buffers.NAME.remover]`": SelectorSettings,
+    "`[buffers.NAME.consumers.limiter]`": LimiterSettings,
+    "`[buffers.NAME.consumers.staleness]`": StalenessSettings,
+    "`[buffers.NAME.pacing]`": PacingSettings,
     "`[buffers.NAME.advantage]`": AdvantageSettings,
     "`[estimators.NAME]`": EstimatorSettings,
 }
@@ -46,6 +56,13 @@ def _parsed(cell: str) -> object:
     return json.loads(cell.strip("`")) if cell else None
 
 
+def _tables(annotation: object) -> set[type[BaseModel]]:
+    """The settings' classes that an annotation mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {table for part in get_args(annotation) for table in _tables(part)}
+
+
 def _plain(value: object) -> object:
     """A default as the documentation writes it."""
     match value:
@@ -53,6 +70,9 @@ def _plain(value: object) -> object:
             return str(value)
         case AdvantageSettings():
             return value.model_dump(exclude_defaults=True)
+        case SelectorSettings():
+            assert value == SelectorSettings(kind=value.kind)
+            return value.kind
         case tuple():
             return [consumer.name for consumer in value]
         case _:
@@ -62,6 +82,18 @@ def _plain(value: object) -> object:
 def test_every_section_is_listed_here() -> None:
     top_level = {name.strip("`[]").split(".")[0] for name in SECTIONS}
     assert top_level == Settings.model_fields.keys()
+
+
+def test_every_table_of_a_buffer_is_listed_here() -> None:
+    """A table within a table, however it is optional, has its own section."""
+    pending: list[type[BaseModel]] = [BufferSettings]
+    seen = set[type[BaseModel]]()
+    while pending:
+        for field in pending.pop().model_fields.values():
+            tables = _tables(field.annotation) - seen
+            seen |= tables
+            pending += tables
+    assert seen <= set(SECTIONS.values())
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
@@ -89,7 +121,13 @@ def test_the_examples_load(tmp_path: Path) -> None:
     path.write_text(examples[0], encoding="utf-8")
     settings = load_settings(path)
     assert settings.buffers["math"].advantage.parameters == {"eps": 1e-4}
-    assert settings.buffers["math"].consumers[1].unit == "group"
+    trainer, evaluator = settings.buffers["math"].consumers
+    assert (trainer.unit, trainer.selector.kind) == ("group", "freshest")
+    assert (evaluator.selector.kind, evaluator.selector.exponent) == ("prioritized", 0.6)
+    pacing = settings.buffers["math"].pacing
+    assert trainer.staleness is not None
+    assert pacing is not None
+    assert (trainer.staleness.max_lag, pacing.max_staleness) == (4, 4)
     path.write_text(examples[1], encoding="utf-8")
     settings = load_settings(path)
     assert settings.buffers["math"].advantage.estimator in settings.estimators

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from experience_buffer_server.store.magnitudes import Magnitudes
+
 MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
 
@@ -78,6 +80,15 @@ class Record:
     """A tombstone's reason."""
     fields: int = 0
     """Which of an estimator's inputs it carries: one bit each, and one for being counted already."""
+    priority: float = 1.0
+    """At least 0: as pushed, or as updated since."""
+    version: int = 0
+    """The number, of those that `seq` counts, given with the last update of its priority; 0: none."""
+
+    @property
+    def generation(self) -> int:
+        """Changes with every update of the priority, and differs from that of any earlier push."""
+        return self.version or self.seq
 
     @property
     def tid(self) -> str:
@@ -129,6 +140,10 @@ class LeaseRow:
     state: Literal["open", "ending", "acked", "nacked", "expired"] = "open"
     """Never stored as "ending": that is an ack on its way to the disk."""
     num_experiences: int = 0
+    part_sizes: list[int] = field(default_factory=list)
+    """Of a lease that ranks share: how many of the units, in order, are each rank's."""
+    acked_parts: dict[int, int | None] = field(default_factory=dict)
+    """Ranks that have acknowledged their part of an open lease, with the training step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,9 +152,30 @@ class ProgressRow:
 
     seq: int
     acked: list[str] = field(default_factory=list)
-    """Consumers that have acknowledged it."""
+    """Consumers that have consumed it, or passed it over."""
     num_deliveries: dict[str, int] = field(default_factory=dict)
     """Deliveries per consumer that ended without an ack."""
+    times_sampled: dict[str, int] = field(default_factory=dict)
+    """Acknowledged deliveries per consumer."""
+    steps: dict[str, list[int]] = field(default_factory=dict)
+    """Training steps of the acks per consumer that can still be rewound."""
+    quarantined: dict[str, str] = field(default_factory=dict)
+    """Consumers that don't get it any more, and why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ConsumerRow:
+    """What is to be known of a consumer beyond single experiences."""
+
+    name: str
+    safe_step: int | None = None
+    """Its acks at or before it can't be rewound."""
+    last_step: int | None = None
+    """The highest step acknowledged, or rewound to."""
+    departed_inserts: int = 0
+    """Units that have left the buffer and still count as inserted for its limiter."""
+    departed_samples: int = 0
+    """Their deliveries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +203,9 @@ class BufferState:
     leases: list[LeaseRow]
     """By id."""
     progress: list[ProgressRow]
-    computed: set[int]
-    """Seqs that have an advantage row."""
+    consumers: list[ConsumerRow]
+    computed: Magnitudes
+    """Of the experiences that have an advantage row, by seq."""
 
 
 class WriteBatch(Protocol):
@@ -189,14 +226,20 @@ class WriteBatch(Protocol):
     def replace(self, buffer_id: int, record: Record, payload: bytes) -> None:
         """Replace an experience's record and payload; what was computed for it stays."""
 
+    def put_record(self, buffer_id: int, record: Record) -> None:
+        """Replace an experience's record; its payload stays."""
+
     def put_group(self, buffer_id: int, row: GroupRow) -> None:
         """Insert or replace a group's row."""
 
     def delete_group(self, buffer_id: int, group_id: int) -> None:
         """Remove a group's row."""
 
-    def put_advantages(self, buffer_id: int, row: AdvantageRow) -> None:
-        """Insert or replace what was computed for one experience."""
+    def put_advantages(self, buffer_id: int, row: AdvantageRow, *, magnitude: float = 0.0) -> None:
+        """Insert or replace what was computed for one experience.
+
+        `magnitude`, the mean of |advantage|, is what the start needs of it.
+        """
 
     def delete_advantages(self, buffer_id: int, seq: int) -> None:
         """Remove what was computed for one experience."""
@@ -209,6 +252,12 @@ class WriteBatch(Protocol):
 
     def put_progress(self, buffer_id: int, row: ProgressRow) -> None:
         """Insert or replace the consumers' progress with one experience."""
+
+    def put_consumer(self, buffer_id: int, row: ConsumerRow) -> None:
+        """Insert or replace what is to be known of a consumer."""
+
+    def delete_consumer(self, buffer_id: int, name: str) -> None:
+        """Forget a consumer that was removed."""
 
     def remove(self, buffer_id: int, record: Record) -> None:
         """Remove an experience: payload, record, advantages, progress."""

@@ -6,6 +6,7 @@ from experience_buffer_server.store import format as disk
 from experience_buffer_server.store.base import (
     AdvantageRow,
     BufferRow,
+    ConsumerRow,
     GroupRow,
     LeaseRow,
     ProgressRow,
@@ -62,6 +63,11 @@ class LmdbWriteBatch:
         """Replace an experience's record and payload."""
         self.append(buffer_id, record, payload)
 
+    def put_record(self, buffer_id: int, record: Record) -> None:
+        """Replace an experience's record."""
+        value = disk.encode_record(record, self._pack)
+        self._put(Table.RECORDS, disk.numbered_key(buffer_id, record.seq), value)
+
     def put_group(self, buffer_id: int, row: GroupRow) -> None:
         """Insert or replace a group's row."""
         value = disk.encode_group(row, self._pack)
@@ -71,14 +77,17 @@ class LmdbWriteBatch:
         """Remove a group's row."""
         self._put(Table.GROUPS, disk.numbered_key(buffer_id, group_id), None)
 
-    def put_advantages(self, buffer_id: int, row: AdvantageRow) -> None:
+    def put_advantages(self, buffer_id: int, row: AdvantageRow, *, magnitude: float = 0.0) -> None:
         """Insert or replace what was computed for one experience."""
-        value = disk.encode_advantages(row, self._pack)
-        self._put(Table.ADVANTAGES, disk.numbered_key(buffer_id, row.seq), value)
+        key = disk.numbered_key(buffer_id, row.seq)
+        self._put(Table.ADVANTAGES, key, disk.encode_advantages(row, self._pack))
+        self._put(Table.MAGNITUDES, key, disk.encode_magnitude(magnitude))
 
     def delete_advantages(self, buffer_id: int, seq: int) -> None:
         """Remove what was computed for one experience."""
-        self._put(Table.ADVANTAGES, disk.numbered_key(buffer_id, seq), None)
+        key = disk.numbered_key(buffer_id, seq)
+        self._put(Table.ADVANTAGES, key, None)
+        self._put(Table.MAGNITUDES, key, None)
 
     def put_lease(self, buffer_id: int, row: LeaseRow) -> None:
         """Insert or replace a lease."""
@@ -94,12 +103,21 @@ class LmdbWriteBatch:
         value = disk.encode_progress(row, self._pack)
         self._put(Table.PROGRESS, disk.numbered_key(buffer_id, row.seq), value)
 
+    def put_consumer(self, buffer_id: int, row: ConsumerRow) -> None:
+        """Insert or replace what is to be known of a consumer."""
+        value = disk.encode_consumer(row, self._pack)
+        self._put(Table.CONSUMERS, disk.named_key(buffer_id, row.name), value)
+
+    def delete_consumer(self, buffer_id: int, name: str) -> None:
+        """Forget a consumer that was removed."""
+        self._put(Table.CONSUMERS, disk.named_key(buffer_id, name), None)
+
     def remove(self, buffer_id: int, record: Record) -> None:
         """Remove an experience: payload, record, advantages, progress."""
         if not record.tombstone:
             self._put(Table.PAYLOADS, disk.payload_key(buffer_id, record.uid), None)
         key = disk.numbered_key(buffer_id, record.seq)
-        for table in (Table.RECORDS, Table.ADVANTAGES, Table.PROGRESS):
+        for table in (Table.RECORDS, Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS):
             self._put(table, key, None)
 
     def remember(self, buffer_id: int, kind: str, key: str, value: bytes, time: float) -> None:

@@ -19,10 +19,13 @@ from experience_buffer_server.store.base import (
     BufferRow,
     BufferState,
     DamagedRecordError,
+    Record,
     StoreFailedError,
     StoreFormatError,
 )
 from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.interning import Interner
+from experience_buffer_server.store.magnitudes import Magnitudes
 
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
@@ -156,37 +159,40 @@ class LmdbReader:
         prefix = disk.buffer_key(row.id)
         return BufferState(
             row=row,
-            records=self._rows(Table.RECORDS, prefix, disk.decode_record),
+            records=self._rows(Table.RECORDS, prefix, _record_decoder()),
             groups=self._rows(Table.GROUPS, prefix, disk.decode_group),
             leases=self._rows(Table.LEASES, prefix, disk.decode_lease),
             progress=self._rows(Table.PROGRESS, prefix, disk.decode_progress),
+            consumers=self._rows(Table.CONSUMERS, prefix, disk.decode_consumer),
             computed=self._computed(prefix),
         )
 
     def _rows(self, table: Table, prefix: bytes, decode: Callable[[bytes], _Row]) -> list[_Row]:
         rows: list[_Row] = []
-        with self._transaction() as txn, txn.cursor(self._tables[table]) as cursor:
-            if not cursor.set_range(prefix):
-                return rows
-            for key, value in cursor.iternext():
-                if not key.startswith(prefix):
-                    break
-                try:
-                    rows.append(decode(value))
-                except _DECODE_ERRORS as error:
-                    self._note_damage(table, key, error)
+        for key, value in self._items(table, prefix):
+            try:
+                rows.append(decode(value))
+            except _DECODE_ERRORS as error:
+                self._note_damage(table, key, error)
         return rows
 
-    def _computed(self, prefix: bytes) -> set[int]:
-        seqs: set[int] = set()
-        with self._transaction() as txn, txn.cursor(self._tables[Table.ADVANTAGES]) as cursor:
+    def _computed(self, prefix: bytes) -> Magnitudes:
+        computed = Magnitudes()
+        for key, value in self._items(Table.MAGNITUDES, prefix):
+            try:
+                computed.append(disk.number_of(key), disk.decode_magnitude(value))
+            except _DECODE_ERRORS as error:
+                self._note_damage(Table.MAGNITUDES, key, error)
+        return computed
+
+    def _items(self, table: Table, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with self._transaction() as txn, txn.cursor(self._tables[table]) as cursor:
             if not cursor.set_range(prefix):
-                return seqs
-            for key in cursor.iternext(keys=True, values=False):
+                return
+            for key, value in cursor.iternext():
                 if not key.startswith(prefix):
-                    break
-                seqs.add(disk.number_of(key))
-        return seqs
+                    return
+                yield key, value
 
     def _note_damage(self, table: Table, key: bytes, error: Exception) -> None:
         name = _row_name(table, key)
@@ -223,7 +229,23 @@ def _decode(
         raise DamagedRecordError(f"{_row_name(table, key)} can't be read back: {error}") from error
 
 
+def _record_decoder() -> Callable[[bytes], Record]:
+    """Decode records that share equal values; they are read in the order in which they came."""
+    interner = Interner()
+
+    def decode(value: bytes) -> Record:
+        record = disk.decode_record(value)
+        interner.intern(record)
+        return record
+
+    return decode
+
+
 def _row_name(table: Table, key: bytes) -> str:
     buffer_id = int.from_bytes(key[:4], "big")
-    rest = f" row {disk.number_of(key)}" if len(key) == 12 else ""
+    rest = ""
+    if table is Table.CONSUMERS:
+        rest = f" row {key[4:].decode(errors='replace')!r}"
+    elif len(key) == 12:
+        rest = f" row {disk.number_of(key)}"
     return f"{table.disk_name.decode()}: buffer {buffer_id}{rest}"

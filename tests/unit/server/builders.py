@@ -12,9 +12,10 @@ import torch
 
 from experience_buffer import EID, Experience, trxp
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import BufferSettings, ComputeSection, ServerSection
-from experience_buffer_server.delivery import Want
+from experience_buffer_server.config import ComputeSection, ServerSection
+from experience_buffer_server.consumers import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.restore import restore

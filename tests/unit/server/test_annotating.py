@@ -53,7 +53,7 @@ async def settle(buffer: Buffer) -> None:
 
 
 async def take(buffer: Buffer, consumer: str) -> int:
-    lease, _ = await buffer.sample(consumer, want(1), asyncio.Event())
+    lease, _ = await buffer.desk.sample(consumer, want(1), asyncio.Event())
     return 0 if lease is None else lease.id
 
 
@@ -153,7 +153,7 @@ async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 0)) == [2.0] * NUM_RESPONSE
     assert advantages(world, buffer, uid(1, 1)) == [-2.0] * NUM_RESPONSE
-    assert len(buffer.delivery.consumers["trainer"].queue) == 2
+    assert len(buffer.delivery.consumers["trainer"].ready) == 2
     entry = buffer.contents.by_uid(uid(1, 0))
     assert entry is not None
     assert entry.record.reward == 3.0
@@ -185,7 +185,7 @@ async def test_what_was_delivered_is_not_changed_behind_the_trainer(world: World
         reason, message = await annotate(buffer, uid(1, member), reward=3.0)
         assert reason is AnnotateReason.DELIVERED
         assert "raw = true" in message
-    await buffer.leasing.ack(lease_id)
+    await buffer.desk.ack(lease_id)
     reason, _ = await annotate(buffer, uid(1, 1), reward=3.0)
     assert reason is AnnotateReason.DELIVERED
     fresh = await world.restart(buffer)
@@ -203,7 +203,7 @@ async def test_a_raw_consumer_gets_what_waits_and_may_annotate_what_it_holds(wor
     for member in (0, 1):
         lease_id = await take(buffer, "critic")
         assert await annotate(buffer, uid(1, member), tensors=values()) == (None, "")
-        await buffer.leasing.ack(lease_id)
+        await buffer.desk.ack(lease_id)
     await settle(buffer)
     assert not await take(buffer, "critic")
     assert await take(buffer, "actor")

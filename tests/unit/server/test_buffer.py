@@ -13,7 +13,7 @@ import torch
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.ingest import Push
 from tests.unit.server.builders import World, experience, payload, push, settings, uid, want
 
@@ -27,13 +27,13 @@ async def outcomes(buffer: Buffer, request: Push) -> list[str]:
 
 async def take(buffer: Buffer, consumer: str, count: int = 1, **changes: float) -> int:
     """Lease units at once; the lease's id, 0 when there is nothing."""
-    lease, _ = await buffer.sample(consumer, want(count, **changes), asyncio.Event())
+    lease, _ = await buffer.desk.sample(consumer, want(count, **changes), asyncio.Event())
     return 0 if lease is None else lease.id
 
 
 def counters(buffer: Buffer, consumer: str) -> tuple[int, int, int]:
     found = buffer.delivery.consumers[consumer]
-    return len(found.queue), found.num_leased, found.num_leased_experiences
+    return len(found.ready), found.num_leased, found.num_leased_experiences
 
 
 async def settle(buffer: Buffer) -> None:
@@ -73,7 +73,7 @@ async def test_a_group_closed_behind_a_failed_push_is_open_again(small: World) -
     assert buffer.grouping.describe().startswith("1 groups incomplete; oldest open group '2/1'")
     assert await take(buffer, "critic") == 0
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
-    lease, _ = await buffer.sample("critic", want(1), asyncio.Event())
+    lease, _ = await buffer.desk.sample("critic", want(1), asyncio.Event())
     assert lease is not None
     assert len(lease.units[0].seqs) == 2
 
@@ -121,12 +121,12 @@ async def test_acks_at_the_same_time_end_a_lease_once(world: World) -> None:
     buffer = await world.create()
     await buffer.ingest.push(push((1, 0), (1, 1)))
     lease_id = await take(buffer, "trainer", 2)
-    acks = [buffer.leasing.ack(lease_id) for _ in range(3)]
+    acks = [buffer.desk.ack(lease_id) for _ in range(3)]
     expiring = time.time() + 1000
     results = asyncio.gather(*acks)
     await asyncio.sleep(0)
     buffer.tick(expiring)
-    assert await results == [2, 2, 2]
+    assert [lease.num_experiences for lease in await results] == [2, 2, 2]
     assert counters(buffer, "trainer") == (0, 0, 0)
     assert len(buffer.contents) == len(buffer.contents.groups) == 0
 
@@ -141,7 +141,7 @@ async def test_a_dropped_group_waits_for_its_leases(world: World) -> None:
     buffer = world.reload(buffer)
     await buffer.drain()
     assert counters(buffer, "actor") == counters(buffer, "judge") == (0, 1, 1)
-    await buffer.leasing.ack(first)
+    await buffer.desk.ack(first)
     assert len(buffer.contents) == 1
     await buffer.leasing.nack(second, reason="done")
     await buffer.drain()
@@ -166,11 +166,11 @@ async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> Non
     buffer = await world.create(group_size=2, consumers=BOTH)
     await buffer.ingest.push(push((1, 0), (1, 1)))
     ending, _held = await take(buffer, "actor"), await take(buffer, "actor")
-    ack = asyncio.ensure_future(buffer.leasing.ack(ending))
+    ack = asyncio.ensure_future(buffer.desk.ack(ending))
     await asyncio.sleep(0)
     unit = {"name": "actor", "unit": "group"}
     buffer.change_settings(settings(group_size=2, consumers=[unit, BOTH[1]]))
-    assert await ack == 1
+    assert (await ack).num_experiences == 1
     await buffer.drain()
     assert counters(buffer, "actor") == (1, 0, 0)
     assert await take(buffer, "actor")
@@ -181,7 +181,7 @@ async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) ->
     """What has left with the ack isn't offered to who comes before the commit ends."""
     buffer = await world.create()
     await buffer.ingest.push(push((1, 0)))
-    ack = asyncio.ensure_future(buffer.leasing.ack(await take(buffer, "trainer")))
+    ack = asyncio.ensure_future(buffer.desk.ack(await take(buffer, "trainer")))
     await asyncio.sleep(0)
     buffer.change_settings(settings(consumers=["trainer", "late"]))
     await ack
@@ -192,7 +192,7 @@ async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) ->
 async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
     await buffer.ingest.push(push((1, 0)))
-    await buffer.leasing.ack(await take(buffer, "actor"))
+    await buffer.desk.ack(await take(buffer, "actor"))
     waiting = asyncio.ensure_future(take(buffer, "actor", 1, timeout_seconds=60.0))
     await asyncio.sleep(0)
     buffer.change_settings(settings(consumers=["actor"]))
@@ -207,11 +207,11 @@ async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> N
 async def test_members_consumed_early_count_towards_their_group(world: World) -> None:
     buffer = await world.create(group_size=3)
     await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.leasing.ack(await take(buffer, "trainer", 2))
+    await buffer.desk.ack(await take(buffer, "trainer", 2))
     buffer = world.reload(buffer)
     assert "2 of 3" in buffer.grouping.describe()
     assert await outcomes(buffer, push((1, 2), (1, 3))) == ["stored", "refused"]
-    await buffer.leasing.ack(await take(buffer, "trainer", 2))
+    await buffer.desk.ack(await take(buffer, "trainer", 2))
     assert len(buffer.contents.groups) == 0
     assert await outcomes(buffer, push((1, 4))) == ["refused"]
 
@@ -219,7 +219,7 @@ async def test_members_consumed_early_count_towards_their_group(world: World) ->
 async def test_groups_without_a_size_leave_nothing_behind(world: World) -> None:
     buffer = await world.create()
     await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.leasing.ack(await take(buffer, "trainer", 2))
+    await buffer.desk.ack(await take(buffer, "trainer", 2))
     assert len(buffer.contents.groups) == 0
     (state,) = world.store.load()
     assert state.groups == []
@@ -233,7 +233,7 @@ async def test_two_groups_under_one_key(world: World) -> None:
     assert counters(buffer, "critic") == (1, 1, 2)
     buffer = world.reload(buffer)
     assert counters(buffer, "critic") == (1, 1, 2)
-    await buffer.leasing.ack(old)
+    await buffer.desk.ack(old)
     assert await outcomes(buffer, push((1, 4))) == ["stored"]
     assert len(buffer.contents.groups) == 2
 
@@ -249,7 +249,7 @@ async def test_partial_batches_go_to_who_waited_longest(world: World) -> None:
 async def test_an_explanation_names_what_is_missing(world: World) -> None:
     buffer = await world.create(group_size=5, consumers=GROUPS)
     await buffer.ingest.push(push((1, 0), (1, 1)))
-    _, why = await buffer.sample("critic", want(3), asyncio.Event())
+    _, why = await buffer.desk.sample("critic", want(3), asyncio.Event())
     assert "0 ready of 3 groups; 1 groups incomplete; oldest open group '2/1' has 2 of 5" in why
 
 
@@ -277,7 +277,7 @@ async def test_a_cancelled_delete_still_happens_and_offers_nothing_that_goes(wor
 async def test_consumed_uids_are_forgotten_after_the_horizon(world: World) -> None:
     buffer = await world.create(duplicate_horizon_seconds=300.0)
     await buffer.ingest.push(push((1, 0)))
-    await buffer.leasing.ack(await take(buffer, "trainer"))
+    await buffer.desk.ack(await take(buffer, "trainer"))
     buffer.tick(time.time() + 200)
     await buffer.drain()
     assert await outcomes(buffer, push((1, 0))) == ["duplicate"]
@@ -315,7 +315,7 @@ async def test_a_member_deleted_while_its_group_is_computed(world: World, num_st
         await asyncio.sleep(0)
     await buffer.removal.delete([entry for entry in buffer.contents if entry.record.run == 1])
     await settle(buffer)
-    lease, why = await buffer.sample("critic", want(1), asyncio.Event())
+    lease, why = await buffer.desk.sample("critic", want(1), asyncio.Event())
     assert lease is not None, why
     rows = world.store.advantages(buffer.id, lease.units[0].seqs)
     assert [None if row is None else len(row.advantages) for row in rows] == [28, 28]

@@ -41,7 +41,7 @@ async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) ->
     await until(lambda: len(child._unanswered) == 2)
     os.kill(child.pid, signal.SIGKILL)
     await until(lambda: not buffer.computing.num_jobs)
-    assert len(buffer.delivery.consumers["trainer"].queue) == 10
+    assert len(buffer.delivery.consumers["trainer"].ready) == 10
     assert not any(entry.quarantine for entry in buffer.contents)
 
 
@@ -55,7 +55,7 @@ async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: 
     world.computer._settings = ComputeSection()
     await until(lambda: not buffer.computing.num_jobs)
     assert not any(entry.quarantine for entry in buffer.contents)
-    assert len(buffer.delivery.consumers["trainer"].queue) == 2
+    assert len(buffer.delivery.consumers["trainer"].ready) == 2
 
 
 async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
@@ -72,7 +72,7 @@ async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
     await until(lambda: not buffer.computing.num_jobs)
     quarantined = [entry.record.tid for entry in buffer.contents if entry.quarantine]
     assert quarantined == ["2/1", "2/1"]
-    assert len(buffer.delivery.consumers["trainer"].queue) == 4
+    assert len(buffer.delivery.consumers["trainer"].ready) == 4
 
 
 async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World) -> None:

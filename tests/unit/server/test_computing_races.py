@@ -159,7 +159,7 @@ async def test_nobody_leases_what_leaves_at_a_deadline(world: World) -> None:
     await buffer.ingest.push(pushed((1, 0), reward=None))
     await buffer.ingest.push(pushed((1, 1)))
     buffer.grouping.expire(time.time() + 61)
-    lease, _ = await buffer.sample("critic", want(2), asyncio.Event())
+    lease, _ = await buffer.desk.sample("critic", want(2), asyncio.Event())
     assert lease is not None
     assert [unit.seqs for unit in lease.units] == [(2,)]
     await settle(buffer)

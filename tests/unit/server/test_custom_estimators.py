@@ -16,9 +16,9 @@ import pytest
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer_server import registry
 from experience_buffer_server.advantages import custom
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import (
-    BufferSettings,
     ComputeSection,
     ConfigurationError,
     Settings,

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from experience_buffer import errors
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from tests.unit.server.builders import World, eid, push, uid, want
 from tests.unit.server.delivery_model import SIZE, Model
 
@@ -121,7 +121,7 @@ class Histories(RuleBasedStateMachine):
         if consumer not in self.model.consumers:
             return
         expected = self.model.ready(consumer)[:count]
-        lease, why = self.run(self.buffer.sample(consumer, want(count), asyncio.Event()))
+        lease, why = self.run(self.buffer.desk.sample(consumer, want(count), asyncio.Event()))
         assert bool(why) == (len(expected) < count)
         assert (lease is None) == (not expected)
         if lease is not None:
@@ -143,10 +143,10 @@ class Histories(RuleBasedStateMachine):
     def ack_again(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.model.ended)))
         if self.model.ended[lease_id] == "acked":
-            self.run(self.buffer.leasing.ack(lease_id))
+            self.run(self.buffer.desk.ack(lease_id))
         else:
             with pytest.raises(errors.LeaseNotFoundError):
-                self.run(self.buffer.leasing.ack(lease_id))
+                self.run(self.buffer.desk.ack(lease_id))
 
     @rule()
     def let_time_pass(self) -> None:
@@ -217,8 +217,8 @@ class Histories(RuleBasedStateMachine):
         assert set(self.buffer.delivery.consumers) == set(self.model.consumers)
         for name, consumer in self.buffer.delivery.consumers.items():
             held = {i: units for i, (who, units) in self.model.leases.items() if who == name}
-            assert len(consumer.queue) == len(self.model.ready(name))
-            assert consumer.leases == set(held)
+            assert len(consumer.ready) == len(self.model.ready(name))
+            assert set(consumer.leases) == set(held)
             assert consumer.num_leased == sum(map(len, held.values()))
             assert consumer.num_leased_experiences == sum(
                 len(unit) for units in held.values() for unit in units

@@ -11,8 +11,8 @@ import torch
 from experience_buffer import trxp
 from experience_buffer_server import advantages
 from experience_buffer_server.admission import Candidate, Reason, Refusal, admit
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute_worker import experience_input
-from experience_buffer_server.config import BufferSettings
 from experience_buffer_server.inputs import (
     explain_missing,
     fits_float32,

@@ -15,9 +15,9 @@ from tests.unit.server.builders import World, eid, experience, push, want
 async def test_members_on_their_way_out_count_once(world: World) -> None:
     buffer = await world.create(group_size=4)
     await buffer.ingest.push(push((1, 0), (1, 1)))
-    lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
+    lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
     assert lease is not None
-    _, third = await asyncio.gather(buffer.leasing.ack(lease.id), buffer.ingest.push(push((1, 2))))
+    _, third = await asyncio.gather(buffer.desk.ack(lease.id), buffer.ingest.push(push((1, 2))))
     fourth = await buffer.ingest.push(push((1, 3)))
     assert [outcome.status for outcome in (*third, *fourth)] == [PushStatus.STORED] * 2
     (late,) = await buffer.ingest.push(push((1, 4)))
@@ -40,7 +40,7 @@ async def test_nothing_that_is_leased_is_deleted(world: World) -> None:
     for sample_first in (True, False):
         buffer = await world.create(1 + sample_first)
         await buffer.ingest.push(push((1, 0)))
-        sample = buffer.sample("trainer", want(1), asyncio.Event())
+        sample = buffer.desk.sample("trainer", want(1), asyncio.Event())
         delete = buffer.removal.delete(list(buffer.contents))
         if sample_first:
             (lease, _), (held, num_deleted) = await asyncio.gather(sample, delete)

@@ -7,43 +7,14 @@ import json
 import logging
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from experience_buffer import errors
 from experience_buffer_server.config import Settings
 from experience_buffer_server.gauges import Gauges
 from experience_buffer_server.logs import JsonFormatter
 from experience_buffer_server.registry import Registry
-from experience_buffer_server.sampling.queue import ReadyQueue, Unit
 from experience_buffer_server.stats import buffer_stats
 from tests.unit.server.builders import World, push, settings
-
-
-@given(st.lists(st.tuples(st.sampled_from("pdt"), st.integers(1, 9)), max_size=300))
-def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int]]) -> None:
-    queue, model = ReadyQueue(), dict[int, Unit]()
-    for verb, number in steps:
-        if verb == "p" and number not in model:
-            model[number] = Unit((number, number + 100), num_bytes=1)
-            queue.push(model[number])
-        elif verb == "d" and number in model:
-            queue.discard(model.pop(number))
-        elif verb == "t":
-            taken = [unit.order for unit in queue.take(number, 1 << 40)]
-            assert taken == sorted(model)[:number]
-            for order in taken:
-                assert not model.pop(order).waiting
-        assert len(queue) == len(model)
-        assert all(unit.waiting for unit in model.values())
-
-
-def test_a_batch_ends_before_it_grows_too_large() -> None:
-    queue = ReadyQueue()
-    for order, num_bytes in ((1, 50), (2, 7), (3, 5), (4, 2)):
-        queue.push(Unit((order,), num_bytes))
-    taken = [[unit.order for unit in queue.take(9, 13)] for _ in range(3)]
-    assert taken == [[1], [2, 3], [4]]
 
 
 async def test_buffers_are_created_changed_and_deleted(world: World) -> None:

@@ -13,7 +13,8 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.config import Settings
 from experience_buffer_server.registry import Registry
-from experience_buffer_server.streams import PushSession, SampleSession
+from experience_buffer_server.sample_stream import SampleSession
+from experience_buffer_server.streams import PushSession
 from tests.unit.server.builders import World, payload, push, settings
 
 Request = service_pb2.SampleStreamRequest
@@ -93,13 +94,13 @@ async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend:
     said = [opening(), Request(credits=20)]
     stream = SampleSession(backend, saying(said, asyncio.Event())).responses()
     lease_id = (await anext(stream)).frame.lease.id
-    await buffer.leasing.ack(lease_id)
+    await buffer.desk.ack(lease_id)
     await stream.aclose()  # type: ignore[attr-defined]
     await buffer.drain()
     for _ in range(5):
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
-    assert len(buffer.delivery.consumers["trainer"].queue) == 19
+    assert len(buffer.delivery.consumers["trainer"].ready) == 19
     assert len(buffer.leasing.table) == 0
 
 
@@ -109,7 +110,7 @@ async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
     said = [opening(), Request(credits=1)]
     first = SampleSession(backend, saying(said, asyncio.Event())).responses()
     lease_id = (await anext(first)).frame.lease.id
-    ack = Request(ack=service_pb2.LeaseIds(ids=[lease_id, 999]))
+    ack = Request(ack=service_pb2.AckLeases(ids=[lease_id, 999]))
     answers = SampleSession(backend, saying([opening(), ack])).responses()
     results = [answer.lease_result async for answer in answers]
     assert [(r.lease_id, r.error.code) for r in results] == [(lease_id, 0), (999, 5)]
@@ -127,6 +128,6 @@ async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Bac
     with pytest.raises(errors.ConsumerNotFoundError):
         await asyncio.wait_for(anext(stream), 10)
     with pytest.raises(errors.LeaseNotFoundError):
-        await buffer.leasing.ack(lease_id)
+        await buffer.desk.ack(lease_id)
     await buffer.drain()
     assert list(backend.store.load()) == []

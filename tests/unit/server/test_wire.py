@@ -8,9 +8,9 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer_server import wire
+from experience_buffer_server import wire, wire_config
 from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.config import BufferSettings
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.struct_values import MAX_DEPTH
 from tests.unit.server.builders import World
 
@@ -24,7 +24,30 @@ FULL: dict[str, Any] = {
     "on_bad_reward": "tombstone",
     "on_missing_field": "wait",
     "consumers": [
-        {"name": "actor", "unit": "item"},
+        {
+            "name": "actor",
+            "selector": {"kind": "max", "key": "reward", "exponent": 0.25, "decay": 0.75, "seed": 3},
+            "replay": True,
+            "max_times_sampled": 5,
+            "with_replacement": True,
+            "limiter": {
+                "min_size": 7,
+                "samples_per_insert": 2.5,
+                "min_diff": -11.5,
+                "max_diff": 31.5,
+                "max_ahead_bytes": 2**41,
+            },
+            "staleness": {
+                "max_lag": 2,
+                "max_version_span": 3,
+                "max_age_seconds": 19.5,
+                "on_stale": "mark",
+            },
+            "max_deliveries": 13,
+            "max_leased_experiences": 17,
+            "max_leased_bytes": 2**42,
+            "retain_steps": 23,
+        },
         {"name": "critic", "unit": "group", "raw": True},
     ],
     "advantage": {"estimator": "gae", "gamma": 0.75, "lam": 0.5},
@@ -32,8 +55,20 @@ FULL: dict[str, Any] = {
     "max_items": 2**40 + 11,
     "max_bytes": 2**50 + 13,
     "duplicate_horizon_seconds": 17.5,
+    "on_full": "evict",
+    "remover": {"kind": "staleness", "decay": 0.125},
+    "on_future_version": "refuse",
+    "pacing": {"consumer": "critic", "max_staleness": 2, "batch_size": 5, "max_running": 29},
 }
-ENUMS = ["group_by", "on_group_deadline", "late_members", "on_bad_reward", "on_missing_field"]
+ENUMS = [
+    "group_by",
+    "on_group_deadline",
+    "late_members",
+    "on_bad_reward",
+    "on_missing_field",
+    "on_full",
+    "on_future_version",
+]
 
 
 async def test_every_setting_survives_the_wire(world: World) -> None:
@@ -42,16 +77,16 @@ async def test_every_setting_survives_the_wire(world: World) -> None:
     assert all(FULL[key] != defaults[key] for key in FULL)
     buffer = await world.create(**FULL)
     message = config_pb2.BufferConfig.FromString(
-        wire.buffer_message(buffer).config.SerializeToString()
+        wire_config.buffer_message(buffer).config.SerializeToString()
     )
     assert message.name == buffer.name
-    assert wire.settings_from(message) == buffer.settings
+    assert wire_config.settings_from(message) == buffer.settings
 
 
 def test_fields_that_are_not_set_take_the_defaults() -> None:
-    assert wire.settings_from(config_pb2.BufferConfig(name="x")) == BufferSettings()
+    assert wire_config.settings_from(config_pb2.BufferConfig(name="x")) == BufferSettings()
     unspecified = config_pb2.BufferConfig(group_by=config_pb2.GROUP_BY_UNSPECIFIED)
-    assert wire.settings_from(unspecified) == BufferSettings()
+    assert wire_config.settings_from(unspecified) == BufferSettings()
 
 
 @pytest.mark.parametrize("field", ENUMS)
@@ -62,25 +97,25 @@ def test_every_named_value_is_known_and_others_are_refused(field: str) -> None:
     for number in sorted(values)[1:]:
         config = config_pb2.BufferConfig(group_deadline_seconds=1.0)
         setattr(config, field, number)
-        word = getattr(wire.settings_from(config), field)
+        word = getattr(wire_config.settings_from(config), field)
         assert values[number].name.endswith(word.upper())
     config = config_pb2.BufferConfig()
     setattr(config, field, 41)
     with pytest.raises(errors.InvalidRequestError, match=rf"{field}: Input should be .*'41'"):
-        wire.settings_from(config)
+        wire_config.settings_from(config)
 
 
 def test_an_unknown_unit_is_refused() -> None:
     config = config_pb2.BufferConfig(consumers=[{"name": "a", "unit": 43}])  # type: ignore[list-item]
     with pytest.raises(errors.InvalidRequestError, match=r"consumers\.0\.unit: .*'43'"):
-        wire.settings_from(config)
+        wire_config.settings_from(config)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
 def test_durations_that_could_not_be_stored_are_refused(value: float) -> None:
     config = config_pb2.BufferConfig(duplicate_horizon_seconds=value)
     with pytest.raises(errors.InvalidRequestError, match="duplicate_horizon_seconds"):
-        wire.settings_from(config)
+        wire_config.settings_from(config)
 
 
 def test_bounds_of_sizes_are_checked() -> None:
@@ -88,18 +123,18 @@ def test_bounds_of_sizes_are_checked() -> None:
         config = config_pb2.BufferConfig()
         setattr(config, field, 2**64 - 1)
         with pytest.raises(errors.InvalidRequestError, match=field):
-            wire.settings_from(config)
+            wire_config.settings_from(config)
 
 
 def test_an_update_names_its_fields() -> None:
     request = service_pb2.UpdateBufferRequest(config=config_pb2.BufferConfig(group_size=7))
     with pytest.raises(errors.InvalidRequestError, match="must name at least one of"):
-        wire.changes_from(request)
+        wire_config.changes_from(request)
     request.update_mask.paths.extend(["group_size", "lease_seconds"])
-    assert wire.changes_from(request) == {"group_size": 7, "lease_seconds": 600.0}
+    assert wire_config.changes_from(request) == {"group_size": 7, "lease_seconds": 600.0}
     request.update_mask.paths.append("name")
     with pytest.raises(errors.InvalidRequestError, match="'name'"):
-        wire.changes_from(request)
+        wire_config.changes_from(request)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, [1.0]])
@@ -107,7 +142,7 @@ def test_parameters_that_are_no_parameters_are_named(value: Any) -> None:
     config = config_pb2.BufferConfig(advantage=config_pb2.AdvantageConfig(estimator="grpo"))
     config.advantage.parameters["eps"] = value
     with pytest.raises(errors.InvalidRequestError, match="eps"):
-        wire.settings_from(config)
+        wire_config.settings_from(config)
 
 
 def test_an_annotation_s_entries_are_plain_data() -> None:

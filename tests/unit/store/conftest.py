@@ -36,6 +36,9 @@ def make_record() -> MakeRecord:
             "max_version": 29,
             "push_time": 31.5,
             "note": "",
+            "fields": 79,
+            "priority": 8.3,
+            "version": 89,
         }
         return Record(**(values | changes))
 

@@ -19,7 +19,7 @@ from experience_buffer_server.store import (
     StoreFailedError,
     StoreFormatError,
 )
-from experience_buffer_server.store.format import FORMAT_KEY, MAGIC
+from experience_buffer_server.store.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -60,7 +60,9 @@ async def test_another_format_version_is_refused(open_store: OpenStore, path: Pa
         meta = env.open_db(b"meta")
         with env.begin(write=True) as txn:
             txn.put(FORMAT_KEY, MAGIC + b"997", db=meta)
-    with pytest.raises(StoreFormatError, match=r"version 997, this server reads version 1"):
+    with pytest.raises(
+        StoreFormatError, match=f"version 997, this server reads version {FORMAT_VERSION}"
+    ):
         await open_store()
     with pytest.raises(StoreFormatError, match="version 997"):
         LmdbReader(path)

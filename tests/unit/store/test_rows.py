@@ -10,6 +10,7 @@ import pytest
 from experience_buffer_server.store import (
     AdvantageRow,
     BufferRow,
+    ConsumerRow,
     DamagedRecordError,
     GroupRow,
     LeaseRow,
@@ -18,7 +19,7 @@ from experience_buffer_server.store import (
     Record,
     StoreError,
 )
-from experience_buffer_server.store.format import numbered_key
+from experience_buffer_server.store.format import named_key, numbered_key
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -42,7 +43,14 @@ async def test_every_row_comes_back_after_a_restart(
         make_record(3, tombstone=True, note="timeout", payload_bytes=0),
     ]
     group = GroupRow(
-        id=43, key="3/math", size=47, open_time=53.5, closed="sealed", note="n", quarantined=True
+        id=43,
+        key="3/math",
+        size=47,
+        open_time=53.5,
+        closed="sealed",
+        note="n",
+        quarantined=True,
+        num_consumed=137,
     )
     lease = LeaseRow(
         id=59,
@@ -51,8 +59,27 @@ async def test_every_row_comes_back_after_a_restart(
         deadline=61.5,
         state="acked",
         num_experiences=67,
+        part_sizes=[1, 1],
+        acked_parts={0: 97, 1: None},
     )
-    progress = ProgressRow(seq=2, acked=["actor", "critic"], num_deliveries={"actor": 71})
+    progress = ProgressRow(
+        seq=2,
+        acked=["actor", "critic"],
+        num_deliveries={"actor": 71},
+        times_sampled={"critic": 101},
+        steps={"critic": [103, 107]},
+        quarantined={"actor": "it keeps dying"},
+    )
+    consumers = [
+        ConsumerRow(
+            name="actor",
+            safe_step=109,
+            last_step=113,
+            departed_inserts=127,
+            departed_samples=131,
+        ),
+        ConsumerRow(name="critic"),
+    ]
     advantage = AdvantageRow(
         seq=1, advantages=b"\0\1" * 4, returns=b"\2" * 8, details={"mean": 0.5, "sizes": {3: [1]}}
     )
@@ -62,7 +89,9 @@ async def test_every_row_comes_back_after_a_restart(
     batch.put_group(1, group)
     batch.put_lease(1, lease)
     batch.put_progress(1, progress)
-    batch.put_advantages(1, advantage)
+    for consumer in reversed(consumers):
+        batch.put_consumer(1, consumer)
+    batch.put_advantages(1, advantage, magnitude=0.73)
     batch.remember(1, "uid", "gone", b"digest", 73.5)
     await store.commit(batch)
     await store.close()
@@ -74,7 +103,8 @@ async def test_every_row_comes_back_after_a_restart(
     assert state.groups == [group]
     assert state.leases == [lease]
     assert state.progress == [progress]
-    assert state.computed == {1}
+    assert state.consumers == consumers
+    assert state.computed == {1: 0.73}
     assert store.damaged == []
     assert store.advantages(1, [2, 1]) == [None, advantage]
     assert store.recall(1, "uid", ["gone", "never"]) == [b"digest", None]
@@ -115,11 +145,70 @@ async def test_remove_takes_payload_record_advantages_and_progress(
     await store.commit(batch)
     (state,) = store.load()
     assert state.records == [kept]
-    assert state.computed == {2}
+    assert state.computed == {2: 0.0}
     assert [row.seq for row in state.progress] == [2]
     assert (state.groups, state.leases) == ([], [])
     assert store.payloads(1, [gone.uid]) == [None]
     assert store.payloads(1, [kept.uid]) != [None]
+
+
+async def test_put_record_keeps_payload_advantages_and_progress(
+    open_store: OpenStore, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    record, other = make_record(1), make_record(2)
+    await fill(store, buffer_row(1), [record, other])
+    advantage = AdvantageRow(seq=1, advantages=b"\1" * 4, returns=b"\2" * 4, details={})
+    batch = store.batch()
+    batch.put_advantages(1, advantage)
+    batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
+    await store.commit(batch)
+    batch = store.batch()
+    changed = make_record(1, priority=0.0, version=151)
+    batch.put_record(1, changed)
+    await store.commit(batch)
+    (state,) = store.load()
+    assert state.records == [changed, other]
+    assert [row.acked for row in state.progress] == [["actor"]]
+    assert store.payloads(1, [record.uid]) == [b"payload of " + record.uid.encode()]
+    assert store.advantages(1, [1]) == [advantage]
+
+
+async def test_put_advantages_again_replaces_them_and_their_magnitude(
+    open_store: OpenStore, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    await fill(store, buffer_row(1), [make_record(seq) for seq in (1, 2, 3)])
+    for number in (0.31, 0.37):
+        batch = store.batch()
+        for seq in (1, 2, 3):
+            row = AdvantageRow(seq=seq, advantages=b"\1" * 4, returns=b"", details={"n": number})
+            batch.put_advantages(1, row, magnitude=number * seq)
+        await store.commit(batch)
+    batch = store.batch()
+    batch.delete_advantages(1, 2)
+    await store.commit(batch)
+    (state,) = store.load()
+    assert state.computed == {1: 0.37, 3: 0.37 * 3}
+    rows = store.advantages(1, [1, 2, 3])
+    assert [row and row.details for row in rows] == [{"n": 0.37}, None, {"n": 0.37}]
+
+
+async def test_delete_consumer_takes_it_alone(
+    open_store: OpenStore, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    for buffer_id in (1, 2):
+        await fill(store, buffer_row(buffer_id), [])
+        batch = store.batch()
+        for name in ("actor", "actor-2"):
+            batch.put_consumer(buffer_id, ConsumerRow(name=name))
+        await store.commit(batch)
+    batch = store.batch()
+    batch.delete_consumer(1, "actor")
+    await store.commit(batch)
+    left = [[row.name for row in state.consumers] for state in store.load()]
+    assert left == [["actor-2"], ["actor", "actor-2"]]
 
 
 async def test_delete_buffer_takes_all_of_it_and_nothing_else(
@@ -131,6 +220,7 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(
         await fill(store, buffer_row(buffer_id), records)
         batch = store.batch()
         batch.remember(buffer_id, "uid", "u", b"d", 5.0)
+        batch.put_consumer(buffer_id, ConsumerRow(name="trainer"))
         await store.commit(batch)
     batch = store.batch()
     batch.delete_buffer(2)
@@ -141,7 +231,8 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(
     assert None not in store.payloads(3, [r.uid for r in records])
     # The id's tables are empty, not only its row gone.
     await fill(store, buffer_row(2), [])
-    assert next(s for s in store.load() if s.row.id == 2).records == []
+    again = next(s for s in store.load() if s.row.id == 2)
+    assert (again.records, again.consumers) == ([], [])
     assert await store.prune(2, 10.0) == 0
 
 
@@ -211,6 +302,8 @@ async def test_what_the_store_cannot_hold_is_refused_when_it_is_noted(
         batch.remember(1, "uid", "k" * 504, b"", 1.0)
     with pytest.raises(ValueError, match="epoch"):
         batch.remember(1, "uid", "key", b"", float("nan"))
+    with pytest.raises(ValueError, match="bytes"):
+        batch.put_consumer(1, ConsumerRow(name="c" * 508))
     assert batch.operations == []
     longest = make_record(1, uid="u" * 500)
     batch.append(1, longest, b"fits")
@@ -245,14 +338,23 @@ async def test_damaged_rows_are_left_out_and_named(
     await fill(store, buffer_row(1), [make_record(seq) for seq in (1, 2, 3)])
     await store.close()
     with lmdb.open(str(path), max_dbs=16) as env:
-        tables = {name: env.open_db(name) for name in (b"records", b"advantages", b"leases")}
+        names = (b"records", b"advantages", b"magnitudes", b"leases", b"consumers")
+        tables = {name: env.open_db(name) for name in names}
         with env.begin(write=True) as txn:
             txn.put(numbered_key(1, 2), b"\xc1 not msgpack", db=tables[b"records"])
             txn.put(numbered_key(1, 3), b"\x91\x01", db=tables[b"advantages"])
+            txn.put(numbered_key(1, 3), b"\x91\x01", db=tables[b"magnitudes"])
             txn.put(numbered_key(1, 4), b"", db=tables[b"leases"])
+            txn.put(named_key(1, "actor-17"), b"\x91\x01", db=tables[b"consumers"])
     store = await open_store()
     (state,) = store.load()
     assert [record.seq for record in state.records] == [1, 3]
-    assert store.damaged == ["records: buffer 1 row 2", "leases: buffer 1 row 4"]
+    assert state.computed == {}
+    assert sorted(store.damaged) == [
+        "consumers: buffer 1 row 'actor-17'",
+        "leases: buffer 1 row 4",
+        "magnitudes: buffer 1 row 3",
+        "records: buffer 1 row 2",
+    ]
     with pytest.raises(DamagedRecordError, match="advantages: buffer 1 row 3"):
         store.advantages(1, [3])

@@ -1,0 +1,84 @@
+"""From a consumer's unit numbers to the entries of the buffer and back, and what is known of them.
+
+A unit's number is the seq of its experience, or the id of its group. Belongs to one buffer and its
+event loop. No rules about delivery, no I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from experience_buffer_server.consumer_settings import ConsumerSettings, SelectorSettings
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.sampling.staleness import Age
+from experience_buffer_server.sampling.units import Unit
+
+
+class Catalog:
+    """Looks units up. Not thread-safe."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    def entries(self, settings: ConsumerSettings, key: int) -> list[Entry]:
+        """The experiences of a unit that are staying; none where it has left."""
+        if settings.unit == "item":
+            entry = self._contents.by_seq(key)
+            return [entry] if entry is not None and entry.is_staying else []
+        group = self._contents.groups.by_id(key)
+        return [] if group is None else [entry for entry in group.votes if entry.is_staying]
+
+    def unit(
+        self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None
+    ) -> Unit:
+        """The unit with this number, about to be delivered."""
+        found = self.entries(settings, key) if entries is None else entries
+        records = sorted((entry.record for entry in found), key=lambda record: record.seq)
+        return Unit(
+            key=key,
+            seqs=tuple(record.seq for record in records),
+            num_bytes=sum(record.payload_bytes for record in records),
+            num_tokens=sum(record.response_tokens for record in records),
+        )
+
+
+def key_of(settings: ConsumerSettings, entry: Entry) -> int:
+    """The number of the unit that an entry belongs to; 0: to none."""
+    if settings.unit == "item":
+        return entry.record.seq
+    return 0 if entry.group is None else entry.group.row.id
+
+
+def age_of(entries: Sequence[Entry]) -> Age:
+    """How old a unit is: by its oldest member, and by the versions of all."""
+    records = [entry.record for entry in entries]
+    lowest = [record.min_version for record in records if record.min_version is not None]
+    highest = [record.max_version for record in records if record.max_version is not None]
+    return Age(
+        min_version=min(lowest, default=None),
+        max_version=max(highest, default=None),
+        push_time=min(record.push_time for record in records),
+    )
+
+
+def value_of(selector: SelectorSettings, entries: Sequence[Entry]) -> float:
+    """What a selector chooses a unit by; of a group, the mean of its members."""
+    kind = selector.kind
+    if kind in ("fifo", "lifo", "uniform"):
+        return 0.0
+    if kind in ("freshest", "staleness"):
+        version = age_of(entries).min_version
+        return -math.inf if version is None else float(version)
+    if kind == "advantage":
+        return math.fsum(entry.magnitude for entry in entries) / len(entries)
+    if kind != "prioritized" and selector.key != "priority":
+        return math.fsum(_key(selector.key, entry) for entry in entries) / len(entries)
+    return math.fsum(entry.record.priority for entry in entries) / len(entries)
+
+
+def _key(name: str, entry: Entry) -> float:
+    if name == "reward":
+        return entry.record.reward or 0.0
+    return float(entry.record.response_tokens)

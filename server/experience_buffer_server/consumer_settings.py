@@ -1,0 +1,192 @@
+"""Settings of one consumer of a buffer: what it gets, in which order, how fast and how fresh."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from experience_buffer_server.sampling.limiter import LimiterPlan
+from experience_buffer_server.sampling.pacing import PacingPlan
+from experience_buffer_server.sampling.selectors import SelectorPlan
+from experience_buffer_server.sampling.staleness import Window
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+_MAX_COUNT = 2**63
+
+
+class Section(BaseModel):
+    """A table of settings: unknown keys are errors."""
+
+    # Infinity isn't JSON: settings that hold it could be stored and not be read back.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SelectorSettings(Section):
+    """In which order units are chosen."""
+
+    kind: Literal[
+        "fifo",
+        "lifo",
+        "uniform",
+        "prioritized",
+        "min",
+        "max",
+        "freshest",
+        "advantage",
+        "staleness",
+    ] = "fifo"
+    key: Literal["priority", "reward", "response_tokens"] = "priority"
+    """What `min` and `max` compare; of a group, the mean of its members."""
+    exponent: float = Field(1.0, ge=0, le=10)
+    """Of `prioritized` and `advantage`: probabilities are in proportion to value ** exponent."""
+    decay: float = Field(0.5, gt=0, le=1)
+    """Of `staleness`: probabilities are in proportion to decay ** (versions behind)."""
+    seed: int | None = Field(None, ge=0, lt=2**64)
+    """Makes the choices of one server's life repeatable."""
+
+    @property
+    def plan(self) -> SelectorPlan:
+        """What the selector is made from."""
+        return SelectorPlan(
+            kind=self.kind, exponent=self.exponent, decay=self.decay, seed=self.seed
+        )
+
+
+class LimiterSettings(Section):
+    """Keeps pushing and sampling in step; counts are of the consumer's units."""
+
+    min_size: int = Field(1, ge=1, lt=_MAX_COUNT)
+    """Fewest units in the buffer for sampling to begin."""
+    samples_per_insert: float = Field(1.0, gt=0, le=1e6)
+    min_diff: float | None = None
+    """Sampling waits while inserts * samples_per_insert - samples would fall below."""
+    max_diff: float | None = None
+    """Pushes wait while inserts * samples_per_insert - samples would rise above."""
+    max_ahead_bytes: int = Field(0, ge=0, lt=_MAX_COUNT)
+    """Pushes wait while more payload bytes than this haven't been sampled yet; 0: never."""
+
+    @property
+    def plan(self) -> LimiterPlan:
+        """What the limiter computes with."""
+        return LimiterPlan(
+            min_size=self.min_size,
+            samples_per_insert=self.samples_per_insert,
+            min_diff=-math.inf if self.min_diff is None else self.min_diff,
+            max_diff=math.inf if self.max_diff is None else self.max_diff,
+            max_ahead_bytes=self.max_ahead_bytes,
+        )
+
+    @model_validator(mode="after")
+    def _possible(self) -> LimiterSettings:
+        if problems := self.plan.problems():
+            raise ValueError("; ".join(problems))
+        return self
+
+
+class StalenessSettings(Section):
+    """How stale a unit may be; its version is the lowest of its members."""
+
+    max_lag: int | None = Field(None, ge=0, lt=_MAX_COUNT)
+    """Most policy versions behind the published one."""
+    max_version_span: int | None = Field(None, ge=0, lt=_MAX_COUNT)
+    """Most versions between a unit's lowest and highest."""
+    max_age_seconds: float | None = Field(None, gt=0)
+    """Oldest age since the push."""
+    on_stale: Literal["drop", "keep", "mark"] = "drop"
+    """What is too stale when it would be delivered is removed, passed over, or delivered marked."""
+
+    @property
+    def window(self) -> Window:
+        """What freshness is judged by."""
+        return Window(
+            max_lag=self.max_lag,
+            max_version_span=self.max_version_span,
+            max_age_seconds=self.max_age_seconds,
+        )
+
+
+class PacingSettings(Section):
+    """Admission of new tasks by what the trainer can still use in time."""
+
+    consumer: Name
+    """The consumer whose acknowledgements count."""
+    max_staleness: int = Field(ge=0, lt=_MAX_COUNT)
+    """Most policy versions between a task's start and its use."""
+    batch_size: int = Field(ge=1, lt=2**32)
+    """Units that the trainer consumes per policy version."""
+    max_running: int = Field(0, ge=0, lt=2**32)
+    """Most reserved groups at once; 0: any number."""
+
+    @property
+    def plan(self) -> PacingPlan:
+        """What capacity is computed with."""
+        return PacingPlan(
+            max_staleness=self.max_staleness,
+            batch_size=self.batch_size,
+            max_running=self.max_running,
+        )
+
+
+class ConsumerSettings(Section):
+    """A named reader of a buffer."""
+
+    name: Name
+    unit: Literal["item", "group"] = "item"
+    """What `batch_size` counts: single experiences or whole groups."""
+    raw: bool = False
+    """It gets experiences as soon as they are stored (groups: whole), before their advantages."""
+    selector: SelectorSettings = SelectorSettings()
+    """In which order it gets units."""
+    replay: bool = False
+    """A unit is delivered again after its acknowledgement, up to `max_times_sampled`."""
+    max_times_sampled: int = Field(0, ge=0, lt=2**32)
+    """With `replay`: acknowledged deliveries after which a unit is consumed; 0: never."""
+    with_replacement: bool = False
+    """With `replay`: the same unit may come several times in one batch."""
+    limiter: LimiterSettings | None = None
+    staleness: StalenessSettings | None = None
+    max_deliveries: int = Field(0, ge=0, lt=2**32)
+    """Deliveries without an acknowledgement after which a unit is quarantined; 0: any number."""
+    max_leased_experiences: int = Field(0, ge=0, lt=_MAX_COUNT)
+    """Most experiences leased at once; 0: bounded by the server only."""
+    max_leased_bytes: int = Field(0, ge=0, lt=_MAX_COUNT)
+    """Most payload bytes leased at once, except that one batch may always be; 0: any."""
+    retain_steps: int = Field(0, ge=0, lt=2**32)
+    """Newest steps that can be rewound; 0: all, until they are declared safe."""
+
+    @field_validator("selector", mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ConsumerSettings:
+        if not self.replay and (self.max_times_sampled or self.with_replacement):
+            raise ValueError(
+                "max_times_sampled and with_replacement need replay = true: without it each unit "
+                "is consumed by its first acknowledgement"
+            )
+        if self.raw and self.selector.kind == "advantage":
+            raise ValueError('selector "advantage": a raw consumer gets units before they have any')
+        if self.limiter is not None and (problem := self._limiter_problem(self.limiter)):
+            raise ValueError(problem)
+        return self
+
+    def _limiter_problem(self, limiter: LimiterSettings) -> str:
+        """Why the limiter could never let pushes go on; empty when it can."""
+        times = self.max_times_sampled if self.replay else 1
+        if times and limiter.samples_per_insert > times and limiter.max_diff is not None:
+            return (
+                f"limiter: samples_per_insert {limiter.samples_per_insert:g} can't be reached when "
+                f"each unit is sampled at most {times} times; pushes would stop for good"
+            )
+        return ""

@@ -1,0 +1,138 @@
+"""One consumer's place in a buffer: which units it may have, which are out, and what came of them.
+
+Pure state with its counts; who waits for a batch is the business of `delivery`, what is chosen that
+of `picking`. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from experience_buffer_server.consumer_settings import ConsumerSettings
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.selectors import Selector, make_selector
+from experience_buffer_server.sampling.tally import Tally
+from experience_buffer_server.sampling.timeline import Timeline
+from experience_buffer_server.sampling.units import Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What one sample call asks for."""
+
+    batch_size: int
+    """Units in a full batch."""
+    min_batch_size: int
+    """Fewest units worth delivering once the timeout has passed."""
+    timeout_seconds: float
+    lease_seconds: float
+    max_bytes: int
+    """Most payload bytes in the batch, unless its first unit alone exceeds them."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A call that waits in line."""
+
+    want: Want
+    units: asyncio.Future[list[Unit]]
+
+
+@dataclass(slots=True)
+class Totals:
+    """What happened since the server started, in units."""
+
+    acked: int = 0
+    redelivered: int = 0
+    stale: int = 0
+
+
+class Consumer:
+    """One consumer of one buffer. Not thread-safe.
+
+    A unit is in one of four places: `ready`, `held` (its policy version isn't published), `out`
+    (taken or leased), `quarantined`; or it isn't this consumer's any more.
+    """
+
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self.settings = settings
+        self.ready: Selector = make_selector(settings.selector.plan)
+        self.held: dict[int, int] = {}
+        """Units by number, with the version that they wait for."""
+        self.out: dict[int, Unit] = {}
+        self.quarantined: dict[int, str] = {}
+        """Units by number, with the reason."""
+        self.finished: set[int] = set()
+        """Units by number that it has consumed or passed over and that are still in the buffer."""
+        self.waiters: deque[Waiter] = deque()
+        """First come, first served: a large batch is not starved by small ones."""
+        self.leases: dict[int, Lease] = {}
+        """Its open leases."""
+        self.num_leased = 0
+        """Units leased, repeats within a batch counted."""
+        self.num_leased_experiences = 0
+        self.num_leased_bytes = 0
+        self.totals = Totals()
+        self.timeline = Timeline()
+        self.tally = Tally()
+        self.window_is_full = False
+        """The last batch that was tried exceeded the bounds of what is leased; until a lease ends."""
+        self.changed = asyncio.Event()
+        """Set, and replaced, when a lease that ranks share was granted or forming one has ended."""
+        self.forming = False
+        """A call is waiting for the next batch that ranks share."""
+        self.closed = False
+        """Removed from the buffer."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.settings.name
+
+    def has(self, key: int) -> bool:
+        """Whether the unit is its, wherever it is."""
+        return key in self.ready or key in self.out or key in self.held or key in self.quarantined
+
+    def withdraw(self, key: int) -> None:
+        """Don't deliver a unit any more; one that is out is only marked."""
+        if key in self.ready:
+            self.ready.remove(key)
+        elif key in self.out:
+            self.out[key].gone = True
+        self.held.pop(key, None)
+        self.quarantined.pop(key, None)
+
+    def take_on(self, settings: ConsumerSettings, values: Iterable[tuple[int, float]]) -> None:
+        """Go on with other settings; `values` are the ready units as the new selector needs them."""
+        old, self.settings = self.settings, settings
+        self.window_is_full = False
+        if (old.limiter is None) != (settings.limiter is None):
+            self.tally = Tally()
+        if old.selector != settings.selector:
+            ready = make_selector(settings.selector.plan)
+            for key, value in values:
+                ready.add(key, value)
+            self.ready = ready
+
+    def lent(self, lease: Lease) -> None:
+        """A lease's units are out now."""
+        self.leases[lease.id] = lease
+        self.num_leased += len(lease.units)
+        self.num_leased_experiences += lease.num_experiences
+        self.num_leased_bytes += lease.num_bytes
+
+    def took_back(self, lease: Lease) -> None:
+        """A lease has ended."""
+        del self.leases[lease.id]
+        self.num_leased -= lease.num_units
+        self.num_leased_experiences -= lease.num_experiences
+        self.num_leased_bytes -= lease.num_bytes
+        self.window_is_full = False
+
+    def announce(self) -> None:
+        """Wake the ranks that wait for a batch to share."""
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()

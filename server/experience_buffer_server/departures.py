@@ -1,0 +1,55 @@
+"""What leaves, as the consumers' limiters count it. Belongs to one buffer and its event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from experience_buffer_server.consumers import Consumer
+from experience_buffer_server.groups import Entry, groups_of
+from experience_buffer_server.progress import Progress
+from experience_buffer_server.sampling.limiter import LimiterPlan
+from experience_buffer_server.store.base import WriteBatch
+
+
+class Departures:
+    """Tells the tallies of consumers with a limiter which units leave. Not thread-safe."""
+
+    def __init__(self, consumers: Mapping[str, Consumer], progress: Progress) -> None:
+        self._consumers = consumers
+        self._progress = progress
+
+    def leaving(self, batch: WriteBatch, entries: Sequence[Entry], *, consumed: bool) -> None:
+        """Entries are marked as leaving: so are units of which nothing is left."""
+        for consumer, plan in self._limited():
+            keys = _units(consumer, entries)
+            for key in keys:
+                consumer.tally.leaving(key, plan, consumed=consumed)
+            if keys:
+                self._progress.put_consumer(batch, consumer)
+
+    def stay(self, entries: Sequence[Entry]) -> None:
+        """The removal failed."""
+        for consumer, _ in self._limited():
+            for key in _units(consumer, entries):
+                consumer.tally.stays(key)
+
+    def left(self, entries: Sequence[Entry]) -> None:
+        """The removal is on disk."""
+        for consumer in self._consumers.values():
+            consumer.finished.difference_update(_units(consumer, entries))
+        for consumer, _ in self._limited():
+            for key in _units(consumer, entries):
+                consumer.tally.left(key)
+
+    def _limited(self) -> Iterator[tuple[Consumer, LimiterPlan]]:
+        for consumer in self._consumers.values():
+            if consumer.settings.limiter is not None:
+                yield consumer, consumer.settings.limiter.plan
+
+
+def _units(consumer: Consumer, entries: Sequence[Entry]) -> list[int]:
+    """The consumer's units of which nothing stays."""
+    if consumer.settings.unit == "item":
+        return [entry.record.seq for entry in entries if not entry.record.tombstone]
+    groups = groups_of(entries)
+    return [g.row.id for g in groups if not any(not e.leaving for e in g.votes)]

@@ -1,0 +1,246 @@
+"""The desk of one buffer: everything between available and consumed, and what its consumers ask for.
+
+Wires the rooms of delivery, each with those that it calls. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.catalog import Catalog, key_of
+from experience_buffer_server.config import ServerSection
+from experience_buffer_server.consumers import Consumer, Want
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.delivery import Delivery
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.leasing import Leasing
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.offering import Offering
+from experience_buffer_server.picking import Picking
+from experience_buffer_server.priorities import Priorities
+from experience_buffer_server.progress import Progress
+from experience_buffer_server.quarantine import Quarantine
+from experience_buffer_server.retirement import Retirement
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.staleness import Verdict
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.sharing import RankOf, Sharing
+from experience_buffer_server.store.base import BufferRow, Store, WriteBatch
+from experience_buffer_server.tasks import Tasks
+from experience_buffer_server.timelines import Timelines
+
+
+class Owner(Protocol):
+    """The buffer that the desk belongs to."""
+
+    row: BufferRow
+    settings: BufferSettings
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def describe_wait(self) -> str:
+        """What keeps experiences from being sampled; empty when nothing does."""
+
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units that nobody is to get any more came back."""
+
+    def drop_stale(self, entries: Sequence[Entry]) -> None:
+        """Remove what is too stale, as far as nobody holds it."""
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+
+    def staleness(self, entry: Entry) -> int | None:
+        """Published policy version minus the entry's lowest; None when either is unknown."""
+
+
+class Desk:
+    """Serves the consumers of one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+        limits: ServerSection,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._store = store
+        self._metrics = metrics
+        self._tasks = tasks
+        consumers: dict[str, Consumer] = {}
+        row = owner.row
+        self._catalog = catalog = Catalog(contents)
+        self.progress = progress = Progress(row.id, contents, consumers)
+        picking = Picking(
+            catalog,
+            lambda: owner.row.policy_version,
+            lambda: owner.settings.on_future_version != "deliver",
+            progress.history,
+            max_leased=limits.max_leased_experiences,
+        )
+        self.delivery = delivery = Delivery(
+            self,
+            consumers,
+            catalog,
+            picking,
+            metrics,
+            max_waiting=limits.max_waiting_samples,
+            max_leased=limits.max_leased_experiences,
+        )
+        self.retirement = retirement = Retirement(row.id, contents, consumers, progress)
+        self.offering = offering = Offering(contents, delivery, progress)
+        self.quarantine = Quarantine(
+            self._name, contents, catalog, delivery, progress, store, metrics, tasks
+        )
+        self.leasing = leasing = Leasing(
+            row.id, self._name, self, retirement, store, metrics, tasks
+        )
+        self._sharing = Sharing(self._name, delivery, leasing)
+        self.timelines = Timelines(
+            self._name, contents, offering, progress, retirement, leasing, store, tasks
+        )
+        self.priorities = Priorities(row.id, contents, owner.revalue, store, tasks)
+
+    def _name(self) -> str:
+        return self._owner.name
+
+    # --- what consumers ask for
+
+    async def sample(
+        self,
+        consumer_name: str,
+        want: Want,
+        stop: asyncio.Event,
+        *,
+        rank_of: RankOf | None = None,
+    ) -> tuple[Lease | None, str]:
+        """Lease one batch, waiting for it if need be; None and the reason if there is none.
+
+        Args:
+            consumer_name: Who asks.
+            want: What it asks for.
+            stop: Set when the server stops: the wait ends.
+            rank_of: The lease is shared by the ranks of the consumer; this call is of one of them.
+
+        Raises:
+            ConsumerNotFoundError: The buffer has no such consumer.
+            ResourceExhaustedError: Too many calls wait.
+            WrongStateError: An open batch is shared by another number of ranks.
+            StoreFullError: The lease can't be stored.
+        """
+        consumer = self.delivery.consumer(consumer_name)
+        if rank_of is not None:
+            lease, shortfall = await self._sharing.sample(consumer, want, rank_of, stop)
+            if lease is not None:
+                self._note_delivery(consumer, lease.part(rank_of.rank))
+            return lease, shortfall
+        units, shortfall = await self.delivery.take(consumer, want, stop)
+        if not units:
+            return None, shortfall
+        lease = await self.leasing.grant(consumer.name, units, want.lease_seconds)
+        self._note_delivery(consumer, lease.units)
+        return lease, shortfall
+
+    async def ack(
+        self, lease_id: int, *, step: int | None = None, rank: int | None = None
+    ) -> Lease:
+        """End a lease: its experiences are consumed; see `Leasing.ack`."""
+        lease = await self.leasing.ack(lease_id, step=step, rank=rank)
+        consumer = self.delivery.consumers.get(lease.consumer)
+        if step is not None and consumer is not None:
+            self.timelines.keep_newest(consumer)
+        return lease
+
+    def _note_delivery(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        now = time.time()
+        entries = self._contents.by_seqs(seq for unit in units for seq in unit.seqs)
+        ages = self._owner.staleness
+        self._metrics.sampled(
+            self._name(),
+            consumer.name,
+            num_bytes=sum(entry.record.payload_bytes for entry in entries),
+            ages=[now - entry.record.push_time for entry in entries],
+            staleness=[versions for entry in entries if (versions := ages(entry)) is not None],
+        )
+
+    def remove_consumer(self, name: str) -> None:
+        """Forget a consumer whose leases have been given back."""
+        self.delivery.remove_consumer(name)
+        batch = self._store.batch()
+        self.progress.forget_consumer(batch, name)
+        self._tasks.spawn(self._store.commit(batch))
+
+    # --- what delivery asks for
+
+    @property
+    def name(self) -> str:
+        """The buffer's name."""
+        return self._owner.name
+
+    def describe_wait(self) -> str:
+        """What keeps experiences from being sampled; empty when nothing does."""
+        return self._owner.describe_wait()
+
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units that nobody is to get any more came back."""
+        self._owner.discard_units(units)
+
+    def set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
+        """Units are too stale for a consumer: drop them, or let it pass them over."""
+        if not stale or consumer.settings.staleness is None:
+            return
+        consumer.totals.stale += len(stale)
+        policy = consumer.settings.staleness.on_stale
+        entries = []
+        for key, verdict in stale:
+            found = self._catalog.entries(consumer.settings, key)
+            self._metrics.stale(self._name(), consumer.name, policy, verdict.label, len(found))
+            entries += found
+        if policy == "drop":
+            self._owner.drop_stale(entries)
+        else:
+            self._tasks.spawn(self._pass_over(consumer.name, entries))
+
+    def _pass_over(self, consumer: str, entries: Sequence[Entry]) -> Awaitable[None]:
+        batch = self._store.batch()
+        reader = self.delivery.consumers[consumer]
+        reader.finished.update(key_of(reader.settings, entry) for entry in entries)
+        leaving = self.retirement.pass_over(batch, entries, consumer)
+        return self._passed_over(leaving, self._store.commit(batch))
+
+    async def _passed_over(self, leaving: Sequence[Entry], committed: Awaitable[None]) -> None:
+        try:
+            await committed
+        except BaseException:
+            # Passed over in memory all the same: after a restart it is judged again.
+            self.retirement.stay(leaving, "consumed")
+            raise
+        self.retirement.forget(leaving)
+
+    # --- what leasing asks for
+
+    def lent(self, lease: Lease) -> None:
+        """A lease's units are out now."""
+        self.delivery.lent(lease)
+
+    def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
+        """A lease ended with an ack."""
+        self.delivery.consumed(lease, units)
+
+    def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
+        """A lease ended without an ack."""
+        self.delivery.returned(lease, units, redeliver=redeliver)
+
+    def blame(self, batch: WriteBatch, consumer: str, unit: Unit, reason: str) -> None:
+        """A delivery ended badly: after too many of them the unit isn't offered any more."""
+        self.quarantine.blame(batch, consumer, unit, reason)

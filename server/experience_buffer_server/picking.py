@@ -1,0 +1,139 @@
+"""Choosing a batch of a consumer's ready units: as many as asked, fresh enough, within its bounds.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from experience_buffer_server.catalog import Catalog, age_of
+from experience_buffer_server.consumers import Consumer
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.sampling.selectors import Choice
+from experience_buffer_server.sampling.staleness import Verdict, judge
+from experience_buffer_server.sampling.units import Unit
+
+CutBy = Literal["", "message", "window"]
+
+
+@dataclass(slots=True)
+class Picked:
+    """What a try for a batch brought."""
+
+    units: list[Unit] = field(default_factory=list)
+    """Out of the ready units now; repeats where units are drawn with replacement."""
+    stale: list[tuple[int, Verdict]] = field(default_factory=list)
+    """Units taken out because they are too stale, to be dropped or passed over."""
+    cut_by: CutBy = ""
+    """What ended the batch early: the size of a message, or the window of leases."""
+    num_bytes: int = 0
+    num_experiences: int = 0
+
+
+class Picking:
+    """Takes units out of consumers' ready sets. Not thread-safe."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        published: Callable[[], int | None],
+        hold_future: Callable[[], bool],
+        history: Callable[[Unit, str], None],
+        *,
+        max_leased: int,
+    ) -> None:
+        self._catalog = catalog
+        self._published = published
+        self._hold_future = hold_future
+        self._history = history
+        """Fills in what is known of a unit's earlier deliveries to a consumer."""
+        self._max_leased = max_leased
+
+    def pick(self, consumer: Consumer, batch_size: int, max_bytes: int, now: float) -> Picked:
+        """Take up to `batch_size` units, in the consumer's order, with at most `max_bytes`.
+
+        The first unit may exceed `max_bytes`, and the consumer's window if nothing else is leased.
+        """
+        picked = Picked()
+        drawn: dict[int, Unit] = {}
+        replace = consumer.settings.with_replacement
+        while len(picked.units) < batch_size and consumer.ready:
+            choice = consumer.ready.choose()
+            unit = drawn.get(choice.key) or self._look(consumer, choice, picked, now)
+            if unit is None:
+                continue
+            picked.cut_by = self._excess(consumer, picked, unit, max_bytes)
+            if picked.cut_by:
+                break
+            if not replace:
+                consumer.ready.remove(unit.key)
+            drawn[unit.key] = unit
+            picked.units.append(unit)
+            picked.num_bytes += unit.num_bytes
+            picked.num_experiences += len(unit.seqs)
+        for key, unit in drawn.items():
+            if replace:
+                consumer.ready.remove(key)
+            consumer.out[key] = unit
+        for unit in picked.units:
+            consumer.tally.sampled(unit.key)
+        return picked
+
+    def awaited_version(self, entries: Sequence[Entry]) -> int | None:
+        """The policy version that a unit waits for; None where it waits for none."""
+        published = self._published()
+        if published is None or not self._hold_future():
+            return None
+        newest = max((e.record.max_version or published for e in entries), default=published)
+        return newest if newest > published else None
+
+    def judge(self, consumer: Consumer, entries: Sequence[Entry], now: float) -> Verdict:
+        """Whether a unit is fresh enough for the consumer now."""
+        staleness = consumer.settings.staleness
+        return judge(
+            age_of(entries),
+            None if staleness is None else staleness.window,
+            published=self._published(),
+            now=now,
+            hold_future=self._hold_future(),
+        )
+
+    def _look(self, consumer: Consumer, choice: Choice, picked: Picked, now: float) -> Unit | None:
+        """The chosen unit; None, and out of the ready ones, if it isn't to be delivered now."""
+        entries = self._catalog.entries(consumer.settings, choice.key)
+        if not entries:
+            consumer.ready.remove(choice.key)
+            return None
+        verdict = self.judge(consumer, entries, now)
+        staleness = consumer.settings.staleness
+        if verdict.kind == "future":
+            consumer.ready.remove(choice.key)
+            consumer.held[choice.key] = self.awaited_version(entries) or 0
+            return None
+        if verdict.kind == "stale" and staleness is not None and staleness.on_stale != "mark":
+            consumer.ready.remove(choice.key)
+            picked.stale.append((choice.key, verdict))
+            return None
+        unit = self._catalog.unit(consumer.settings, choice.key, entries)
+        unit.probability = choice.probability
+        unit.stale = verdict.kind == "stale"
+        self._history(unit, consumer.name)
+        return unit
+
+    def _excess(self, consumer: Consumer, picked: Picked, unit: Unit, max_bytes: int) -> CutBy:
+        """Which bound the batch would exceed with one more unit."""
+        if picked.units and picked.num_bytes + unit.num_bytes > max_bytes:
+            return "message"
+        if not consumer.num_leased and not picked.units:
+            return ""
+        settings = consumer.settings
+        experiences = consumer.num_leased_experiences + picked.num_experiences + len(unit.seqs)
+        num_bytes = consumer.num_leased_bytes + picked.num_bytes + unit.num_bytes
+        most = min(settings.max_leased_experiences or math.inf, self._max_leased)
+        # A batch of its own may exceed the bytes: else one larger than they are would never go.
+        too_large = consumer.num_leased and num_bytes > (settings.max_leased_bytes or math.inf)
+        return "window" if experiences > most or too_large else ""

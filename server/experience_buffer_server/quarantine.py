@@ -1,0 +1,110 @@
+"""Units that came back from a consumer too often without an acknowledgement.
+
+They may be what kills it: it doesn't get them any more until somebody releases or deletes them.
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from experience_buffer import errors
+from experience_buffer_server.catalog import Catalog, key_of
+from experience_buffer_server.consumers import Consumer
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.delivery import Delivery
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.progress import Progress
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.store.base import Store, WriteBatch
+from experience_buffer_server.tasks import Tasks
+
+_log = logging.getLogger(__name__)
+
+
+class Quarantine:
+    """Keeps units from consumers, and releases them. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer_name: Callable[[], str],
+        contents: Contents,
+        catalog: Catalog,
+        delivery: Delivery,
+        progress: Progress,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._name = buffer_name
+        self._contents = contents
+        self._catalog = catalog
+        self._delivery = delivery
+        self._progress = progress
+        self._store = store
+        self._metrics = metrics
+        self._tasks = tasks
+
+    def blame(self, batch: WriteBatch, consumer_name: str, unit: Unit, reason: str) -> None:
+        """A delivery ended badly: after `max_deliveries` of them the unit isn't offered any more."""
+        consumer = self._delivery.consumers.get(consumer_name)
+        most = 0 if consumer is None else consumer.settings.max_deliveries
+        if consumer is None or not most or unit.num_deliveries < most or unit.gone:
+            return
+        text = (
+            f"delivered {unit.num_deliveries} times to {consumer_name!r} without an "
+            f"acknowledgement, the last one {reason.replace('_', ' ')}; ReleaseQuarantined offers "
+            "it again"
+        )
+        self._progress.quarantine(batch, unit, consumer, text)
+        self._metrics.unit_quarantined(self._name(), consumer_name)
+        uids = [entry.record.uid for entry in self._contents.by_seqs(unit.seqs)]
+        _log.warning("buffer %r: quarantined %s: %s", self._name(), uids[:3], text)
+
+    async def release(self, consumer: Consumer, uids: Sequence[str]) -> int:
+        """Offer quarantined units to their consumer again; none named: all. Returns how many.
+
+        Raises:
+            ExperienceNotFoundError: A named one isn't stored, or isn't quarantined.
+            StoreFullError: It can't be stored; they stay quarantined until a restart.
+        """
+        keys = set(consumer.quarantined)
+        if uids:
+            keys = {self._key(consumer, uid) for uid in uids}
+        return await self._tasks.finish(self._release(consumer, sorted(keys)))
+
+    def _key(self, consumer: Consumer, uid: str) -> int:
+        entry = self._contents.by_uid(uid)
+        key = 0 if entry is None else key_of(consumer.settings, entry)
+        if key not in consumer.quarantined:
+            raise errors.ExperienceNotFoundError(
+                f"experience {uid!r:.200} of buffer {self._name()!r} isn't quarantined for "
+                f"consumer {consumer.name!r}",
+                subject=uid,
+            )
+        return key
+
+    def _release(self, consumer: Consumer, keys: Sequence[int]) -> Awaitable[int]:
+        batch = self._store.batch()
+        units: list[tuple[int, list[Entry]]] = []
+        for key in keys:
+            entries = self._catalog.entries(consumer.settings, key)
+            consumer.quarantined.pop(key, None)
+            self._progress.release(batch, consumer, entries)
+            if entries:
+                units.append((key, entries))
+        return self._released(consumer, units, self._store.commit(batch))
+
+    async def _released(
+        self,
+        consumer: Consumer,
+        units: Sequence[tuple[int, list[Entry]]],
+        committed: Awaitable[None],
+    ) -> int:
+        await committed
+        for key, entries in units:
+            if not consumer.has(key) and all(entry.is_staying for entry in entries):
+                self._delivery.offer(consumer, key, entries)
+        return len(units)

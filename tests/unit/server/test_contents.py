@@ -1,0 +1,112 @@
+"""What a buffer holds: entries by arrival, and which groups are open."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from experience_buffer_server.arrivals import Arrivals
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.groups import Entry, Group, GroupTable
+from experience_buffer_server.store.base import Record
+
+SETTINGS = BufferSettings(group_size=3)
+
+
+def entry_of(seq: int, *, durable: bool = False, task: str = "math") -> Entry:
+    record = Record(
+        seq=seq,
+        uid=f"5/{task}/{seq}",
+        batch="5",
+        task="".join(task),
+        run=7,
+        step=11,
+        digest=b"d" * 16,
+        group_id=13,
+        tombstone=False,
+        reward=None,
+        response_tokens=1009,
+        payload_bytes=1013,
+        min_version=None,
+        max_version=None,
+        push_time=17.5,
+    )
+    return Entry(record, None, durable=durable)
+
+
+def test_arrivals_are_a_map_in_order_of_arrival() -> None:
+    generator = random.Random(19)
+    arrivals, model, last = Arrivals(), dict[int, Entry](), 0
+    for _ in range(5000):
+        if generator.random() < 0.55 or not model:
+            last += generator.choice((1, 1, 1, 2, 150))
+            model[last] = entry_of(last)
+            arrivals.add(last, model[last])
+        else:
+            seq = generator.choice(list(model))
+            assert arrivals.get(seq) is model.pop(seq)
+            arrivals.remove(seq)
+            assert arrivals.get(seq) is None
+        assert len(arrivals) == len(model)
+    assert list(arrivals) == list(model.values())
+    assert [arrivals.get(seq) for seq in range(last + 200)] == [
+        model.get(seq) for seq in range(last + 200)
+    ]
+    for seq in list(model):
+        arrivals.remove(seq)
+    assert (len(arrivals), list(arrivals), arrivals._lists) == (0, [], {})
+
+
+def test_removing_what_is_not_there_is_an_error() -> None:
+    arrivals = Arrivals()
+    arrivals.add(3, entry_of(3))
+    for seq in (2, 3000):
+        with pytest.raises(KeyError, match=str(seq)):
+            arrivals.remove(seq)
+    assert len(arrivals) == 1
+
+
+def test_pushed_entries_share_equal_values() -> None:
+    contents = Contents()
+    first, second = entry_of(1, task="task-23"), entry_of(2, task="task-23")
+    second.record.payload_bytes = int("1013")
+    assert first.record.payload_bytes is not second.record.payload_bytes
+    for entry in (first, second):
+        contents.add(entry)
+    assert first.record.payload_bytes is second.record.payload_bytes
+    assert [contents.by_seq(1), contents.by_uid(second.record.uid)] == [first, second]
+    contents.remove(first)
+    assert (list(contents), contents.by_seqs([1, 2])) == ([second], [second])
+
+
+def joined(table: GroupTable, key: str) -> Group:
+    group = table.join(key, 0, settings=SETTINGS, now=29.5, remembered="")
+    assert isinstance(group, Group)
+    return group
+
+
+def test_open_groups_are_those_that_take_members() -> None:
+    table = GroupTable()
+    whole, sealed, dropped, waiting = (joined(table, key) for key in "abcd")
+    for seq in (1, 2, 3):
+        assert len(table.open_groups) == 4
+        table.add_member(whole, last := entry_of(seq))
+    table.close(sealed, "sealed")
+    table.close(dropped, "dropped")
+    assert list(table.open_groups) == [waiting]
+    table.withdraw(whole, last)
+    table.reopen(sealed, size=3)
+    assert set(table.open_groups) == {waiting, whole, sealed}
+    table.remove(waiting)
+    table.remove(dropped)
+    assert set(table.open_groups) == {whole, sealed} == set(table)
+    table.reopen(dropped, size=3)
+    assert dropped not in table.open_groups
+    again = GroupTable()
+    for group in (dropped, sealed):
+        again.restore(group.row, SETTINGS)
+    table.close(sealed, "deadline")
+    again.restore(sealed.row, SETTINGS)
+    assert [group.row.key for group in again.open_groups] == ["c", "b"]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from experience_buffer_server.store import Record
+from experience_buffer_server.store.interning import Interner
+
+MakeRecord = Callable[..., Record]
+
+
+def distinct(make_record: MakeRecord, seq: int, **changes: Any) -> Record:
+    """A record none of whose large values is an object that another one has."""
+    values: dict[str, Any] = {
+        "batch": "".join(["batch", "3"]),
+        "task": "".join(["task", "5"]),
+        "group_id": int("1009"),
+        "response_tokens": int("1013"),
+        "payload_bytes": int("1019"),
+        "min_version": int("1021"),
+        "max_version": int("1031"),
+        "push_time": float("1033.5"),
+        "fields": int("1039"),
+        "reward": float("0.625"),
+        "priority": float("3.5"),
+    }
+    return make_record(seq, **(values | changes))
+
+
+SHARED = (
+    *("batch", "task", "group_id", "response_tokens", "payload_bytes", "min_version"),
+    *("max_version", "push_time", "fields", "reward", "priority"),
+)
+
+
+def test_equal_values_of_neighbours_become_one_object(make_record: MakeRecord) -> None:
+    first, second = distinct(make_record, 1), distinct(make_record, 2)
+    assert not any(getattr(first, name) is getattr(second, name) for name in SHARED)
+    interner = Interner()
+    interner.intern(first)
+    interner.intern(second)
+    assert all(getattr(first, name) is getattr(second, name) for name in SHARED)
+
+
+def test_the_two_versions_of_one_record_are_shared_too(make_record: MakeRecord) -> None:
+    record = distinct(make_record, 1, max_version=int("1021"))
+    assert record.max_version is not record.min_version
+    Interner().intern(record)
+    assert record.max_version is record.min_version
+
+
+def test_no_value_changes(make_record: MakeRecord) -> None:
+    others: dict[str, Any] = {
+        "batch": "b",
+        "task": "t",
+        "group_id": 0,
+        "response_tokens": 0,
+        "payload_bytes": 7,
+        "min_version": None,
+        "max_version": None,
+        "push_time": 0.5,
+        "fields": 0,
+        "reward": None,
+        "priority": 0.0,
+    }
+    records = [distinct(make_record, 1)]
+    for seq, (name, value) in enumerate(others.items(), 2):
+        records += [distinct(make_record, seq, **{name: value}), distinct(make_record, seq + 100)]
+    expected = [copy(record) for record in records]
+    interner = Interner()
+    for record in records:
+        interner.intern(record)
+    assert records == expected
+
+
+def test_the_two_zeros_stay_apart(make_record: MakeRecord) -> None:
+    rewards = [0.0, -0.0, 0.0, -0.0]
+    records = [make_record(seq, reward=reward) for seq, reward in enumerate(rewards, 1)]
+    interner = Interner()
+    for record in records:
+        interner.intern(record)
+    assert [repr(record.reward) for record in records] == ["0.0", "-0.0", "0.0", "-0.0"]
+
+
+def test_what_is_remembered_is_bounded(make_record: MakeRecord) -> None:
+    interner = Interner()
+    for seq in range(1, 3000):
+        interner.intern(make_record(seq, reward=seq + 0.5, priority=seq + 0.25))
+    late = [make_record(seq, reward=float("9999.5")) for seq in (4000, 4001)]
+    for record in late:
+        interner.intern(record)
+    assert late[0].reward is not late[1].reward
