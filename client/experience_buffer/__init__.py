@@ -10,14 +10,21 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from experience_buffer._async_stream import AsyncBatch as AsyncBatch
     from experience_buffer._async_stream import AsyncSampleStream as AsyncSampleStream
     from experience_buffer._async_writer import AsyncWriter as AsyncWriter
-    from experience_buffer._stream import Batch as Batch
+    from experience_buffer._batch import AsyncBatch as AsyncBatch
+    from experience_buffer._batch import Batch as Batch
+    from experience_buffer._policy_watch import AsyncPolicyVersions as AsyncPolicyVersions
+    from experience_buffer._policy_watch import PolicyVersions as PolicyVersions
     from experience_buffer._stream import SampleStream as SampleStream
     from experience_buffer._writer import Writer as Writer
     from experience_buffer.aio import AsyncClient as AsyncClient
     from experience_buffer.client import Client as Client
+    from experience_buffer.consumer_options import ConsumerConfig as ConsumerConfig
+    from experience_buffer.consumer_options import Limiter as Limiter
+    from experience_buffer.consumer_options import Pacing as Pacing
+    from experience_buffer.consumer_options import Selector as Selector
+    from experience_buffer.consumer_options import Staleness as Staleness
     from experience_buffer.eid import EID as EID
     from experience_buffer.errors import AlreadyExistsError as AlreadyExistsError
     from experience_buffer.errors import AnnotateRefusedError as AnnotateRefusedError
@@ -48,7 +55,6 @@ if TYPE_CHECKING:
     from experience_buffer.options import AdvantageConfig as AdvantageConfig
     from experience_buffer.options import BufferConfig as BufferConfig
     from experience_buffer.options import ClientOptions as ClientOptions
-    from experience_buffer.options import ConsumerConfig as ConsumerConfig
     from experience_buffer.options import RetryOptions as RetryOptions
     from experience_buffer.options import TlsOptions as TlsOptions
     from experience_buffer.options import WriterOptions as WriterOptions
@@ -56,11 +62,16 @@ if TYPE_CHECKING:
     from experience_buffer.outcomes import AnnotateResult as AnnotateResult
     from experience_buffer.outcomes import PushOutcome as PushOutcome
     from experience_buffer.outcomes import PushResult as PushResult
+    from experience_buffer.packed import PackedBatch as PackedBatch
     from experience_buffer.values import BufferInfo as BufferInfo
     from experience_buffer.values import BufferStats as BufferStats
     from experience_buffer.values import ConsumerStats as ConsumerStats
     from experience_buffer.values import DeleteResult as DeleteResult
     from experience_buffer.values import ExperienceSummary as ExperienceSummary
+    from experience_buffer.values import PriorityResult as PriorityResult
+    from experience_buffer.values import Reservation as Reservation
+    from experience_buffer.values import RewindResult as RewindResult
+    from experience_buffer.values import SafeResult as SafeResult
     from experience_buffer.values import SealedGroup as SealedGroup
     from experience_buffer.values import Stats as Stats
     from experience_buffer.values import StoredExperience as StoredExperience
@@ -70,18 +81,27 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES: Final = {
-    "_async_stream": (
-        "AsyncBatch",
-        "AsyncSampleStream",
-    ),
+    "_async_stream": ("AsyncSampleStream",),
     "_async_writer": ("AsyncWriter",),
-    "_stream": (
+    "_batch": (
+        "AsyncBatch",
         "Batch",
-        "SampleStream",
     ),
+    "_policy_watch": (
+        "AsyncPolicyVersions",
+        "PolicyVersions",
+    ),
+    "_stream": ("SampleStream",),
     "_writer": ("Writer",),
     "aio": ("AsyncClient",),
     "client": ("Client",),
+    "consumer_options": (
+        "ConsumerConfig",
+        "Limiter",
+        "Pacing",
+        "Selector",
+        "Staleness",
+    ),
     "eid": ("EID",),
     "errors": (
         "AlreadyExistsError",
@@ -117,7 +137,6 @@ _NAMES: Final = {
         "AdvantageConfig",
         "BufferConfig",
         "ClientOptions",
-        "ConsumerConfig",
         "RetryOptions",
         "TlsOptions",
         "WriterOptions",
@@ -128,12 +147,17 @@ _NAMES: Final = {
         "PushOutcome",
         "PushResult",
     ),
+    "packed": ("PackedBatch",),
     "values": (
         "BufferInfo",
         "BufferStats",
         "ConsumerStats",
         "DeleteResult",
         "ExperienceSummary",
+        "PriorityResult",
+        "Reservation",
+        "RewindResult",
+        "SafeResult",
         "SealedGroup",
         "Stats",
         "StoredExperience",

@@ -1,4 +1,4 @@
-"""Batches of the async client, and the stream that delivers them."""
+"""The stream that delivers batches to the async client."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from experience_buffer import _calls, _sampling
+from experience_buffer import _buffer_calls, _delivery_calls, _sampling
+from experience_buffer._batch import AsyncBatch
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer._signal import Signal
@@ -25,7 +25,6 @@ from experience_buffer.errors import (
     UnavailableError,
 )
 from experience_buffer.v1 import service_pb2
-from experience_buffer.values import BatchData
 
 if TYPE_CHECKING:
     from typing import Self
@@ -36,44 +35,13 @@ logger = logging.getLogger("experience_buffer")
 Outbox: TypeAlias = "asyncio.Queue[service_pb2.SampleStreamRequest | None]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class AsyncBatch(BatchData):
-    """A delivered batch that can be acknowledged."""
-
-    client: AsyncClient
-    settle: Callable[[int], Awaitable[bool]] | None = field(default=None)
-    """Acknowledges on the stream that delivered this; False when that stream is gone."""
-
-    async def ack(self) -> None:
-        """Say that the batch is consumed; returns after the server's commit. Idempotent.
-
-        Raises:
-            LeaseNotFoundError: The lease has expired, or its stream broke: the experiences are
-                delivered again.
-            ExperienceBufferError: No answer, or another failure.
-        """
-        if self.lease_id and not (self.settle and await self.settle(self.lease_id)):
-            await self.client.ack(self.lease_id, buffer=self.buffer)
-
-    async def nack(self, reason: str = "") -> None:
-        """Give the batch back: its experiences are offered again at once.
-
-        Args:
-            reason: Why; the server logs it.
-
-        Raises:
-            LeaseNotFoundError: The lease has ended before.
-        """
-        if self.lease_id:
-            await self.client.nack(self.lease_id, buffer=self.buffer, reason=reason)
-
-
 class AsyncSampleStream:
     """An endless async iterator of batches; a context manager whose end gives back what isn't acked.
 
     It belongs to one event loop; several tasks may share it, each batch goes to one of them. A
     task reads ahead. When the stream breaks it reconnects; batches that were read ahead are then
-    dropped here, since the server delivers them again.
+    dropped here, since the server delivers them again. A rank goes on after the last shared batch
+    that was taken here.
     """
 
     def __init__(self, client: AsyncClient, plan: _sampling.StreamPlan) -> None:
@@ -86,6 +54,8 @@ class AsyncSampleStream:
         self._connection = 0
         self._assembler = _sampling.FrameAssembler(plan)
         self._dropped: list[int] = []
+        self._last_lease = 0
+        self._has_delivered = False
         self._waiting = ""
         self._failure: ExperienceBufferError | None = None
         self._closed = False
@@ -116,23 +86,27 @@ class AsyncSampleStream:
 
         Raises:
             StopAsyncIteration: The stream was closed.
+            DeadlineExceededError: The first batch didn't come within `first_timeout`; the text
+                says what the server waits for. Calling again waits again.
             ExperienceBufferError: The server ended the stream for good, or could not be reached
                 for `RetryOptions.reconnect_seconds`.
         """
         self._start()
         while True:
-            await self._signal.wait_for(self._has_news, None)
+            limit = None if self._has_delivered else self._plan.first_timeout
+            if not await self._signal.wait_for(self._has_news, limit):
+                break
             if self._closed:
                 raise StopAsyncIteration
             if not self._ready:
                 assert self._failure is not None
                 raise self._failure
-            batch = self._ready.popleft()
-            assert self._outbox is not None
-            self._outbox.put_nowait(_sampling.credit(1))
+            batch = self._take()
             if time.monotonic() < batch.expire_time:
                 return batch
             logger.warning("%r expired before it was asked for: lower prefetch", batch)
+        waiting = self._waiting or await self._ask_what_it_waits_for()
+        raise _sampling.no_first_batch(self._plan, waiting)
 
     async def close(self) -> None:
         """Cancel the call, which gives back every lease that isn't acked. Idempotent."""
@@ -145,6 +119,26 @@ class AsyncSampleStream:
 
     def _has_news(self) -> bool:
         return bool(self._ready) or self._failure is not None or self._closed
+
+    def _take(self) -> AsyncBatch:
+        """Take the next batch and let the server send another."""
+        batch = self._ready.popleft()
+        assert self._outbox is not None
+        for request in self._plan.credits(1, batch.num_bytes):
+            self._outbox.put_nowait(request)
+        self._last_lease = batch.lease_id or self._last_lease
+        self._has_delivered = True
+        return batch
+
+    async def _ask_what_it_waits_for(self) -> str:
+        """For a stream that has no note of the server's yet; empty when nobody says."""
+        try:
+            stats = await self._client._run(
+                _buffer_calls.get_stats(self._plan.buffer), _sampling.ASK_SECONDS
+            )
+        except ExperienceBufferError as error:
+            return str(error)
+        return _sampling.wait_reason(stats, self._plan)
 
     def _start(self) -> None:
         if self._reader is None and not self._closed:
@@ -183,7 +177,7 @@ class AsyncSampleStream:
     async def _return_dropped(self) -> None:
         """Give back what was read ahead on a connection that broke; the rest next time."""
         while self._dropped and not self._closed:
-            call = _calls.nack(
+            call = _delivery_calls.nack(
                 self._dropped[-1], buffer=self._plan.buffer, reason=_sampling.RETURN_REASON
             )
             try:
@@ -196,7 +190,7 @@ class AsyncSampleStream:
 
     def _connect(self) -> Any:
         outbox: Outbox = asyncio.Queue()
-        for request in self._plan.opening():
+        for request in self._plan.opening(after_lease_id=self._last_lease):
             outbox.put_nowait(request)
         call = self._client._open("SampleStream", _requests(outbox))
         self._outbox = outbox
@@ -227,8 +221,9 @@ class AsyncSampleStream:
             self._outbox.put_nowait(None)
             self._outbox = None
         # A server that died still holds them as leased when it is back.
-        self._dropped += [batch.lease_id for batch in self._ready]
-        self._dropped += self._assembler.partial_leases
+        if self._plan.returns_leases:
+            self._dropped += [batch.lease_id for batch in self._ready if batch.lease_id]
+            self._dropped += self._assembler.partial_leases
         self._assembler = _sampling.FrameAssembler(self._plan)
         self._ready.clear()
         for future in self._acks.values():
@@ -237,21 +232,22 @@ class AsyncSampleStream:
         self._acks.clear()
         self._signal.notify()
 
-    async def _ack(self, lease_id: int, *, connection: int) -> bool:
-        """Acknowledge on the connection that delivered the batch; False when it is gone."""
+    async def _ack(self, lease_id: int, step: int | None, *, connection: int) -> int | None:
+        """Acknowledge on the connection that delivered the batch; None when it is gone."""
+        request = _sampling.ack(lease_id, step)
         if self._outbox is None or connection != self._connection:
-            return False
+            return None
         future = self._acks.get(lease_id)
         if future is None:
             future = self._acks[lease_id] = asyncio.get_running_loop().create_future()
-            self._outbox.put_nowait(_sampling.ack(lease_id))
+            self._outbox.put_nowait(request)
         timeout = self._client.timeout
         try:
             # Shielded: several tasks may wait for the same answer.
             result = await asyncio.wait_for(asyncio.shield(future), timeout)
         except TimeoutError:
             raise _sampling.unanswered_ack(lease_id, timeout) from None
-        return result is not None and _sampling.check_result(result)
+        return None if result is None else _sampling.check_result(result)
 
 
 async def _requests(outbox: Outbox) -> AsyncIterator[service_pb2.SampleStreamRequest]:

@@ -1,4 +1,7 @@
-"""Messages to values and back. Pure: no I/O, no gRPC, no rule of the server's."""
+"""Messages to values and back. Pure: no I/O, no gRPC, no rule of the server's.
+
+The configurations of buffers are translated in `_config.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ from typing import Any, Final, cast
 
 from google.protobuf.struct_pb2 import ListValue, Struct
 
-from experience_buffer.errors import InvalidRequestError
-from experience_buffer.options import AdvantageConfig, BufferConfig, ConsumerConfig
+from experience_buffer._batch_data import LazyPacked
+from experience_buffer._names import ANNOTATE_REFUSAL, PUSH_STATUS, REFUSAL_REASON, STATE, UNIT
 from experience_buffer.outcomes import AnnotateOutcome, PushOutcome
-from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.values import (
-    BufferInfo,
     BufferStats,
     ConsumerStats,
     ExperienceSummary,
@@ -22,129 +24,8 @@ from experience_buffer.values import (
     Tombstone,
 )
 
-
-class Names:
-    """The texts that stand for an enum's values: "USE_PARTIAL" of the wire is "use_partial"."""
-
-    def __init__(self, enum: Any, prefix: str) -> None:
-        values = [value for value in enum.DESCRIPTOR.values if value.number]
-        self.by_number: Final = {
-            value.number: value.name.removeprefix(prefix).lower() for value in values
-        }
-        self.by_name: Final = {name: number for number, name in self.by_number.items()}
-
-    def name(self, number: int, default: str = "") -> Any:
-        """The text; `default` for 0, and for values that a newer server added."""
-        return self.by_number.get(number, default)
-
-    def number(self, name: str, field: str) -> Any:
-        """The enum's value.
-
-        Raises:
-            InvalidRequestError: No such name.
-        """
-        try:
-            return self.by_name[name]
-        except KeyError:
-            known = ", ".join(repr(known) for known in self.by_name)
-            raise InvalidRequestError(
-                f"{field} is {name!r}; give one of {known}", subject=field
-            ) from None
-
-
-PUSH_STATUS: Final = Names(types_pb2.PushStatus, "PUSH_STATUS_")
-ANNOTATE_REFUSAL: Final = Names(types_pb2.AnnotateRefusal, "ANNOTATE_REFUSAL_")
-REFUSAL_REASON: Final = Names(types_pb2.RefusalReason, "REFUSAL_REASON_")
-STATE: Final = Names(types_pb2.ExperienceState, "EXPERIENCE_STATE_")
-UNIT: Final = Names(config_pb2.Unit, "UNIT_")
-_CONFIG_ENUMS: Final = {
-    "group_by": Names(config_pb2.GroupBy, "GROUP_BY_"),
-    "on_group_deadline": Names(config_pb2.DeadlinePolicy, "DEADLINE_POLICY_"),
-    "late_members": Names(config_pb2.LatePolicy, "LATE_POLICY_"),
-    "on_bad_reward": Names(config_pb2.BadRewardPolicy, "BAD_REWARD_POLICY_"),
-    "on_missing_field": Names(config_pb2.MissingFieldPolicy, "MISSING_FIELD_POLICY_"),
-}
-_CONFIG_NUMBERS: Final = (
-    "group_size",
-    "group_deadline_seconds",
-    "min_group_size",
-    "lease_seconds",
-    "max_items",
-    "max_bytes",
-    "duplicate_horizon_seconds",
-)
 _COUNTS: Final = frozenset({"members", "votes", "batch_groups", "batch_members", "running_count"})
 """Entries of a computation that are whole numbers; in a struct every number is a float."""
-
-
-def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
-    """Translate a configuration; fields that are None stay unset.
-
-    Raises:
-        InvalidRequestError: A value has the wrong type, sign or name.
-    """
-    message = config_pb2.BufferConfig(name=config.name)
-    for field, names in _CONFIG_ENUMS.items():
-        if (value := getattr(config, field)) is not None:
-            setattr(message, field, names.number(value, field))
-    for field in _CONFIG_NUMBERS:
-        if (value := getattr(config, field)) is not None:
-            try:
-                setattr(message, field, value)
-            except (TypeError, ValueError) as error:
-                raise InvalidRequestError(f"{field} is {value!r}: {error}", subject=field) from None
-    for consumer in config.consumers or ():
-        unit = UNIT.number(consumer.unit, "consumers.unit")
-        message.consumers.add(name=consumer.name, unit=unit, raw=consumer.raw)
-    if config.advantage is not None:
-        message.advantage.CopyFrom(_advantage_to_message(config.advantage))
-    return message
-
-
-def _advantage_to_message(advantage: AdvantageConfig) -> config_pb2.AdvantageConfig:
-    message = config_pb2.AdvantageConfig()
-    field = "estimator"
-    try:
-        message.estimator = advantage.estimator
-        field = "parameters"
-        for name, value in dict(advantage.parameters).items():
-            if not isinstance(value, (bool, int, float, str)):
-                raise TypeError(f"{name} is a {type(value).__name__}")
-            message.parameters[name] = value
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequestError(
-            f"advantage.{field} is {getattr(advantage, field)!r:.200}: {error}; give numbers, "
-            "booleans and texts by name",
-            subject=f"advantage.{field}",
-        ) from None
-    return message
-
-
-def config_from_message(message: config_pb2.BufferConfig) -> BufferConfig:
-    """Translate a configuration; unset fields become None."""
-    values: dict[str, Any] = {}
-    for field, names in _CONFIG_ENUMS.items():
-        if message.HasField(cast(Any, field)):
-            values[field] = names.name(getattr(message, field)) or None
-    for field in _CONFIG_NUMBERS:
-        if message.HasField(cast(Any, field)):
-            values[field] = getattr(message, field)
-    if message.consumers:
-        values["consumers"] = tuple(
-            ConsumerConfig(consumer.name, UNIT.name(consumer.unit, "item"), raw=consumer.raw)
-            for consumer in message.consumers
-        )
-    if message.HasField("advantage"):
-        values["advantage"] = AdvantageConfig(
-            message.advantage.estimator, struct_to_dict(message.advantage.parameters)
-        )
-    return BufferConfig(message.name, **values)
-
-
-def changed_fields(config: BufferConfig) -> list[str]:
-    """The fields that are set, for an update mask."""
-    fields = [*_CONFIG_ENUMS, *_CONFIG_NUMBERS, "consumers", "advantage"]
-    return [field for field in fields if getattr(config, field) is not None]
 
 
 def tombstone_to_message(tombstone: Tombstone) -> types_pb2.Tombstone:
@@ -198,30 +79,46 @@ def batch_fields(
     lease: types_pb2.Lease | None,
     end: service_pb2.SampleResponse | service_pb2.SampleFrame,
     *,
+    packed: bytes | bytearray,
+    num_bytes: int | None,
     received_time: float,
 ) -> dict[str, Any]:
-    """The fields of `BatchData` that the server states, all but buffer and consumer.
+    """The fields of `BatchData` that the server states, all but buffer, consumer and rank.
 
     Args:
-        experiences: All of the batch.
+        experiences: All of the batch; none of a packed one.
         lease: None when nothing was delivered.
         end: The message with the batch's totals: the response, or the last frame.
+        packed: The packed batch; empty when it isn't one.
+        num_bytes: Payload bytes of the batch; None: as many as came.
         received_time: `time.monotonic()` at the receipt.
     """
     experiences = list(experiences)
     return {
         "lease_id": lease.id if lease else 0,
         "expire_time": received_time + lease.expires_in_seconds if lease else math.inf,
+        "world_size": lease.world_size if lease else 0,
         "uids": tuple(item.uid for item in experiences),
         "groups": tuple(item.group for item in experiences),
         "payloads": tuple(item.payload for item in experiences),
         "num_deliveries": tuple(item.num_deliveries for item in experiences),
         "staleness": tuple(_optional(item, "staleness") for item in experiences),
         "flags": tuple(tuple(item.flags) for item in experiences),
+        "probabilities": tuple(item.probability for item in experiences),
+        "times_sampled": tuple(item.times_sampled for item in experiences),
+        "generations": tuple(item.generation for item in experiences),
+        "columns": LazyPacked(packed) if packed else None,
+        "num_bytes": _num_bytes(experiences, packed) if num_bytes is None else num_bytes,
         "num_units": end.num_units,
         "shortfall": end.shortfall,
         "policy_version": _optional(end, "policy_version"),
     }
+
+
+def _num_bytes(
+    experiences: Iterable[types_pb2.SampledExperience], packed: bytes | bytearray
+) -> int:
+    return len(packed) + sum(len(item.payload) for item in experiences)
 
 
 def stored(message: service_pb2.GetResponse) -> StoredExperience:
@@ -260,17 +157,8 @@ def summary(message: types_pb2.ExperienceSummary) -> ExperienceSummary:
         max_policy_version=_optional(message, "max_policy_version"),
         push_time=message.push_time,
         message=message.message,
-    )
-
-
-def buffer_info(message: config_pb2.Buffer) -> BufferInfo:
-    """Translate a buffer."""
-    return BufferInfo(
-        config=config_from_message(message.config),
-        policy_version=policy_version(message),
-        create_time=message.create_time,
-        num_items=message.num_items,
-        num_bytes=message.num_bytes,
+        priority=message.priority,
+        generation=message.generation,
     )
 
 
@@ -299,6 +187,7 @@ def _buffer_stats(message: service_pb2.BufferStats) -> BufferStats:
         num_quarantined_groups=message.num_quarantined_groups,
         num_waiting_for_fields=message.num_waiting_for_fields,
         computing_waits_for=message.computing_waits_for,
+        num_reserved_groups=message.num_reserved_groups,
         oldest_open_group=message.oldest_open_group,
         policy_version=policy_version(message),
         consumers=tuple(_consumer_stats(consumer) for consumer in message.consumers),
@@ -316,6 +205,13 @@ def _consumer_stats(message: service_pb2.ConsumerStats) -> ConsumerStats:
         waiting_for=message.waiting_for,
         num_acked_units=message.num_acked_units,
         num_redelivered_units=message.num_redelivered_units,
+        num_quarantined_units=message.num_quarantined_units,
+        num_held_units=message.num_held_units,
+        num_stale_units=message.num_stale_units,
+        num_retained_experiences=message.num_retained_experiences,
+        last_step=_optional(message, "last_step"),
+        safe_step=_optional(message, "safe_step"),
+        pushes_wait_for=message.pushes_wait_for,
     )
 
 

@@ -1,4 +1,4 @@
-"""Batches of the sync client, and the stream that delivers them."""
+"""The stream that delivers batches to the sync client."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc
 
-from experience_buffer import _calls, _sampling
+from experience_buffer import _buffer_calls, _delivery_calls, _sampling
+from experience_buffer._batch import Batch
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer.errors import (
@@ -26,7 +26,6 @@ from experience_buffer.errors import (
     UnavailableError,
 )
 from experience_buffer.v1 import service_pb2
-from experience_buffer.values import BatchData
 
 if TYPE_CHECKING:
     from typing import Self
@@ -37,44 +36,12 @@ logger = logging.getLogger("experience_buffer")
 Outbox: TypeAlias = "queue.SimpleQueue[service_pb2.SampleStreamRequest | None]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Batch(BatchData):
-    """A delivered batch that can be acknowledged. It can be shared between threads."""
-
-    client: Client
-    settle: Callable[[int], bool] | None = field(default=None)
-    """Acknowledges on the stream that delivered this; False when that stream is gone."""
-
-    def ack(self) -> None:
-        """Say that the batch is consumed; returns after the server's commit. Idempotent.
-
-        Raises:
-            LeaseNotFoundError: The lease has expired, or its stream broke: the experiences are
-                delivered again.
-            ExperienceBufferError: No answer, or another failure.
-        """
-        if self.lease_id and not (self.settle and self.settle(self.lease_id)):
-            self.client.ack(self.lease_id, buffer=self.buffer)
-
-    def nack(self, reason: str = "") -> None:
-        """Give the batch back: its experiences are offered again at once.
-
-        Args:
-            reason: Why; the server logs it.
-
-        Raises:
-            LeaseNotFoundError: The lease has ended before.
-        """
-        if self.lease_id:
-            self.client.nack(self.lease_id, buffer=self.buffer, reason=reason)
-
-
 class SampleStream:
     """An endless iterator of batches; a context manager whose end gives back what isn't acked.
 
     It can be shared between threads: each batch goes to one of them. A thread reads ahead. When
     the stream breaks it reconnects; batches that were read ahead are then dropped here, since
-    the server delivers them again.
+    the server delivers them again. A rank goes on after the last shared batch that was taken here.
     """
 
     def __init__(self, client: Client, plan: _sampling.StreamPlan) -> None:
@@ -88,6 +55,8 @@ class SampleStream:
         self._connection = 0
         self._assembler = _sampling.FrameAssembler(plan)
         self._dropped: list[int] = []
+        self._last_lease = 0
+        self._has_delivered = False
         self._waiting = ""
         self._failure: ExperienceBufferError | None = None
         self._closed = False
@@ -118,24 +87,27 @@ class SampleStream:
 
         Raises:
             StopIteration: The stream was closed.
+            DeadlineExceededError: The first batch didn't come within `first_timeout`; the text
+                says what the server waits for. Calling again waits again.
             ExperienceBufferError: The server ended the stream for good, or could not be reached
                 for `RetryOptions.reconnect_seconds`.
         """
         self._start()
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._ready or self._failure or self._closed)
+                limit = None if self._has_delivered else self._plan.first_timeout
+                if not self._changed.wait_for(self._has_news, limit):
+                    break
                 if self._closed:
                     raise StopIteration
                 if not self._ready:
                     assert self._failure is not None
                     raise self._failure
-                batch = self._ready.popleft()
-                assert self._outbox is not None
-                self._outbox.put(_sampling.credit(1))
+                batch = self._take()
                 if time.monotonic() < batch.expire_time:
                     return batch
                 logger.warning("%r expired before it was asked for: lower prefetch", batch)
+        raise _sampling.no_first_batch(self._plan, self._waiting or self._ask_what_it_waits_for())
 
     def close(self) -> None:
         """Cancel the call, which gives back every lease that isn't acked. Idempotent."""
@@ -147,6 +119,29 @@ class SampleStream:
             call.cancel()
         if reader is not None and reader is not threading.current_thread():
             reader.join()
+
+    def _has_news(self) -> bool:
+        return bool(self._ready) or self._failure is not None or self._closed
+
+    def _take(self) -> Batch:
+        """Take the next batch and let the server send another. Call with the lock held."""
+        batch = self._ready.popleft()
+        assert self._outbox is not None
+        for request in self._plan.credits(1, batch.num_bytes):
+            self._outbox.put(request)
+        self._last_lease = batch.lease_id or self._last_lease
+        self._has_delivered = True
+        return batch
+
+    def _ask_what_it_waits_for(self) -> str:
+        """For a stream that has no note of the server's yet; empty when nobody says."""
+        try:
+            stats = self._client._run(
+                _buffer_calls.get_stats(self._plan.buffer), _sampling.ASK_SECONDS
+            )
+        except ExperienceBufferError as error:
+            return str(error)
+        return _sampling.wait_reason(stats, self._plan)
 
     def _start(self) -> None:
         with self._changed:
@@ -190,7 +185,7 @@ class SampleStream:
     def _return_dropped(self) -> None:
         """Give back what was read ahead on a connection that broke; the rest next time."""
         while self._dropped and not self._closed:
-            call = _calls.nack(
+            call = _delivery_calls.nack(
                 self._dropped[-1], buffer=self._plan.buffer, reason=_sampling.RETURN_REASON
             )
             try:
@@ -203,7 +198,7 @@ class SampleStream:
 
     def _connect(self) -> Iterator[service_pb2.SampleStreamResponse]:
         outbox: Outbox = queue.SimpleQueue()
-        for request in self._plan.opening():
+        for request in self._plan.opening(after_lease_id=self._last_lease):
             outbox.put(request)
         call = self._client._open("SampleStream", iter(outbox.get, None))
         with self._changed:
@@ -241,8 +236,9 @@ class SampleStream:
             self._outbox.put(None)
             self._outbox = None
         # A server that died still holds them as leased when it is back.
-        self._dropped += [batch.lease_id for batch in self._ready]
-        self._dropped += self._assembler.partial_leases
+        if self._plan.returns_leases:
+            self._dropped += [batch.lease_id for batch in self._ready if batch.lease_id]
+            self._dropped += self._assembler.partial_leases
         self._assembler = _sampling.FrameAssembler(self._plan)
         self._ready.clear()
         for future in self._acks.values():
@@ -250,18 +246,19 @@ class SampleStream:
         self._acks.clear()
         self._changed.notify_all()
 
-    def _ack(self, lease_id: int, *, connection: int) -> bool:
-        """Acknowledge on the connection that delivered the batch; False when it is gone."""
+    def _ack(self, lease_id: int, step: int | None, *, connection: int) -> int | None:
+        """Acknowledge on the connection that delivered the batch; None when it is gone."""
+        request = _sampling.ack(lease_id, step)
         with self._changed:
             if self._outbox is None or connection != self._connection:
-                return False
+                return None
             future = self._acks.get(lease_id)
             if future is None:
                 future = self._acks[lease_id] = futures.Future()
-                self._outbox.put(_sampling.ack(lease_id))
+                self._outbox.put(request)
         timeout = self._client.timeout
         try:
             result = future.result(timeout)
         except futures.TimeoutError:
             raise _sampling.unanswered_ack(lease_id, timeout) from None
-        return result is not None and _sampling.check_result(result)
+        return None if result is None else _sampling.check_result(result)

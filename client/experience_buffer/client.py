@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from experience_buffer import _annotate, _calls, _push
-from experience_buffer._connection import Connection
+from experience_buffer import _calls, _delivery_calls, _push
+from experience_buffer._batch import Batch
+from experience_buffer._buffer_verbs import BufferVerbs
+from experience_buffer._content_verbs import ContentVerbs
+from experience_buffer._delivery_verbs import DeliveryVerbs
 from experience_buffer._retry import Deadline
 from experience_buffer._sampling import StreamPlan
-from experience_buffer._stream import Batch, SampleStream
+from experience_buffer._stream import SampleStream
 from experience_buffer._writer import Writer
-from experience_buffer.options import BufferChanges, BufferConfig, WriterOptions
-from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult, PushOutcome, PushResult
+from experience_buffer.consumer_options import SampleFormat
+from experience_buffer.options import WriterOptions
+from experience_buffer.outcomes import PushOutcome, PushResult
 from experience_buffer.values import (
-    BufferInfo,
-    DeleteResult,
-    ExperienceState,
-    ExperienceSummary,
-    SealedGroup,
-    Stats,
-    StoredExperience,
     Tombstone,
 )
 
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from experience_buffer.experience import Experience
 
 
-class Client(Connection):
+class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
     """Talks to an experience buffer server.
 
     It can be shared between threads, pickled, and used after a fork: the connection is made
@@ -116,6 +113,9 @@ class Client(Connection):
         consumer: str = "trainer",
         min_batch_size: int = 0,
         lease_seconds: float = 0.0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        format: SampleFormat = "trxp",
         timeout: float | None = None,
     ) -> Batch:
         """Lease one batch, waiting for it.
@@ -128,6 +128,14 @@ class Client(Connection):
             consumer: The consumer's name.
             min_batch_size: Fewest units worth delivering at the timeout; 0: `batch_size`.
             lease_seconds: Until the lease expires; 0: the buffer's default.
+            rank: With `world_size`, this rank's part of a batch that all ranks share: whole units,
+                balanced by tokens, none where there are fewer units than ranks. All ranks ask for
+                the same `batch_size`, which is the batch's. This client then asks for one shared
+                batch after the other, one thread per rank; a new client, as after a crash, first
+                gets the oldest part again that its rank hasn't acknowledged.
+            world_size: How many ranks share each batch; None: nobody shares this one.
+            format: "packed": the whole batch as columns, in `packed`, which is faster for large
+                batches of short experiences.
             timeout: Seconds to wait for a full batch; 0: take what is there; None: the client's
                 timeout. The call itself may take the client's timeout longer.
 
@@ -135,15 +143,21 @@ class Client(Connection):
             ConsumerNotFoundError: The buffer has no such consumer.
         """
         wait_seconds = self._timeout if timeout is None else timeout
-        call = _calls.sample(
+        part = (buffer, consumer, -1 if rank is None else rank)
+        call = _delivery_calls.sample(
             batch_size,
             buffer=buffer,
             consumer=consumer,
             wait_seconds=wait_seconds,
             min_batch_size=min_batch_size,
             lease_seconds=lease_seconds,
+            rank=_delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0)),
+            format=format,
         )
-        return Batch(client=self, **self._run(call, wait_seconds + self._timeout))
+        batch = Batch(client=self, **self._run(call, wait_seconds + self._timeout))
+        if batch.rank is not None and batch.lease_id:
+            self._parts[part] = batch.lease_id
+        return batch
 
     def stream(
         self,
@@ -152,9 +166,14 @@ class Client(Connection):
         buffer: str = "default",
         consumer: str = "trainer",
         prefetch: int = 2,
+        max_bytes: int = 0,
         min_batch_size: int = 0,
         lease_seconds: float = 0.0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        format: SampleFormat = "trxp",
         timeout: float = 10.0,
+        first_timeout: float | None = None,
     ) -> SampleStream:
         """Iterate over batches without end; use it as a context manager.
 
@@ -163,204 +182,30 @@ class Client(Connection):
             buffer: The buffer's name.
             consumer: The consumer's name.
             prefetch: Batches that the server may send ahead; their leases run meanwhile.
+            max_bytes: Payload bytes that it may send ahead; 0: any. One batch may exceed them.
             min_batch_size: Fewest units worth delivering after `timeout`; 0: `batch_size`.
             lease_seconds: Until a lease expires; 0: the buffer's default.
+            rank: With `world_size`, this rank's parts of batches that all ranks share, as in
+                `sample`; a new stream begins with the oldest part that isn't acknowledged.
+            world_size: How many ranks share each batch; None: nobody shares these.
+            format: "packed": each batch as columns, in `packed`.
             timeout: Seconds after which a smaller batch may come, or else a note on what is
                 waited for is logged and shown in `SampleStream.waiting`.
+            first_timeout: Seconds that a call for the first batch waits before it raises
+                `DeadlineExceededError`, which says what the server waits for; None: without end.
         """
         plan = StreamPlan(
             batch_size=batch_size,
             buffer=buffer,
             consumer=consumer,
             prefetch=prefetch,
+            max_bytes=max_bytes,
             min_batch_size=min_batch_size,
             timeout_seconds=timeout,
+            first_timeout=first_timeout,
             lease_seconds=lease_seconds,
+            rank=rank,
+            world_size=world_size,
+            format=format,
         )
         return SampleStream(self, plan)
-
-    def ack(self, lease_id: int, *, buffer: str = "default") -> int:
-        """End a lease: its experiences are consumed; how many these are. Idempotent.
-
-        Raises:
-            LeaseNotFoundError: It expired or was given back.
-        """
-        return self._run(_calls.ack(lease_id, buffer=buffer))
-
-    def nack(self, lease_id: int, *, buffer: str = "default", reason: str = "") -> int:
-        """End a lease: its experiences are offered again; how many these are.
-
-        Raises:
-            LeaseNotFoundError: It has ended before.
-        """
-        return self._run(_calls.nack(lease_id, buffer=buffer, reason=reason))
-
-    def seal_group(
-        self, group: str, *, buffer: str = "default", group_size: int = 0
-    ) -> SealedGroup:
-        """Say that a group gets no more members than stated; 0: than it has now.
-
-        Raises:
-            GroupNotFoundError: The buffer knows no such group.
-        """
-        return self._run(_calls.seal_group(group, buffer=buffer, group_size=group_size))
-
-    def drop_group(self, group: str, *, buffer: str = "default", reason: str = "") -> int:
-        """Discard a group whose task was aborted; how many experiences go.
-
-        Raises:
-            GroupNotFoundError: The buffer knows no such group.
-        """
-        return self._run(_calls.drop_group(group, buffer=buffer, reason=reason))
-
-    def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
-        """Read one experience.
-
-        Raises:
-            ExperienceNotFoundError: It isn't there.
-            DataLossError: Its record is damaged.
-        """
-        return self._run(_calls.get(uid, buffer=buffer))
-
-    def annotate(
-        self,
-        annotations: Mapping[str, Mapping[str, Any]],
-        *,
-        buffer: str = "default",
-        raise_on_refused: bool = True,
-        timeout: float | None = None,
-    ) -> AnnotateResult:
-        """Add fields that came late to stored experiences; what depends on them is computed again.
-
-        Returns when all are durable. Idempotent; many go in several requests, and after an error
-        what was sent before is stored.
-
-        Args:
-            annotations: By uid what is added, by the names that `Experience` has for it:
-                `reward`, `baseline_reward`, `env_state_hash` and `num_turns` as values; `values`,
-                `ref_logprobs` and other tensors as lists (float32; `versions` int64), arrays or
-                tensors of any dtype. Other numbers and texts become entries of `info`, as
-                everything in `info` does, a dict of plain data.
-            buffer: The buffer's name.
-            raise_on_refused: False: return refused ones in the result instead of raising.
-            timeout: Seconds for all of it, retries included; None: the client's.
-
-        Returns:
-            One outcome per annotation, in order.
-
-        Raises:
-            InvalidRequestError: An annotation holds what can't be sent; none is stored then.
-            AnnotateRefusedError: The server refused some; all others are stored.
-            MessageTooLargeError: One annotation is over the message limit.
-        """
-        deadline = Deadline(self._timeout if timeout is None else timeout)
-        outcomes: list[AnnotateOutcome] = []
-        requests = _annotate.requests(annotations, buffer=buffer, options=self._options)
-        for request in requests:
-            answer = self._run(_calls.annotate(request), deadline.remaining())
-            outcomes.extend(answer)
-        result = AnnotateResult(outcomes=tuple(outcomes))
-        if raise_on_refused:
-            result.raise_for_refused()
-        return result
-
-    def list(
-        self,
-        *,
-        buffer: str = "default",
-        tid: str = "",
-        rid: str = "",
-        sid: str = "",
-        state: ExperienceState | None = None,
-        page_size: int = 100,
-    ) -> Iterator[ExperienceSummary]:
-        """Iterate over summaries of stored experiences, oldest first, fetching page by page.
-
-        Args:
-            buffer: The buffer's name.
-            tid: Only those of this task.
-            rid: Only those of this run.
-            sid: Only those of this step.
-            state: Only those in this state.
-            page_size: Summaries per call, at most 1,000.
-        """
-        where = _calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
-        token, more = "", True
-        while more:
-            page, token = self._run(
-                _calls.list_page(token, buffer=buffer, where=where, page_size=page_size)
-            )
-            yield from page
-            more = bool(token)
-
-    def delete(
-        self,
-        uids: str | Sequence[str] | None = None,
-        *,
-        buffer: str = "default",
-        tid: str = "",
-        rid: str = "",
-        sid: str = "",
-        state: ExperienceState | None = None,
-    ) -> DeleteResult:
-        """Remove experiences that aren't leased, by uids (at most 10,000) or by keys and state.
-
-        Raises:
-            InvalidRequestError: Both uids and keys, or neither, are given.
-        """
-        where = _calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
-        call = _calls.delete(uids, buffer=buffer, where=where)
-        return self._run(call) if call else _calls.NOTHING_DELETED
-
-    def create_buffer(self, config: BufferConfig | str, *, exist_ok: bool = False) -> BufferInfo:
-        """Create a buffer.
-
-        Args:
-            config: Its configuration, or just its name.
-            exist_ok: True: answer with the one that exists if its configuration is the same.
-
-        Raises:
-            AlreadyExistsError: The name is taken.
-        """
-        return self._run(_calls.create_buffer(config, exist_ok=exist_ok))
-
-    def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
-        """Change fields of a buffer's configuration, named as in `BufferConfig`.
-
-        Raises:
-            WrongStateError: `group_by` can't change while experiences are stored.
-        """
-        return self._run(_calls.update_buffer(BufferConfig(name, **changes)))
-
-    def get_buffer(self, name: str) -> BufferInfo:
-        """Read a buffer's configuration and size."""
-        return self._run(_calls.get_buffer(name))
-
-    def list_buffers(self) -> tuple[BufferInfo, ...]:
-        """Read all buffers, by name."""
-        return self._run(_calls.list_buffers())
-
-    def delete_buffer(self, name: str, *, force: bool = False) -> int:
-        """Remove a buffer; how many experiences were in it.
-
-        Args:
-            name: The buffer's name.
-            force: True: also when experiences are stored in it.
-
-        Raises:
-            WrongStateError: Experiences are stored in it, and `force` is False.
-        """
-        return self._run(_calls.delete_buffer(name, force=force))
-
-    def publish_policy_version(self, version: int, *, buffer: str = "default") -> int | None:
-        """Say which policy the trainer has published; the version before, None if the first.
-
-        Args:
-            version: At least 0; may be lower than the last (a rollback).
-            buffer: The buffer's name.
-        """
-        return self._run(_calls.publish_policy_version(version, buffer=buffer))
-
-    def get_stats(self, buffer: str = "") -> Stats:
-        """Read counts, depths and what is waited for, of one buffer or of all."""
-        return self._run(_calls.get_stats(buffer))

@@ -1,6 +1,7 @@
 """Small immutable values that say how a client behaves and how a buffer is configured.
 
-Nothing here talks to a server; `_convert.py` translates the configurations to messages.
+Those of a buffer's consumers are in `consumer_options.py`. Nothing here talks to a server;
+`_config.py` translates the configurations to messages.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypedDict
+
+from experience_buffer.consumer_options import ConsumerConfig, Pacing, Selector, SelectorKind
 
 GroupBy: TypeAlias = Literal["none", "task", "run", "step"]
 """Which key makes experiences one group."""
@@ -19,8 +22,10 @@ BadRewardPolicy: TypeAlias = Literal["refuse", "tombstone"]
 """What happens to an experience whose reward is NaN, or missing though the estimator needs it."""
 MissingFieldPolicy: TypeAlias = Literal["refuse", "wait"]
 """What happens to an experience without a field that the estimator needs."""
-Unit: TypeAlias = Literal["item", "group"]
-"""What one delivery is made of: single experiences or whole groups."""
+FullPolicy: TypeAlias = Literal["refuse", "evict"]
+"""What happens to a push that finds the buffer full."""
+FuturePolicy: TypeAlias = Literal["hold", "refuse", "deliver"]
+"""What happens to an experience of a policy version newer than the published one."""
 Parameter: TypeAlias = bool | int | float | str
 """A parameter of an advantage estimator; integers up to 2**53 are exact."""
 
@@ -117,19 +122,6 @@ class WriterOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerConfig:
-    """A named reader of a buffer."""
-
-    name: str
-    """1 to 64 characters of letters, digits, ".", "_" and "-"."""
-    unit: Unit = "item"
-    """What `batch_size` counts for this consumer."""
-    raw: bool = field(default=False, kw_only=True)
-    """True: it gets experiences as soon as they are stored (groups as soon as they are whole), without
-    waiting for advantages or missing fields: a reference model or critic that annotates them."""
-
-
-@dataclass(frozen=True, slots=True)
 class AdvantageConfig:
     """How advantages are computed when a group is whole."""
 
@@ -176,10 +168,28 @@ class BufferConfig:
     """Most payload bytes in the buffer."""
     duplicate_horizon_seconds: float | None = field(default=None, kw_only=True)
     """For how long a consumed uid is remembered to recognise a repeated push."""
+    on_full: FullPolicy | None = field(default=None, kw_only=True)
+    """A push that finds the buffer full is refused with a delay after which to try again, or units
+    that `remover` chooses make room; leased and retained ones stay."""
+    remover: Selector | SelectorKind | None = field(default=None, kw_only=True)
+    """What makes room under "evict", whole groups where there are groups; a kind alone becomes a
+    `Selector` of that kind."""
+    on_future_version: FuturePolicy | None = field(default=None, kw_only=True)
+    """What happens to experiences of a policy version that isn't published yet, as after a
+    rollback: held until it is, refused when pushed, or delivered like any other."""
+    pacing: Pacing | None = field(default=None, kw_only=True)
+    """Admission of new tasks; None: all are admitted."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.remover, str):
+            object.__setattr__(self, "remover", Selector(self.remover))
 
 
 class BufferChanges(TypedDict, total=False):
-    """What `update_buffer` can change: the fields of `BufferConfig`, each only if given."""
+    """What `update_buffer` can change: the fields of `BufferConfig`, each only if given.
+
+    `pacing=None` ends the admission of tasks.
+    """
 
     group_by: GroupBy
     group_size: int
@@ -195,3 +205,7 @@ class BufferChanges(TypedDict, total=False):
     max_items: int
     max_bytes: int
     duplicate_horizon_seconds: float
+    on_full: FullPolicy
+    remover: Selector | SelectorKind
+    on_future_version: FuturePolicy
+    pacing: Pacing | None

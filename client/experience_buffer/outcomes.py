@@ -9,9 +9,12 @@ from experience_buffer.errors import AnnotateRefusedError, PushRefusedError
 
 PushStatus: TypeAlias = Literal["stored", "duplicate", "refused"]
 """What became of one pushed item."""
-RefusalReason: TypeAlias = Literal["", "invalid", "conflict", "late", "missing_field", "group_size"]
+RefusalReason: TypeAlias = Literal[
+    "", "invalid", "conflict", "late", "missing_field", "group_size", "future_version"
+]
 """Why an item was refused: damaged, uid taken by other content, group closed, a field lacks that
-the estimator needs, group size contradicts an earlier one. Empty when it wasn't."""
+the estimator needs, group size contradicts an earlier one, policy version newer than the published
+one. Empty when it wasn't."""
 AnnotateRefusalReason: TypeAlias = Literal["", "unknown_uid", "invalid", "delivered"]
 """Why an annotation was refused: nothing is stored under the uid, it is damaged or doesn't fit,
 the advantages it would change are with a consumer. Empty when it wasn't."""

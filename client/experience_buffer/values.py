@@ -1,7 +1,6 @@
-"""What calls return: summaries, statistics, and the content of a batch.
+"""What calls return: summaries and statistics.
 
-Values only; the batches that can be acknowledged are in `_stream.py` and `_async_stream.py`, what
-became of pushes and annotations is in `outcomes.py`.
+Values only; batches are in `_batch.py`, what became of pushes and annotations is in `outcomes.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from experience_buffer.consumer_options import Unit
     from experience_buffer.eid import EID
     from experience_buffer.experience import Experience
-    from experience_buffer.options import BufferConfig, Unit
+    from experience_buffer.options import BufferConfig
 
 ExperienceState: TypeAlias = Literal[
     "waiting_for_group",
@@ -22,8 +22,12 @@ ExperienceState: TypeAlias = Literal[
     "quarantined",
     "tombstone",
     "waiting_for_fields",
+    "held",
+    "retained",
 ]
-"""Where an experience is on its way; the last: it or its group lacks what the estimator needs."""
+"""Where an experience is on its way. "waiting_for_fields": it or its group lacks what the estimator
+needs; "held": its policy version isn't published yet; "retained": every consumer has consumed it,
+and it is kept because a step may be rewound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,62 +59,6 @@ class WriterCounts:
         return self.num_appended - settled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class BatchData:
-    """A delivered batch: parallel tuples, one entry per experience, groups contiguous.
-
-    Falsy when it holds nothing; `shortfall` then says why. That isn't an error.
-    """
-
-    buffer: str
-    consumer: str
-    lease_id: int
-    """Names the lease; 0 when nothing was delivered."""
-    expire_time: float
-    """When the lease expires, by `time.monotonic()`; infinity when nothing was delivered."""
-    uids: tuple[str, ...]
-    groups: tuple[str, ...]
-    """Each experience's group key; empty texts in ungrouped buffers."""
-    payloads: tuple[bytes, ...]
-    """Each a TRXP payload of one experience."""
-    num_deliveries: tuple[int, ...]
-    """How often each has been delivered to this consumer, this delivery included."""
-    staleness: tuple[int | None, ...]
-    """Published policy version minus the version that began the experience; None when unknown."""
-    flags: tuple[tuple[str, ...], ...]
-    """What each one's advantages are like: "singleton" (nothing to compare with), "zero_variance"
-    (all rewards of its group are equal), "masked" (and so its action mask was zeroed), "zero_mask"
-    (no token counts), "bootstrapped" (a critic's value stands for what was cut off)."""
-    num_units: int
-    """Units (experiences or groups) delivered."""
-    shortfall: str
-    """Why there are fewer units than asked for; empty when there aren't."""
-    policy_version: int | None
-    """The newest published policy version; None before the first."""
-
-    def __len__(self) -> int:
-        """Return the number of experiences."""
-        return len(self.uids)
-
-    def __repr__(self) -> str:
-        short = f", shortfall={self.shortfall!r}" if self.shortfall else ""
-        return (
-            f"<{type(self).__name__} lease {self.lease_id} of {self.consumer!r} on "
-            f"{self.buffer!r}: {len(self)} experiences, {self.num_units} units{short}>"
-        )
-
-    @property
-    def experiences(self) -> list[Experience]:
-        """The decoded experiences; needs torch. Decodes anew each time: keep the list.
-
-        Raises:
-            TrxpError: A payload is damaged.
-        """
-        from experience_buffer import trxp
-
-        return [experience for payload in self.payloads for experience in trxp.decode(payload)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperienceSummary:
     """What is known of a stored experience without its payload."""
@@ -134,6 +82,10 @@ class ExperienceSummary:
     """When it was accepted, seconds since the Unix epoch."""
     message: str
     """Why it is where it is: for tombstones, quarantined ones and those that wait for fields."""
+    priority: float
+    """As set by `update_priorities` or pushed in `info["priority"]`; 1 where neither was."""
+    generation: int
+    """Changes with every update of the priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +120,49 @@ class DeleteResult:
     """Not removed: a consumer holds a lease on them."""
     unknown_uids: tuple[str, ...]
     """Not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindResult:
+    """What a rewind made available again."""
+
+    num_experiences: int
+    """Whose acknowledgements were undone."""
+    num_leases: int
+    """Open leases that were returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafeResult:
+    """What was kept for a rewind and no longer is."""
+
+    num_experiences: int
+    """Acknowledged deliveries that can't be rewound any more."""
+    safe_step: int
+    """The step before which the consumer can't be rewound now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityResult:
+    """What became of new priorities. Those in neither list are set."""
+
+    num_updated: int
+    unknown_uids: tuple[str, ...]
+    """Not stored (any more)."""
+    outdated_uids: tuple[str, ...]
+    """Updated by someone else since the generation given, or pushed anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Which tasks may begin."""
+
+    granted: tuple[str, ...]
+    """Those of the groups that may, in the order asked for."""
+    reason: str
+    """Why there are fewer than asked for; empty when there aren't."""
+    retry_delay_seconds: float
+    """When to ask for the others; 0 when all may begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +208,20 @@ class ConsumerStats:
     """Since the server started."""
     num_redelivered_units: int
     """Offered again after an expiry or nack since the server started."""
+    num_quarantined_units: int
+    """Came back without an ack too often and aren't offered; see `release_quarantined`."""
+    num_held_units: int
+    """Of policy versions that aren't published yet."""
+    num_stale_units: int
+    """Left out because they were too stale, since the server started."""
+    num_retained_experiences: int
+    """Acknowledged deliveries of experiences that a rewind would make available again."""
+    last_step: int | None
+    """The highest step that was acknowledged; None before the first."""
+    safe_step: int | None
+    """The step before which it can't be rewound; None before the first."""
+    pushes_wait_for: str
+    """What keeps its limiter from accepting pushes; empty when nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +244,8 @@ class BufferStats:
     """Experiences that lack a field the estimator needs, and wait for `annotate`."""
     computing_waits_for: str
     """What computing waits for, in words: missing fields, a batch that isn't full; else empty."""
+    num_reserved_groups: int
+    """Places that workers have reserved and not pushed to yet."""
     oldest_open_group: str
     """In words; empty when there is none."""
     policy_version: int | None

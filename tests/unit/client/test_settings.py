@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 import pickle
 import subprocess
 import sys
 import typing
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,18 +12,16 @@ import pytest
 import experience_buffer
 from experience_buffer import (
     EID,
-    AdvantageConfig,
     AsyncClient,
-    BufferConfig,
     Client,
     ClientOptions,
-    ConsumerConfig,
-    InvalidRequestError,
     RetryOptions,
     TlsOptions,
     Tombstone,
     _channel,
     _convert,
+    _names,
+    consumer_options,
     options,
     outcomes,
     values,
@@ -34,19 +30,22 @@ from experience_buffer.v1 import config_pb2, types_pb2
 
 PUBLIC = """
 AdvantageConfig AlreadyExistsError AnnotateOutcome AnnotateRefusedError AnnotateResult AsyncBatch
-AsyncClient AsyncSampleStream AsyncWriter Batch BufferConfig BufferFullError BufferInfo
-BufferNotFoundError BufferStats CallCancelledError Client ClientOptions ConsumerConfig
+AsyncClient AsyncPolicyVersions AsyncSampleStream AsyncWriter Batch BufferConfig BufferFullError
+BufferInfo BufferNotFoundError BufferStats CallCancelledError Client ClientOptions ConsumerConfig
 ConsumerNotFoundError ConsumerStats CustomField DataLossError DeadlineExceededError DeleteResult EID
 Experience ExperienceBufferError ExperienceNotFoundError ExperienceSummary ForbiddenError
-GroupNotFoundError InternalServerError InvalidRequestError LeaseNotFoundError MessageTooLargeError
-NotFoundError PushOutcome PushRefusedError PushResult ResourceExhaustedError RetryOptions
-SampleStream SealedGroup Stats StoredExperience TlsOptions Tombstone TrxpError UnauthenticatedError
-UnavailableError UnsupportedError Writer WriterCounts WriterOptions WrongStateError
+GroupNotFoundError InternalServerError InvalidRequestError LeaseNotFoundError Limiter
+MessageTooLargeError NotFoundError Pacing PackedBatch PolicyVersions PriorityResult PushOutcome
+PushRefusedError PushResult Reservation ResourceExhaustedError RetryOptions RewindResult SafeResult
+SampleStream SealedGroup Selector Staleness Stats StoredExperience TlsOptions Tombstone TrxpError
+UnauthenticatedError UnavailableError UnsupportedError Writer WriterCounts WriterOptions
+WrongStateError
 """
 VERBS = """
-ack address annotate close create_buffer delete delete_buffer drop_group get get_buffer get_stats
-list list_buffers nack options publish_policy_version push sample seal_group stream timeout
-update_buffer writer
+ack address annotate close create_buffer declare_safe delete delete_buffer drop_group extend_lease
+get get_buffer get_stats list list_buffers load_state_dict nack options publish_policy_version push
+release_quarantined reserve_groups rewind sample seal_group state_dict stream timeout update_buffer
+update_priorities watch_policy_version writer
 """
 
 
@@ -178,80 +177,6 @@ def test_impossible_options_are_refused(make: Any) -> None:
         make()
 
 
-FULL = BufferConfig(
-    "math",
-    group_by="run",
-    group_size=11,
-    group_deadline_seconds=13.5,
-    on_group_deadline="use_partial",
-    min_group_size=3,
-    late_members="new_group",
-    on_bad_reward="tombstone",
-    on_missing_field="wait",
-    consumers=(ConsumerConfig("actor", "group"), ConsumerConfig("critic", raw=True)),
-    advantage=AdvantageConfig("gae", {"lam": 0.95, "whiten": True, "mode": "x", "clip": math.inf}),
-    lease_seconds=17.0,
-    max_items=19,
-    max_bytes=23,
-    duplicate_horizon_seconds=29.0,
-)
-
-
-def test_configuration_survives_the_wire() -> None:
-    assert all(getattr(FULL, field.name) is not None for field in fields(FULL))
-    message = _convert.config_to_message(FULL)
-    assert {field.name for field, _ in message.ListFields()} == {
-        field.name for field in config_pb2.BufferConfig.DESCRIPTOR.fields
-    }
-    back = _convert.config_from_message(message)
-    assert back == FULL
-    assert back.advantage is not None
-    assert [type(value) for value in back.advantage.parameters.values()] == [
-        float,
-        float,
-        str,
-        bool,
-    ]
-    bare = BufferConfig("math")
-    assert _convert.config_from_message(_convert.config_to_message(bare)) == bare
-
-
-def test_changes_are_the_configurations_fields() -> None:
-    names = [field.name for field in fields(BufferConfig) if field.name != "name"]
-    assert list(options.BufferChanges.__annotations__) == names
-    assert sorted(_convert.changed_fields(FULL)) == sorted(names)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"group_by": "tasks"}, "group_by"),
-        ({"group_size": -1}, "group_size"),
-        ({"max_items": "many"}, "max_items"),
-        ({"consumers": (ConsumerConfig("a", "batch"),)}, "consumers.unit"),  # type: ignore[arg-type]
-        ({"on_missing_field": "drop"}, "on_missing_field"),
-        ({"advantage": AdvantageConfig(7)}, "advantage.estimator"),  # type: ignore[arg-type]
-        *(
-            ({"advantage": AdvantageConfig("x", bad)}, "advantage.parameters")  # type: ignore[arg-type]
-            for bad in (
-                {"a": object()},
-                {"a": None},
-                {"a": [1.0]},
-                {"a": {"b": 1.0}},
-                {"a": 10**400},
-                {"a": "\ud800"},
-                {3: 1.0},
-                17,
-            )
-        ),
-    ],
-)
-def test_bad_configuration_names_the_field(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidRequestError, match=field.split(".")[-1]) as caught:
-        _convert.config_to_message(BufferConfig("math", **changes))
-    assert caught.value.subject == field
-
-
 @pytest.mark.parametrize(
     ("literal", "enum", "prefix"),
     [
@@ -260,7 +185,13 @@ def test_bad_configuration_names_the_field(changes: dict[str, Any], field: str) 
         (options.LatePolicy, config_pb2.LatePolicy, "LATE_POLICY_"),
         (options.BadRewardPolicy, config_pb2.BadRewardPolicy, "BAD_REWARD_POLICY_"),
         (options.MissingFieldPolicy, config_pb2.MissingFieldPolicy, "MISSING_FIELD_POLICY_"),
-        (options.Unit, config_pb2.Unit, "UNIT_"),
+        (consumer_options.Unit, config_pb2.Unit, "UNIT_"),
+        (consumer_options.SelectorKind, config_pb2.SelectorKind, "SELECTOR_KIND_"),
+        (consumer_options.SelectorKey, config_pb2.SelectorKey, "SELECTOR_KEY_"),
+        (consumer_options.StalePolicy, config_pb2.StalePolicy, "STALE_POLICY_"),
+        (consumer_options.SampleFormat, types_pb2.SampleFormat, "SAMPLE_FORMAT_"),
+        (options.FullPolicy, config_pb2.FullPolicy, "FULL_POLICY_"),
+        (options.FuturePolicy, config_pb2.FuturePolicy, "FUTURE_POLICY_"),
         (outcomes.PushStatus, types_pb2.PushStatus, "PUSH_STATUS_"),
         (outcomes.RefusalReason, types_pb2.RefusalReason, "REFUSAL_REASON_"),
         (outcomes.AnnotateRefusalReason, types_pb2.AnnotateRefusal, "ANNOTATE_REFUSAL_"),
@@ -269,7 +200,7 @@ def test_bad_configuration_names_the_field(changes: dict[str, Any], field: str) 
 )
 def test_texts_are_the_enums_values(literal: Any, enum: Any, prefix: str) -> None:
     texts = [text for text in typing.get_args(literal) if text]
-    assert texts == list(_convert.Names(enum, prefix).by_name)
+    assert texts == list(_names.Names(enum, prefix).by_name)
 
 
 def test_tombstone_keeps_the_identity_apart() -> None:

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
-from experience_buffer import status, trxp
+from experience_buffer import packed, status, trxp
 from experience_buffer.errors import ExperienceBufferError, LeaseNotFoundError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import service_pb2_grpc, types_pb2
+from tests.unit.client.rpc.content_script import ContentScript
+from tests.unit.client.rpc.delivery_script import DeliveryScript
 
 
-class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
+class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceBufferServicer):
     """Answers calls from a script; keeps what was pushed, in memory, by uid."""
 
     def __init__(self) -> None:
+        ContentScript.__init__(self)
+        DeliveryScript.__init__(self)
         self.lock = threading.Lock()
-        self.failures: deque[ExperienceBufferError] = deque()
-        """Raised by the next unary calls and stream openings, one each."""
+        self.failures: deque[ExperienceBufferError | grpc.StatusCode] = deque()
+        """Raised by the next unary calls and stream openings, one each; a code alone is what gRPC
+        itself answers with."""
+        self.begun = threading.Semaphore(0)
+        """Calls that have come so far; they wait for the lock then."""
         self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
-        self.stored: dict[str, bytes] = {}
-        self.refuse: Callable[[str], bool] = lambda uid: False
-        self.computation: dict[str, Any] = {}
-        """What `Get` says of every experience."""
         self.break_push_after: deque[int] = deque()
         """Per push stream: requests stored before it breaks without answering the last one."""
         self.push_errors: deque[ExperienceBufferError] = deque()
@@ -39,6 +42,9 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         self.break_sample_after: deque[int] = deque()
         """Per sample stream: batches sent before it breaks."""
         self.credits: list[int] = []
+        self.byte_credits: list[int] = []
+        self.notes: deque[str] = deque()
+        """What sample streams say first that they wait for."""
         self.acked: list[int] = []
         self.nacked: list[int] = []
         self.lost_leases: set[int] = set()
@@ -49,12 +55,15 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         self.ended_streams = threading.Semaphore(0)
 
     def _begin(self, request: Any, context: Any) -> None:
+        self.begun.release()
         with self.lock:
             if request is not None:
                 self.requests.append(request)
             self.metadata.append(dict(context.invocation_metadata()))
             failure = self.failures.popleft() if self.failures else None
-        if failure is not None:
+        if isinstance(failure, grpc.StatusCode):
+            context.abort(failure, failure.name)
+        elif failure is not None:
             context.abort_with_status(status.to_status(failure))
 
     def _store(self, request: pb.PushRequest) -> pb.PushResponse:
@@ -102,12 +111,16 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         if not self.batches:
             return pb.SampleResponse(shortfall="0 ready of 64")
         payloads = self.batches.popleft()
-        return pb.SampleResponse(
-            lease=self._lease(request.consumer),
-            experiences=[self._experience(payload) for payload in payloads],
+        response = pb.SampleResponse(
+            lease=self._lease(request.consumer, request.rank_of.world_size),
             num_units=len(payloads),
             policy_version=17,
         )
+        if request.format == types_pb2.SAMPLE_FORMAT_PACKED:
+            response.packed = self._pack(payloads)
+        else:
+            response.experiences.extend(map(self._experience, payloads))
+        return response
 
     def SampleStream(
         self, request_iterator: Any, context: Any
@@ -115,7 +128,7 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
         self._begin(None, context)
         outbox: deque[pb.SampleStreamResponse] = deque()
         changed = self.changed
-        state = {"credits": 0, "over": False}
+        state: dict[str, Any] = {"credits": 0, "over": False, "open": None}
 
         def over() -> None:
             with changed:
@@ -129,11 +142,18 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
                         kind = request.WhichOneof("message")
                         if kind == "open":
                             self.requests.append(request.open)
+                            state["open"] = request.open
+                            outbox.extend(
+                                pb.SampleStreamResponse(waiting=note) for note in self.notes
+                            )
                         elif kind == "credits":
                             self.credits.append(request.credits)
                             state["credits"] += request.credits
+                        elif kind == "byte_credits":
+                            self.byte_credits.append(request.byte_credits)
                         elif kind == "ack" and not state["over"]:
-                            outbox.extend(self._end(lease) for lease in request.ack.ids)
+                            step = request.ack.step if request.ack.HasField("step") else None
+                            outbox.extend(self._end(lease, step) for lease in request.ack.ids)
                         changed.notify_all()
             except grpc.RpcError:
                 pass
@@ -155,9 +175,10 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
                     messages = [outbox.popleft() for _ in range(len(outbox))]
                     if not messages:
                         state["credits"] -= 1
-                        lease = self._lease("trainer")
+                        opened = state["open"]
+                        lease = self._lease("trainer", opened.rank_of.world_size)
                         leases.append(lease.id)
-                        messages = list(self._frames(lease, self.batches.popleft()))
+                        messages = list(self._frames(lease, self.batches.popleft(), opened))
                         num_sent += 1
                 yield from messages
                 if num_sent == limit:
@@ -168,21 +189,25 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
             self.ended_streams.release()
 
     def _frames(
-        self, lease: types_pb2.Lease, payloads: list[bytes]
+        self, lease: types_pb2.Lease, payloads: list[bytes], opened: pb.SampleStreamOpen
     ) -> Iterator[pb.SampleStreamResponse]:
         yield pb.SampleStreamResponse(waiting="soon")
-        for place, payload in enumerate(payloads):
-            last = place == len(payloads) - 1
-            frame = pb.SampleFrame(
-                lease=lease,
-                experiences=[self._experience(payload)],
-                last=last,
-                num_units=len(payloads) if last else 0,
-            )
+        if opened.format == types_pb2.SAMPLE_FORMAT_PACKED:
+            whole = self._pack(payloads)
+            frames = [pb.SampleFrame(packed=whole[at : at + 97]) for at in range(0, len(whole), 97)]
+        else:
+            frames = [pb.SampleFrame(experiences=[self._experience(each)]) for each in payloads]
+        frames = frames or [pb.SampleFrame()]
+        frames[-1].last = True
+        frames[-1].num_units = len(payloads)
+        frames[-1].batch_bytes = sum(map(len, payloads))
+        for frame in frames:
+            frame.lease.CopyFrom(lease)
             yield pb.SampleStreamResponse(frame=frame)
 
-    def _end(self, lease_id: int) -> pb.SampleStreamResponse:
+    def _end(self, lease_id: int, step: int | None) -> pb.SampleStreamResponse:
         self.acked.append(lease_id)
+        self.acks.append((lease_id, step, None))
         return pb.SampleStreamResponse(lease_result=pb.LeaseResult(lease_id=lease_id))
 
     def Ack(self, request: pb.AckRequest, context: Any) -> pb.AckResponse:
@@ -191,70 +216,23 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
             error = LeaseNotFoundError("it was given back", subject=str(request.lease_id))
             context.abort_with_status(status.to_status(error))
         self.acked.append(request.lease_id)
-        return pb.AckResponse(num_experiences=3)
-
-    def List(self, request: pb.ListRequest, context: Any) -> pb.ListResponse:
-        self._begin(request, context)
-        start = int(request.page_token or 0)
-        end = start + request.page_size
-        uids = sorted(self.stored)
-        return pb.ListResponse(
-            experiences=[
-                types_pb2.ExperienceSummary(uid=uid, state=types_pb2.EXPERIENCE_STATE_READY)
-                for uid in uids[start:end]
-            ],
-            next_page_token=str(end) if end < len(uids) else "",
-        )
+        step = request.step if request.HasField("step") else None
+        rank = request.rank if request.HasField("rank") else None
+        self.acks.append((request.lease_id, step, rank))
+        return pb.AckResponse(num_experiences=3, num_waiting_ranks=self.num_waiting_ranks)
 
     def Nack(self, request: pb.NackRequest, context: Any) -> pb.NackResponse:
         self._begin(request, context)
         self.nacked.append(request.lease_id)
         return pb.NackResponse(num_experiences=5)
 
-    def CreateBuffer(self, request: Any, context: Any) -> pb.CreateBufferResponse:
-        self._begin(request, context)
-        response = pb.CreateBufferResponse()
-        response.buffer.config.CopyFrom(request.config)
-        return response
-
-    def Annotate(self, request: pb.AnnotateRequest, context: Any) -> pb.AnnotateResponse:
-        self._begin(request, context)
-        response = pb.AnnotateResponse()
-        for annotation in request.annotations:
-            outcome = response.outcomes.add(uid=annotation.uid)
-            if self.refuse(annotation.uid):
-                outcome.refusal = types_pb2.ANNOTATE_REFUSAL_DELIVERED
-                outcome.message = "lease 17 of 'trainer' holds it"
-        return response
-
-    def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
-        self._begin(request, context)
-        response = pb.GetResponse(payload=self.stored[request.uid])
-        response.summary.uid = request.uid
-        response.summary.state = types_pb2.EXPERIENCE_STATE_WAITING_FOR_FIELDS
-        if self.computation:
-            response.computation.update(self.computation)
-        return response
-
-    def UpdateBuffer(self, request: Any, context: Any) -> pb.UpdateBufferResponse:
-        self._begin(request, context)
-        response = pb.UpdateBufferResponse()
-        response.buffer.config.CopyFrom(request.config)
-        return response
-
-    def Delete(self, request: Any, context: Any) -> pb.DeleteResponse:
-        self._begin(request, context)
-        return pb.DeleteResponse(num_deleted=2, unknown_uids=["x"])
-
-    def GetStats(self, request: Any, context: Any) -> pb.GetStatsResponse:
-        self._begin(request, context)
-        buffer = pb.BufferStats(
-            name="math", num_waiting_for_fields=7, computing_waits_for="values of 7 experiences"
+    def _lease(self, consumer: str, world_size: int = 0) -> types_pb2.Lease:
+        lease = types_pb2.Lease(
+            id=self.next_lease,
+            consumer=consumer,
+            expires_in_seconds=300,
+            world_size=world_size,
         )
-        return pb.GetStatsResponse(server_version="9.8.7", buffers=[buffer])
-
-    def _lease(self, consumer: str) -> types_pb2.Lease:
-        lease = types_pb2.Lease(id=self.next_lease, consumer=consumer, expires_in_seconds=300)
         self.next_lease += 1
         return lease
 
@@ -268,13 +246,28 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
             num_deliveries=1,
             staleness=2,
             flags=["singleton", "bootstrapped"] if item.eid.run == 1 else [],
+            probability=0.25,
+            times_sampled=11,
+            generation=13 + item.eid.run,
         )
+
+    def _pack(self, payloads: list[bytes]) -> bytes:
+        rows = [
+            packed.PackedRow(uid=uid(payload), payload=payload, tensors={}) for payload in payloads
+        ]
+        return b"".join(packed.pack(rows))
 
     def _unused(self, request: Any, context: Any) -> Any:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
 
     SealGroup = DropGroup = GetBuffer = ListBuffers = _unused
     DeleteBuffer = PublishPolicyVersion = _unused
+
+
+def uid(payload: bytes) -> str:
+    [item] = trxp.read(payload)
+    assert not isinstance(item, ExperienceBufferError)
+    return item.eid.uid
 
 
 @pytest.fixture

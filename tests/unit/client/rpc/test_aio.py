@@ -5,6 +5,7 @@ import pickle
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 
 from experience_buffer import (
@@ -113,6 +114,39 @@ async def test_closing_ends_calls_under_way(script: Any, buffer: AsyncClient) ->
             await waiting
     with pytest.raises(CallCancelledError, match="closed"):
         await buffer.get_stats()
+
+
+async def test_what_a_stopping_server_cancels_is_done_again(
+    script: Any, buffer: AsyncClient
+) -> None:
+    script.failures += [grpc.StatusCode.CANCELLED] * 2
+    assert (await buffer.get_stats()).server_version == "9.8.7"
+    script.failures += [grpc.StatusCode.CANCELLED] * 2
+    async with buffer.writer() as writer:
+        await writer.append(experience(1))
+    assert writer.counts.num_stored == 1
+    script.failures += [grpc.StatusCode.CANCELLED] * 2
+    script.batches.append([payload(1)])
+    async with buffer.stream(1) as stream:
+        assert len((await anext(stream)).experiences) == 1
+    assert not script.failures
+
+
+@pytest.mark.parametrize("way", ["close", "cancel"])
+async def test_what_the_caller_ends_is_not_done_again(
+    script: Any, buffer: AsyncClient, way: str
+) -> None:
+    with script.lock:
+        call = asyncio.ensure_future(buffer.get_stats())
+        assert await acquired(script.begun)
+        if way == "close":
+            await buffer.close()
+        else:
+            call.cancel()
+        error = CallCancelledError if way == "close" else asyncio.CancelledError
+        with pytest.raises(error):
+            await asyncio.wait_for(call, 10)
+    assert not script.begun.acquire(blocking=False)
 
 
 async def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: AsyncClient) -> None:

@@ -4,6 +4,7 @@ import pickle
 import threading
 from typing import Any
 
+import grpc
 import pytest
 
 from experience_buffer import (
@@ -224,6 +225,62 @@ def test_closing_ends_a_retrying_call(script: Any, buffer: Client) -> None:
     buffer.close()
     thread.join(5)
     assert len(failure) == 1
+
+
+def test_what_a_stopping_server_cancels_is_done_again(script: Any, buffer: Client) -> None:
+    script.failures += [grpc.StatusCode.CANCELLED] * 2
+    assert buffer.get_stats().server_version == "9.8.7"
+    script.failures += [grpc.StatusCode.CANCELLED] * 2
+    with buffer.writer() as writer:
+        writer.append(experience(1))
+    assert writer.counts.num_stored == 1
+    script.failures += [grpc.StatusCode.CANCELLED] * 2
+    script.batches.append([payload(1)])
+    with buffer.stream(1) as stream:
+        assert len(next(stream).experiences) == 1
+    assert not script.failures
+
+
+def test_what_must_not_be_done_twice_is_unavailable_when_it_is_cancelled(
+    script: Any, buffer: Client
+) -> None:
+    script.failures.append(grpc.StatusCode.CANCELLED)
+    with pytest.raises(UnavailableError, match=r"Delete to .*CANCELLED.*check that the server"):
+        buffer.delete(["x"])
+
+
+def test_closing_ends_calls_under_way(script: Any, buffer: Client) -> None:
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            buffer.delete(["x"])  # Not tried again, so nothing else finds that it is closed.
+        except CallCancelledError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=call)
+    with buffer.stream(1) as stream, script.lock:
+        assert script.begun.acquire(timeout=10)
+        thread.start()
+        assert script.begun.acquire(timeout=10)
+        buffer.close()
+        thread.join(10)
+        with pytest.raises(CallCancelledError, match="client is closed"):
+            next(stream)
+    assert [str(failure) for failure in failures] == ["the client is closed; make a new one"]
+
+
+@pytest.mark.parametrize("way", ["call", "stream"])
+def test_a_channel_closed_just_now_says_so(server: tuple[Any, str], way: str) -> None:
+    class ClosedMeanwhile(Client):
+        def _get_stub(self) -> Any:
+            stub = super()._get_stub()
+            self.close()
+            return stub
+
+    client = ClosedMeanwhile(server[1])
+    with pytest.raises(CallCancelledError, match="client is closed"):
+        client.get_stats() if way == "call" else next(client.stream(1))
 
 
 def test_list_walks_the_pages(script: Any, buffer: Client) -> None:

@@ -1,0 +1,167 @@
+"""Watching the policy version, with both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    AsyncClient,
+    BufferNotFoundError,
+    CallCancelledError,
+    Client,
+    ClientOptions,
+    RetryOptions,
+    UnavailableError,
+)
+from experience_buffer.v1 import service_pb2 as pb
+
+FAST = ClientOptions(
+    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05, reconnect_seconds=20)
+)
+
+
+@pytest.fixture
+def script(server: tuple[Any, str]) -> Any:
+    return server[0]
+
+
+@pytest.fixture
+def buffer(server: tuple[Any, str]) -> Iterator[Client]:
+    with Client(server[1], options=FAST) as client:
+        yield client
+
+
+@pytest.fixture
+async def aio(server: tuple[Any, str]) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(server[1], options=FAST) as client:
+        yield client
+
+
+def say(script: Any, *versions: int | None) -> None:
+    with script.watched:
+        script.versions += versions
+        script.watched.notify_all()
+
+
+async def acquired(semaphore: Any) -> bool:
+    return await asyncio.to_thread(semaphore.acquire, timeout=10)
+
+
+def test_versions_come_as_they_are_published(script: Any, buffer: Client) -> None:
+    with buffer.watch_policy_version("math") as versions:
+        assert script.requests == []
+        say(script, None, 0, 7, 3)
+        assert [next(versions) for _ in range(4)] == [None, 0, 7, 3]
+        assert script.requests == [pb.WatchPolicyVersionRequest(buffer="math")]
+    assert script.ended_watches.acquire(timeout=10)
+    assert list(versions) == []
+
+
+def test_a_reconnected_watch_does_not_repeat_itself(script: Any, buffer: Client) -> None:
+    script.break_watch_after += [2, 1]
+    say(script, 5, 7, 7, 7, 11)
+    with buffer.watch_policy_version() as versions:
+        assert [next(versions) for _ in range(3)] == [5, 7, 11]
+    assert len(script.requests) == 3
+
+
+def test_closing_a_watch_wakes_its_thread(script: Any, buffer: Client) -> None:
+    versions = buffer.watch_policy_version()
+    found: list[int | None] = []
+    thread = threading.Thread(target=lambda: found.extend(versions))
+    thread.start()
+    assert script.open_watches.acquire(timeout=10)
+    versions.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert found == []
+    assert script.ended_watches.acquire(timeout=10)
+
+
+def test_closing_ends_a_reconnecting_watch() -> None:
+    retry = RetryOptions(initial_backoff_seconds=60, max_backoff_seconds=60)
+    with Client("127.0.0.1:1", options=ClientOptions(retry=retry)) as client:
+        versions = client.watch_policy_version()
+        thread = threading.Thread(target=lambda: list(versions))
+        thread.start()
+        versions.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_watch_fails_for_good(script: Any, buffer: Client) -> None:
+    script.failures.append(BufferNotFoundError("no buffer 'math'", subject="math"))
+    with (
+        buffer.watch_policy_version("math") as versions,
+        pytest.raises(BufferNotFoundError, match="no buffer"),
+    ):
+        next(versions)
+    retry = RetryOptions(initial_backoff_seconds=0.01, reconnect_seconds=0.1)
+    with (
+        Client("127.0.0.1:1", options=ClientOptions(retry=retry)) as nobody,
+        pytest.raises(UnavailableError, match="WatchPolicyVersion to"),
+    ):
+        next(nobody.watch_policy_version())
+
+
+def test_closing_the_client_fails_its_watches(script: Any, buffer: Client) -> None:
+    versions = buffer.watch_policy_version()
+    say(script, 13)
+    assert next(versions) == 13
+    buffer.close()
+    with pytest.raises(CallCancelledError, match="closed"):
+        next(versions)
+
+
+async def test_async_versions_come_as_they_are_published(script: Any, aio: AsyncClient) -> None:
+    script.break_watch_after.append(3)
+    say(script, None, 0, 7, 7, 3)
+    async with aio.watch_policy_version("math") as versions:
+        assert [await anext(versions) for _ in range(4)] == [None, 0, 7, 3]
+        assert script.requests == [pb.WatchPolicyVersionRequest(buffer="math")] * 2
+    assert await acquired(script.ended_watches)
+    assert [version async for version in versions] == []
+
+
+async def test_a_timeout_around_an_async_watch_loses_nothing(script: Any, aio: AsyncClient) -> None:
+    versions = aio.watch_policy_version()
+    say(script, 5)
+    assert await anext(versions) == 5
+    waiting = asyncio.ensure_future(anext(versions))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await acquired(script.ended_watches)
+    say(script, 5, 7)
+    assert await anext(versions) == 7
+    await versions.close()
+
+
+async def test_closing_an_async_watch_wakes_its_task(script: Any, aio: AsyncClient) -> None:
+    versions = aio.watch_policy_version()
+    waiting = asyncio.ensure_future(anext(versions, "over"))
+    assert await acquired(script.open_watches)
+    await versions.close()
+    assert await waiting == "over"
+    assert await acquired(script.ended_watches)
+
+
+async def test_closing_the_client_fails_its_async_watches(script: Any, aio: AsyncClient) -> None:
+    versions = aio.watch_policy_version()
+    waiting = asyncio.ensure_future(anext(versions))
+    assert await acquired(script.open_watches)
+    await aio.close()
+    with pytest.raises(CallCancelledError, match="closed"):
+        await waiting
+
+
+async def test_an_async_watch_fails_for_good(script: Any, aio: AsyncClient) -> None:
+    script.failures.append(BufferNotFoundError("no buffer 'math'", subject="math"))
+    with pytest.raises(BufferNotFoundError, match="no buffer"):
+        await anext(aio.watch_policy_version("math"))
