@@ -10,7 +10,7 @@ BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto demo bench bench-advantages bench-saturation install-server install-dev clean
+.PHONY: help run test lint format proto demo bench bench-advantages bench-saturation bench-scale install-server install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -45,6 +45,9 @@ bench-advantages: install-dev ## Measure advantages against plain loops, on a GP
 
 bench-saturation: install-dev ## Measure what a push waits while advantages are computed.
 	@exec $(RUN) benchmarks.saturation $(ARGS)
+
+bench-scale: install-dev ## Measure start, memory and batches with a million experiences.
+	@exec $(RUN) benchmarks.scale $(ARGS)
 
 install-server:
 	@$(PYTHON) scripts/install.py server

@@ -13,13 +13,10 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server.admission import admit
 from experience_buffer_server.assembly import sampled
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import (
-    BufferSettings,
-    ComputeSection,
-    ConsumerSettings,
-    ServerSection,
-)
+from experience_buffer_server.config import ComputeSection, ServerSection
+from experience_buffer_server.consumer_settings import ConsumerSettings
 from experience_buffer_server.delivery import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.metrics import Metrics
@@ -105,11 +102,11 @@ async def _sampling(buffer: Buffer, store: LmdbStore, num_groups: int) -> dict[s
     count = 0
     while count < num_groups * GROUP_SIZE:
         started = time.thread_time()
-        lease, _ = await buffer.sample("trainer", want, stop)
+        lease, _ = await buffer.desk.sample("trainer", want, stop)
         assert lease is not None
         leased = time.thread_time()
         response = service_pb2.SampleResponse()
-        for experiences in sampled(store, buffer, lease):
+        for experiences in sampled(store, buffer, lease.units):
             response.experiences.extend(experiences)
         assembled = time.thread_time()
         response.SerializeToString()

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and the CPU time that it uses."""
+"""A real server in a process of its own, and the CPU time and memory that it uses."""
 
 from __future__ import annotations
 
@@ -25,16 +25,25 @@ class Server:
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time so far, by process: the server itself, its store writer, its compute worker."""
-        times = {"server": _cpu_seconds(self.process.pid)}
+        return {name: _cpu_seconds(pid) for name, pid in self._processes().items()}
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Memory of its own, beyond the page cache (RssAnon), by process."""
+        return {name: _anonymous_bytes(pid) for name, pid in self._processes().items()}
+
+    def _processes(self) -> dict[str, int]:
+        processes = {"server": self.process.pid}
         for child in _children(self.process.pid):
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            times["writer" if "store.writer" in command else "compute"] = _cpu_seconds(child)
-        return times
+            processes["writer" if "store.writer" in command else "compute"] = child
+        return processes
 
 
 @contextmanager
-def running_server(data: Path, *arguments: str) -> Iterator[Server]:
-    """Start a server on a free port over an empty folder; end it afterwards.
+def running_server(
+    data: Path, *arguments: str, start_seconds: float = _START_SECONDS
+) -> Iterator[Server]:
+    """Start a server on a free port over a store, or an empty folder; end it afterwards.
 
     Raises:
         RuntimeError: It did not come up; the message holds its log.
@@ -49,14 +58,14 @@ def running_server(data: Path, *arguments: str) -> Iterator[Server]:
             stderr=stderr,
         )
     try:
-        yield Server(process, _wait_for_address(process, log))
+        yield Server(process, _wait_for_address(process, log, start_seconds))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
 
 
-def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + _START_SECONDS
+def _wait_for_address(process: subprocess.Popen[bytes], log: Path, seconds: float) -> str:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         for line in log.read_text().splitlines():
             if line.startswith("{") and (entry := json.loads(line))["message"] == "listening":
@@ -68,6 +77,13 @@ def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _anonymous_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"the kernel doesn't say how much memory process {pid} uses")
 
 
 def _children(pid: int) -> list[int]:
