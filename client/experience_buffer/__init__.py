@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from experience_buffer.consumer_options import Pacing as Pacing
     from experience_buffer.consumer_options import Selector as Selector
     from experience_buffer.consumer_options import Staleness as Staleness
+    from experience_buffer.dataset import ExperienceDataset as ExperienceDataset
     from experience_buffer.eid import EID as EID
     from experience_buffer.errors import AlreadyExistsError as AlreadyExistsError
     from experience_buffer.errors import AnnotateRefusedError as AnnotateRefusedError
@@ -147,6 +148,7 @@ _NAMES: Final = {
         "PushOutcome",
         "PushResult",
     ),
+    "dataset": ("ExperienceDataset",),
     "packed": ("PackedBatch",),
     "values": (
         "BufferInfo",

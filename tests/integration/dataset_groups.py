@@ -1,0 +1,66 @@
+"""Groups of different lengths for the tests of datasets, and what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from experience_buffer import (
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+)
+from experience_buffer.collation import padded_collate
+from tests.integration.plain import NUM_PROMPT, experience
+
+SIZE = 3
+"""Members of a group."""
+PADDED = padded_collate(pad_token_id=7, columns=["uid", "group"])
+
+
+def fill(client: Client, name: str, num_groups: int, **config: Any) -> list[str]:
+    """Create a buffer of groups and push some; their keys, oldest first."""
+    trainer = ConsumerConfig("trainer", "group")
+    client.create_buffer(
+        BufferConfig(name, group_by="task", group_size=SIZE, consumers=(trainer,), **config)
+    )
+    return push(client, name, range(num_groups))
+
+
+def push(client: Client, name: str, tasks: range) -> list[str]:
+    members = []
+    for task in tasks:
+        for run in range(SIZE):
+            length = 2 + (5 * task + 7 * run) % 11
+            members.append(
+                experience(
+                    task,
+                    run,
+                    tokens=torch.arange(NUM_PROMPT + length) + 100 * task,
+                    logprobs=torch.rand(length),
+                )
+            )
+    client.push(members, buffer=name)
+    return [f"7/{task}" for task in tasks]
+
+
+def groups(batch: dict[str, Any]) -> list[str]:
+    """The groups of a batch, each of which has to be whole."""
+    counts = Counter(batch["group"])
+    assert set(counts.values()) == {SIZE}, "a group is split"
+    return list(counts)
+
+
+def left(client: Client, name: str) -> list[str]:
+    """The groups that are neither consumed nor leased."""
+    batch = client.sample(99, buffer=name, min_batch_size=1, timeout=0)
+    found = list(dict.fromkeys(batch.groups))
+    batch.nack("only looked at")
+    return found
+
+
+def retained(client: Client, name: str) -> int:
+    """How many groups are consumed, and kept for a rewind."""
+    return sum(each.state == "retained" for each in client.list(buffer=name)) // SIZE

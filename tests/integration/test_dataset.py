@@ -1,0 +1,237 @@
+"""Datasets against a real server: acks, steps, checkpoints, micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from experience_buffer import (
+    Client,
+    DeadlineExceededError,
+    LeaseNotFoundError,
+    WrongStateError,
+    collate,
+)
+from experience_buffer.collation import varlen_collate
+from experience_buffer.dataset import ExperienceDataset, LeaseTicket
+from tests.integration.dataset_groups import PADDED, SIZE, fill, groups, left, retained
+from tests.integration.plain import NUM_PROMPT
+from tests.integration.server import Server, eventually
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    with Client(shared_server.address) as made:
+        yield made
+
+
+# --- one process
+
+
+def test_asking_for_the_next_batch_acknowledges_the_one_before(client: Client, name: str) -> None:
+    keys = fill(client, name, 6)
+    dataset = ExperienceDataset(client, buffer=name, batch_size=2, collate=PADDED)
+    batches = iter(dataset)
+    assert groups(next(batches)) == keys[:2]
+    assert retained(client, name) == 0
+    assert groups(next(batches)) == keys[2:4]
+    assert retained(client, name) == 2
+    assert dataset.step == 1
+    assert dataset.state_dict() == client.state_dict(1, buffer=name)
+    assert retained(client, name) == 4, "the checkpoint has learned from it"
+    assert groups(next(batches)) == keys[4:]
+    dataset.close()
+    eventually(lambda: left(client, name) == keys[4:], "what isn't acknowledged to come back")
+    assert list(batches) == []
+
+
+def test_steps_end_an_iteration_and_the_next_goes_on(client: Client, name: str) -> None:
+    keys = fill(client, name, 7)
+    dataset = ExperienceDataset(client, buffer=name, batch_size=1, collate=PADDED, stop_after=3)
+    assert [groups(batch) for batch in dataset] == [[key] for key in keys[:3]]
+    assert dataset.step == 3
+    assert retained(client, name) == 3, "the last one too, as the end was asked for"
+    for batch in dataset:
+        assert groups(batch) == keys[3:4]
+        break
+    assert [groups(batch) for batch in DataLoader(dataset, batch_size=None)] == [
+        [key] for key in keys[4:7]
+    ]
+    assert retained(client, name) == 7
+    assert list(ExperienceDataset(client, buffer=name, batch_size=1, stop_after=0)) == []
+
+
+def test_padded_batches_equal_what_collate_gathers(client: Client, name: str) -> None:
+    fill(client, name, 5)
+    found = []
+    for format, make in (("packed", PADDED), ("trxp", PADDED), ("trxp", None)):
+        dataset = ExperienceDataset(
+            client,
+            buffer=name,
+            batch_size=5,
+            format=format,  # type: ignore[arg-type]
+            collate=make,
+            stop_after=1,
+            ack="manual",
+        )
+        [(batch, _)] = dataset
+        found.append(batch)
+        dataset.close()
+        eventually(lambda: len(left(client, name)) == 5, "the batch to come back")
+    packed, trxp, experiences = found
+    assert packed.keys() == trxp.keys()
+    num_response = max(len(each.tokens) - NUM_PROMPT for each in experiences)
+    expected = {
+        "input_ids": collate.gather_token_ids(experiences, NUM_PROMPT, num_response, 7),
+        "attention_mask": collate.gather_attention_masks(experiences, NUM_PROMPT, num_response),
+        "action_mask": collate.gather_action_masks(experiences, num_response),
+        "logprobs": collate.gather_response_attrs(experiences, "logprobs", num_response),
+    }
+    for name_, tensor in expected.items():
+        assert packed[name_].equal(tensor), name_
+        assert trxp[name_].equal(tensor), name_
+    assert packed["group"] == trxp["group"]
+
+
+def test_a_resumed_dataset_repeats_what_the_checkpoint_has_not_learned(
+    client: Client, name: str
+) -> None:
+    keys = fill(client, name, 8)
+    dataset = ExperienceDataset(client, buffer=name, batch_size=1, collate=PADDED)
+    batches = iter(dataset)
+    assert [groups(next(batches)) for _ in range(3)] == [[key] for key in keys[:3]]
+    state = json.loads(json.dumps(dataset.state_dict()))
+    assert [groups(next(batches)) for _ in range(3)] == [[key] for key in keys[3:6]]
+    dataset.close()
+    resumed = ExperienceDataset(client, buffer=name, batch_size=1, collate=PADDED)
+    assert resumed.load_state_dict(state).num_experiences == 2 * SIZE
+    assert resumed.step == 3
+    assert [groups(each) for each in itertools.islice(resumed, 5)] == [[key] for key in keys[3:]]
+    assert resumed.declare_safe(3).safe_step == 3
+    with pytest.raises(WrongStateError, match="safe"):
+        resumed.load_state_dict(state)
+    resumed.close()
+
+
+def refuse_the_second(batch: Any) -> list[str]:
+    """A collation function with a limit."""
+    if batch.groups[0] == "7/1":
+        raise ValueError("too long for me")
+    return list(batch.uids)
+
+
+def test_what_cannot_be_laid_out_is_not_acknowledged(client: Client, name: str) -> None:
+    keys = fill(client, name, 3)
+    dataset = ExperienceDataset(client, buffer=name, batch_size=1, collate=refuse_the_second)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="too long for me"):
+            list(dataset)
+    assert retained(client, name) == 1
+    del dataset
+    eventually(lambda: left(client, name) == keys[1:], "the leases of a dataset that is gone")
+
+
+def test_the_first_batch_is_waited_for_as_long_as_asked(client: Client, name: str) -> None:
+    fill(client, name, 1)
+    dataset = ExperienceDataset(client, buffer=name, batch_size=2, first_timeout=0.3)
+    with pytest.raises(DeadlineExceededError, match="no first batch of 2"):
+        next(iter(dataset))
+    loader = DataLoader(
+        ExperienceDataset(
+            client, buffer=name, batch_size=2, first_timeout=0.3, ack="manual", collate=PADDED
+        ),
+        batch_size=None,
+        num_workers=1,
+    )
+    with pytest.raises(DeadlineExceededError, match="no first batch of 2"):
+        next(iter(loader))
+
+
+# --- micro-batches
+
+
+@pytest.mark.parametrize("format", ["packed", "trxp"])
+def test_a_token_budget_splits_batches_and_the_last_ack_counts(
+    client: Client, name: str, format: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(client, name, 8)
+    dataset = ExperienceDataset(
+        client,
+        buffer=name,
+        batch_size=4,
+        format=format,
+        collate=varlen_collate(columns=["uid"]),
+        token_budget=23,
+        ack="manual",
+        stop_after=2,
+    )
+    tickets: list[LeaseTicket] = []
+    uids: list[str] = []
+    for batch, ticket in dataset:
+        assert len(batch["input_ids"]) == batch["cu_seqlens"][-1] <= 23
+        uids += batch["uid"]
+        tickets.append(ticket)
+        dataset.ack(ticket, step=11)
+        assert retained(client, name) == (4 if ticket.is_last else 0) + (
+            4 if ticket.lease_id != tickets[0].lease_id else 0
+        )
+    assert sorted(uids) == sorted(each.uid for each in client.list(buffer=name))
+    for _, part in itertools.groupby(tickets, lambda ticket: ticket.lease_id):
+        numbers = [(ticket.micro_batch, ticket.num_micro_batches) for ticket in part]
+        assert numbers == [(index, len(numbers)) for index in range(len(numbers))]
+        assert len(numbers) > 2
+    assert dataset.state_dict() == client.state_dict(11, buffer=name)
+    assert not caplog.records
+
+
+def test_what_is_longer_than_the_budget_comes_alone(
+    client: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(client, name, 1)
+    dataset = ExperienceDataset(
+        client, buffer=name, batch_size=1, collate=PADDED, token_budget=4, stop_after=1
+    )
+    assert [len(batch["uid"]) for batch in dataset] == [1, 1, 1]
+    assert "above token_budget = 4" in caplog.text
+
+
+def test_a_checkpoint_amid_micro_batches_has_not_learned_from_the_batch(
+    client: Client, name: str
+) -> None:
+    keys = fill(client, name, 3)
+    settings: dict[str, Any] = {"buffer": name, "batch_size": 1, "token_budget": 1}
+    dataset = ExperienceDataset(client, collate=PADDED, **settings)
+    batches = iter(dataset)
+    for _ in range(SIZE):
+        assert (dataset.step, retained(client, name)) == (0, 0)
+        assert len(next(batches)["uid"]) == 1
+    next(batches)
+    assert (dataset.step, retained(client, name)) == (1, 1), "all of it was trained on"
+    state = dataset.state_dict()
+    assert state["step"] == 0
+    dataset.close()
+    resumed = ExperienceDataset(client, collate=PADDED, buffer=name, batch_size=2, stop_after=1)
+    resumed.load_state_dict(state)
+    assert [groups(batch) for batch in resumed] == [keys[1:]], "whole"
+    resumed.close()
+
+
+def test_a_nacked_batch_comes_again_and_its_micro_batches_do_not(client: Client, name: str) -> None:
+    fill(client, name, 1)
+    dataset = ExperienceDataset(
+        client, buffer=name, batch_size=1, collate=PADDED, token_budget=1, ack="manual"
+    )
+    batches = iter(dataset)
+    _, first = next(batches)
+    dataset.nack(first, reason="out of memory")
+    again = [next(batches) for _ in range(SIZE)]
+    assert {ticket.lease_id for _, ticket in again} == {again[0].ticket.lease_id}
+    assert again[0].ticket.lease_id != first.lease_id
+    with pytest.raises(LeaseNotFoundError, match="nacked"):
+        dataset.ack(first._replace(micro_batch=SIZE - 1), step=0)
+    dataset.close()

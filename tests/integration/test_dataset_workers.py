@@ -1,0 +1,228 @@
+"""Datasets against a real server in several processes: workers, ranks, a trainer that is killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from experience_buffer import (
+    Client,
+    InvalidRequestError,
+)
+from experience_buffer.collation import trinity_collate
+from experience_buffer.dataset import ExperienceDataset, LeasedBatch
+from tests.integration import dataset_trainer
+from tests.integration.dataset_groups import PADDED, SIZE, fill, groups, left, retained
+from tests.integration.server import Server, eventually
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    with Client(shared_server.address) as made:
+        yield made
+
+
+# --- workers
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_share_the_batches_and_the_trainer_acknowledges(
+    client: Client, name: str, context: str
+) -> None:
+    keys = fill(client, name, 23)
+    dataset = ExperienceDataset(
+        client.address, buffer=name, batch_size=1, collate=PADDED, ack="manual", prefetch=1
+    )
+    seen: list[str] = []
+    leased: LeasedBatch
+    # After a fork also with a stream and a connection of this process, which are inherited.
+    for begin in (0, 7) if context == "fork" else (0,):
+        if begin:
+            leased = next(iter(dataset))
+            seen += groups(leased.data)
+            dataset.ack(leased.ticket, step=6)
+        loader = DataLoader(
+            dataset, batch_size=None, num_workers=2, multiprocessing_context=context
+        )
+        for step, leased in enumerate(itertools.islice(loader, 6), begin):
+            seen += groups(leased.data)
+            assert torch.is_tensor(leased.data["input_ids"])
+            dataset.ack(leased.ticket, step=step)
+        del loader
+    assert len(seen) == len(set(seen)) == step + 1
+    assert dataset.state_dict() == client.state_dict(step, buffer=name)
+    dataset.close()
+    rest = [key for key in keys if key not in seen]
+    eventually(lambda: left(client, name) == rest, "what workers had read ahead to come back")
+
+
+def test_experiences_travel_from_workers(client: Client, name: str) -> None:
+    fill(client, name, 5)
+    options: dict[str, Any]
+    for options in ({"format": "trxp"}, {"collate": trinity_collate()}):
+        dataset = ExperienceDataset(client, buffer=name, batch_size=1, ack="manual", **options)
+        loader = DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=1)
+        batches = iter(loader)
+        experiences, ticket = next(batches)
+        assert len({each.eid.tid for each in experiences}) == 1
+        dataset.ack(ticket, step=0)
+        del batches, loader
+
+
+def lose_the_worker(address: str, name: str, end: Any) -> None:
+    """Train for a step, then kill the worker. torch raises that from its signal handler, anywhere."""
+    dataset = ExperienceDataset(address, buffer=name, batch_size=1, collate=PADDED, ack="manual")
+    batches: Any = iter(DataLoader(dataset, batch_size=None, num_workers=1))
+    first, ticket = next(batches)
+    dataset.ack(ticket, step=0)
+    try:
+        os.kill(batches._workers[0].pid, signal.SIGKILL)
+        list(batches)
+    except RuntimeError as error:
+        end.send((groups(first), str(error)))
+        end.recv()
+    os._exit(0)
+
+
+def test_a_worker_that_dies_gives_its_leases_back(client: Client, name: str) -> None:
+    keys = fill(client, name, 9)
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    trainer = spawn.Process(target=lose_the_worker, args=(client.address, name, there))
+    trainer.start()
+    first, error = here.recv()
+    assert first == keys[:1]
+    assert "DataLoader worker" in error
+    assert trainer.is_alive()
+    eventually(lambda: left(client, name) == keys[1:], "the leases of the dead worker to come back")
+    here.send(None)
+    trainer.join(60)
+    assert trainer.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_workers", "words"),
+    [
+        ({"ack": "auto"}, 1, "ack='auto'"),
+        ({"stop_after": 5}, 1, "stop_after"),
+        ({"collate": None}, 1, "without collate"),
+        ({"world_size": 2, "batch_size": 2}, 2, "world_size = 2 with 2 workers"),
+        ({"token_budget": 50}, 2, "token_budget with 2 workers"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused(
+    client: Client, name: str, settings: dict[str, Any], num_workers: int, words: str
+) -> None:
+    given: dict[str, Any] = {"batch_size": 1, "collate": PADDED, "ack": "manual", **settings}
+    loader = DataLoader(
+        ExperienceDataset(client, buffer=name, **given), batch_size=None, num_workers=num_workers
+    )
+    with pytest.raises(InvalidRequestError, match=words):
+        next(iter(loader))
+
+
+class Asking(ExperienceDataset):
+    """Asks in a worker what only the trainer can answer."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.state_dict()
+        return super().__iter__()
+
+
+def test_the_state_is_not_the_workers(client: Client, name: str) -> None:
+    dataset = Asking(client, buffer=name, batch_size=1, ack="manual", collate=PADDED)
+    with pytest.raises(InvalidRequestError, match="state_dict in a DataLoader worker"):
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+
+
+# --- ranks
+
+
+def train_as_rank(address: str, name: str, rank: int, results: Any) -> None:
+    """One of two ranks, three steps; rank 1 with a worker."""
+    dataset = ExperienceDataset(
+        address,
+        buffer=name,
+        batch_size=4,
+        rank=rank,
+        world_size=2,
+        collate=PADDED,
+        ack="manual",
+    )
+    loader = DataLoader(dataset, batch_size=None, num_workers=rank)
+    for step, (batch, ticket) in enumerate(itertools.islice(loader, 3)):
+        results.put((rank, step, groups(batch), ticket.lease_id))
+        dataset.ack(ticket, step=step)
+    dataset.close()
+
+
+def test_ranks_get_disjoint_whole_groups(client: Client, name: str) -> None:
+    keys = fill(client, name, 20)
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.SimpleQueue()
+    ranks = [
+        spawn.Process(target=train_as_rank, args=(client.address, name, rank, results))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    found = [results.get() for _ in range(6)]
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    steps: dict[int, list[str]] = {}
+    for _, _, part, lease_id in sorted(found):
+        assert len(part) == 2
+        steps.setdefault(lease_id, []).extend(part)
+    assert [sorted(part) for _, part in sorted(steps.items())] == [
+        sorted(keys[begin : begin + 4]) for begin in (0, 4, 8)
+    ]
+    assert retained(client, name) == 12
+
+
+def test_a_part_without_units_is_passed_over(client: Client, name: str) -> None:
+    keys = fill(client, name, 3)
+    shared = client.sample(1, buffer=name, rank=0, world_size=2)
+    assert shared.num_units == 1
+    dataset = ExperienceDataset(
+        client, buffer=name, batch_size=2, rank=1, world_size=2, collate=PADDED, stop_after=1
+    )
+    [batch] = dataset
+    assert groups(batch)[0] in keys[1:]
+    assert shared.ack(0) == 0, "no rank is left that hasn't acknowledged it"
+    dataset.close()
+
+
+# --- crashes
+
+
+def test_a_killed_trainer_learns_from_every_group_once(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    keys = fill(client, name, 30)
+    command = [sys.executable, dataset_trainer.__file__, client.address, name]
+    command += [str(tmp_path / "checkpoint"), "15"]
+    for num_steps in (1, 5, 3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+            assert trainer.stdout is not None
+            for _ in range(num_steps):
+                assert trainer.stdout.readline()
+            trainer.kill()
+    subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    learned = json.loads((tmp_path / "checkpoint").read_text(encoding="utf-8"))["learned"]
+    uids = [uid for batch in learned for uid in batch]
+    assert len(uids) == len(set(uids)) == 30 * SIZE
+    assert {"/".join(uid.split("/")[:2]) for uid in uids} == set(keys)
+    assert {len({uid.split("/")[1] for uid in batch}) for batch in learned} == {2}
