@@ -34,7 +34,7 @@ format: install-dev ## Reformat the code and fix what can be fixed safely.
 
 proto: install-dev ## Generate the Python code after a change in proto/ (run and test do so too).
 
-demo: install-dev ## Train a small model through the server; DEMO_KILL=1 kills the server midway.
+demo: install-dev ## Train a small model through the server; DEMO_KILL=1 kills the server, then the trainer.
 	@exec $(RUN) $(DEMO_MODULE) $(if $(filter-out 0,$(DEMO_KILL)),--kill) $(ARGS)
 
 bench: install-dev ## Measure throughput and the cost of each step.

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from examples.demo.display import Display
+from examples.demo.processes import DemoError
 from examples.demo.report import summary
-from examples.demo.runner import DemoError, Runner
+from examples.demo.runner import Runner
 from examples.demo.server import Server, ServerError
 from examples.demo.settings import DemoSettings
 
@@ -36,7 +37,7 @@ def main() -> int:
     )
     with Display(num_updates=settings.num_updates) as display:
         try:
-            outcome = Runner(settings, server, kill_server=arguments.kill).run(
+            outcome = Runner(settings, server, kills=arguments.kill).run(
                 display, plot_path=plot_path
             )
         except (DemoError, ServerError) as error:
@@ -69,7 +70,7 @@ def _parse() -> argparse.Namespace:
         "--kill",
         action="store_true",
         default=os.environ.get("DEMO_KILL", "") not in ("", "0"),
-        help="kill the server with SIGKILL halfway and restart it; also DEMO_KILL=1",
+        help="kill the server, then the trainer, with SIGKILL and restart them; also DEMO_KILL=1",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("demo-output"), help="folder of the PNG [%(default)s]"

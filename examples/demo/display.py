@@ -52,9 +52,9 @@ class Display:
         self._progress.update(self._bar, completed=update.version, figures=figures)
         if update.accuracy is not None:
             seconds = update.time - history.start_time
-            depth = history.depths[-1][1] if history.depths else 0
+            waiting = history.depths[-1].waiting if history.depths else 0
             staleness = "" if update.staleness is None else f"   staleness {update.staleness:.1f}"
             self.say(
                 f"{seconds:6.1f} s   update {update.version:4d}   {figures}   "
-                f"buffer {depth:4d}{staleness}"
+                f"buffer {waiting:4d}{staleness}"
             )

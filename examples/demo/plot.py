@@ -12,6 +12,8 @@ from examples.demo.history import History
 BLUE, ORANGE, GREY, RED = "#2b6cb0", "#dd6b20", "#a0aec0", "#c53030"
 SMOOTHING_WEIGHT = 0.15
 """Weight of the newest value in the running mean of the reward."""
+HEADROOM = 1.3
+"""Leaves room for the legend above a curve that is everywhere."""
 
 
 def write_plot(history: History, path: Path, *, target_accuracy: float) -> None:
@@ -33,7 +35,7 @@ def write_plot(history: History, path: Path, *, target_accuracy: float) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(0, max(history.seconds, 1e-3))
         axes.set_ylim(bottom=0)
-        _draw_kill(axes, history)
+        _draw_kills(axes, history)
     for axes in (staleness, depth):
         axes.set_xlabel("seconds of training")
     figure.suptitle(
@@ -49,7 +51,7 @@ def _draw_reward(axes: Any, history: History) -> None:
     axes.plot(times, _smooth(rewards), color=BLUE, label="running mean")
     axes.set_ylim(top=1.02)
     axes.set_title("Reward of the rollouts (share of digits right)")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="center right", frameon=False)
 
 
 def _draw_accuracy(axes: Any, history: History, target: float) -> None:
@@ -58,7 +60,7 @@ def _draw_accuracy(axes: Any, history: History, target: float) -> None:
     axes.axhline(target, color=ORANGE, linestyle=":", label=f"target {target:.0%}")
     axes.set_ylim(top=1.02)
     axes.set_title("Accuracy on held-out problems (all six digits right)")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="center right", frameon=False)
 
 
 def _draw_staleness(axes: Any, history: History) -> None:
@@ -66,30 +68,33 @@ def _draw_staleness(axes: Any, history: History) -> None:
     _, largest = _series(history, "max_staleness")
     axes.plot(times, largest, color=GREY, linewidth=0.8, label="largest")
     axes.plot(times, mean, color=BLUE, label="mean of the batch")
-    axes.set_ylim(top=max([*largest, 1.0]) + 0.5)
+    axes.set_ylim(top=HEADROOM * max([*largest, 1.0]))
     axes.set_title("Staleness (policy versions behind)")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper left", frameon=False, ncols=2)
 
 
 def _draw_depth(axes: Any, history: History) -> None:
-    axes.plot(
-        [time - history.start_time for time, _ in history.depths],
-        [depth for _, depth in history.depths],
-        color=BLUE,
-    )
+    times = [depth.time - history.start_time for depth in history.depths]
+    waiting = [depth.waiting for depth in history.depths]
+    stored = [depth.waiting + depth.retained for depth in history.depths]
+    axes.fill_between(times, waiting, stored, color=GREY, alpha=0.35, linewidth=0)
+    axes.plot(times, stored, color=GREY, linewidth=0.8, label="trained, kept for a rewind")
+    axes.plot(times, waiting, color=BLUE, label="for training")
+    axes.set_ylim(top=HEADROOM * max([*stored, 1]))
     axes.set_title("Experiences in the buffer")
+    axes.legend(loc="upper left", frameon=False, ncols=2)
 
 
-def _draw_kill(axes: Any, history: History) -> None:
-    if history.kill_time is None:
-        return
-    killed = history.kill_time - history.start_time
-    axes.axvspan(killed, killed + (history.recovery_seconds or 0.0), color=RED, alpha=0.15)
-    axes.axvline(killed, color=RED, linestyle="--", linewidth=1)
+def _draw_kills(axes: Any, history: History) -> None:
     # Horizontally in seconds, vertically in shares of the axes.
     place = axes.get_xaxis_transform()
-    label = axes.text(killed, 0.02, " server killed", color=RED, fontsize=9, transform=place)
-    label.set_in_layout(False)
+    for kill in history.kills:
+        killed = kill.time - history.start_time
+        axes.axvspan(killed, killed + (kill.recovery_seconds or 0.0), color=RED, alpha=0.15)
+        axes.axvline(killed, color=RED, linestyle="--", linewidth=1)
+        text = f" {kill.what} killed"
+        label = axes.text(killed, 0.02, text, color=RED, fontsize=9, transform=place)
+        label.set_in_layout(False)
 
 
 def _series(history: History, name: str) -> tuple[list[float], list[float]]:

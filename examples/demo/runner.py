@@ -1,42 +1,44 @@
-"""Starts the demo's processes, watches them, and judges what came of them."""
+"""Runs the demo: starts and kills its processes, watches them, and judges what came of them."""
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
-from examples.demo import task, trainer, weights, worker
+from examples.demo import task, weights
 from examples.demo.display import Display
-from examples.demo.history import History
+from examples.demo.history import Depth, History, Kill
 from examples.demo.journal import Audit, audit
 from examples.demo.model import Policy, accuracy
 from examples.demo.plot import write_plot
+from examples.demo.processes import (
+    EXIT_TIMEOUT_SECONDS,
+    DemoError,
+    RankProcesses,
+    WorkerProcesses,
+)
 from examples.demo.server import Server
 from examples.demo.settings import BUFFER, CONSUMER, DemoSettings
+from examples.demo.trainer import Update
 from experience_buffer import (
     AdvantageConfig,
     BufferConfig,
     Client,
     ConsumerConfig,
     DeadlineExceededError,
+    Pacing,
+    Staleness,
     UnavailableError,
 )
 
 NUM_JUDGED = 1000
 """Held-out problems that decide whether the run succeeded."""
 DEPTH_INTERVAL_SECONDS = 0.25
-EXIT_TIMEOUT_SECONDS = 90.0
-"""How long a process may take to end; longer than a push may be repeated."""
-
-
-class DemoError(RuntimeError):
-    """A process of the demo ended that should not have, or didn't end that should have."""
+KILL_SERVER_AFTER, KILL_TRAINER_AFTER = 0.4, 0.7
+"""Parts of the updates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,30 +58,23 @@ class Outcome:
 
 
 class Runner:
-    """One run of the demo. To be used once, from the main thread."""
+    """One run of the demo. To be used once, from the main thread.
 
-    def __init__(self, settings: DemoSettings, server: Server, *, kill_server: bool) -> None:
+    Args:
+        settings: The run's.
+        server: Not started yet.
+        kills: Whether the server and, later, the trainer are killed on the way.
+    """
+
+    def __init__(self, settings: DemoSettings, server: Server, *, kills: bool) -> None:
         self._settings = settings
         self._server = server
-        self._kill_version = settings.num_updates // 2 if kill_server else None
         self._history = History()
         self._last_depth_time = 0.0
-        context = multiprocessing.get_context("spawn")
-        self._reports, trainer_end = context.Pipe(duplex=False)
-        self._trainer_end: Connection = trainer_end
-        self._stop = context.Event()
-        self._trainer: BaseProcess = context.Process(
-            target=trainer.run, args=(settings, trainer_end), name="trainer", daemon=True
-        )
-        self._workers: list[BaseProcess] = [
-            context.Process(
-                target=worker.run,
-                args=(settings, index, self._stop),
-                name=f"worker {index}",
-                daemon=True,
-            )
-            for index in range(settings.num_workers)
-        ]
+        self._ranks = RankProcesses(settings)
+        self._workers = WorkerProcesses(settings)
+        self._planned = ["server", "trainer"] if kills else []
+        """What is still to be killed, in order."""
 
     def run(self, display: Display, *, plot_path: Path) -> Outcome:
         """Run to the end; leaves no process behind, whatever happens.
@@ -98,49 +93,80 @@ class Runner:
                 Client(settings.address, timeout=1.0) as observer,
             ):
                 client.create_buffer(buffer_config(settings))
-                self._start_processes()
+                self._ranks.start()
+                self._workers.start()
                 self._watch(display, observer)
-                self._end_processes()
+                self._ranks.join()
+                self._workers.join()
                 stored = [summary.uid for summary in client.list(buffer=BUFFER, page_size=1000)]
             self._server.stop()
         finally:
-            self._abandon()
+            # Nothing runs any more after a run without errors.
+            self._ranks.kill()
+            self._workers.kill()
+            self._server.kill()
         write_plot(self._history, plot_path, target_accuracy=settings.target_accuracy)
         return self._judge(stored)
 
-    def _start_processes(self) -> None:
-        for process in (self._trainer, *self._workers):
-            process.start()
-        # Held by the trainer alone, its end of the pipe closes when the trainer ends.
-        self._trainer_end.close()
-
     def _watch(self, display: Display, observer: Client) -> None:
-        """Follow the training until the trainer closes its end of the pipe."""
-        end_time = time.monotonic() + self._settings.max_seconds + EXIT_TIMEOUT_SECONDS
+        """Follow the training until the trainer ends."""
+        num_lives = 1 + len(self._planned)
+        end_time = time.monotonic() + num_lives * self._settings.max_seconds + EXIT_TIMEOUT_SECONDS
         while True:
-            if self._reports.poll(DEPTH_INTERVAL_SECONDS / 2):
-                try:
-                    update = self._reports.recv()
-                except EOFError:
-                    return
-                self._history.updates.append(update)
-                display.show(update, self._history)
-            if self._kill_version is not None and self._history.version >= self._kill_version:
-                self._kill_version = None
-                self._kill_and_restart(display)
+            try:
+                update = self._ranks.receive(DEPTH_INTERVAL_SECONDS / 2)
+            except EOFError:
+                return
+            if update is not None:
+                self._note_update(update, display)
+            self._kill_what_is_due(display)
             self._note_depth(observer)
-            self._check_alive()
+            self._ranks.check()
+            self._workers.check()
+            if self._server.has_ended:
+                raise DemoError("the server ended by itself, see its server.log")
             if time.monotonic() > end_time:
                 raise DemoError("the training is stuck")
 
-    def _kill_and_restart(self, display: Display) -> None:
-        killed_time = time.monotonic()
-        self._history.kill_time = time.time()
+    def _note_update(self, update: Update, display: Display) -> None:
+        history = self._history
+        history.updates.append(update)
+        last = history.kills[-1] if history.kills else None
+        if last is not None and last.recovery_seconds is None:
+            last.recovery_seconds = time.time() - last.time
+            last.resumed_version = update.version
+            display.say(
+                f"the trainer resumed from its checkpoint of update {update.version}, "
+                f"{last.recovery_seconds:.1f} s after the kill"
+            )
+        display.show(update, history)
+
+    def _kill_what_is_due(self, display: Display) -> None:
+        done = self._history.version / self._settings.num_updates
+        if self._planned == ["server", "trainer"] and done >= KILL_SERVER_AFTER:
+            self._kill_server(display)
+        elif self._planned == ["trainer"] and done >= KILL_TRAINER_AFTER:
+            self._kill_trainer(display)
+
+    def _kill_server(self, display: Display) -> None:
+        kill = self._note_kill("server")
         display.say("killing the server (SIGKILL); workers and trainer are not told")
         self._server.kill()
         self._server.start()
-        self._history.recovery_seconds = time.monotonic() - killed_time
-        display.say(f"serving again {self._history.recovery_seconds:.1f} s after the kill")
+        kill.recovery_seconds = time.time() - kill.time
+        display.say(f"serving again {kill.recovery_seconds:.1f} s after the kill")
+
+    def _kill_trainer(self, display: Display) -> None:
+        self._note_kill("trainer")
+        display.say("killing the ranks of the trainer (SIGKILL); server and workers are not told")
+        self._ranks.kill()
+        self._ranks.start()
+
+    def _note_kill(self, what: str) -> Kill:
+        self._planned.remove(what)
+        kill = Kill(what=what, time=time.time(), version=self._history.version)
+        self._history.kills.append(kill)
+        return kill
 
     def _note_depth(self, observer: Client) -> None:
         if not self._history.updates:
@@ -153,30 +179,10 @@ class Runner:
         except (UnavailableError, DeadlineExceededError):
             # A gap in the curve, no more.
             return
-        self._history.depths.append((time.time(), stats.num_items))
-
-    def _check_alive(self) -> None:
-        for process in self._workers:
-            if not process.is_alive():
-                raise DemoError(f"{process.name} ended with exit status {process.exitcode}")
-        if self._server.has_ended:
-            raise DemoError("the server ended by itself, see its server.log")
-
-    def _end_processes(self) -> None:
-        """Let the workers finish what they push, so that their journals are complete."""
-        self._stop.set()
-        for process in (self._trainer, *self._workers):
-            process.join(EXIT_TIMEOUT_SECONDS)
-            if process.exitcode != 0:
-                raise DemoError(f"{process.name} ended with exit status {process.exitcode}")
-
-    def _abandon(self) -> None:
-        """End whatever still runs; nothing does after a run without errors."""
-        for process in (self._trainer, *self._workers):
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._server.kill()
+        (trainer,) = stats.consumers
+        groups = trainer.num_ready_units + trainer.num_leased_units + trainer.num_held_units
+        waiting = groups * self._settings.group_size
+        self._history.depths.append(Depth(time.time(), waiting, trainer.num_retained_experiences))
 
     def _judge(self, stored: list[str]) -> Outcome:
         settings = self._settings
@@ -185,23 +191,38 @@ class Runner:
         weights.load(policy, path=settings.weights_path)
         problems = task.held_out_problems(NUM_JUDGED, seed=settings.seed + 1)
         acked = [settings.acked_path(index) for index in range(settings.num_workers)]
+        trained = [settings.trained_path(rank) for rank in range(settings.num_ranks)]
         return Outcome(
             accuracy=accuracy(policy, problems),
-            audit=audit(acked, trained=settings.trained_path, in_buffer=stored),
+            audit=audit(acked, trained=trained, in_buffer=stored),
             history=self._history,
             target_accuracy=settings.target_accuracy,
         )
 
 
 def buffer_config(settings: DemoSettings) -> BufferConfig:
-    """Describe the buffer: whole groups for the trainer, GRPO, a bound on what waits."""
-    # Twice what the workers' pacing lets wait: they pause long before the server refuses.
-    max_groups = 2 * (settings.max_rounds_ahead + 1) * settings.groups_per_update
+    """Describe the buffer: whole groups for the trainer, GRPO, fresh tasks only, a bound."""
+    # What waits for the trainer, and what is kept until its next checkpoint; twice that is never
+    # reached.
+    num_batches = settings.max_staleness + 1 + settings.checkpoint_every
+    max_groups = 2 * num_batches * settings.groups_per_update
     return BufferConfig(
         BUFFER,
         group_by="task",
         group_size=settings.group_size,
-        consumers=(ConsumerConfig(CONSUMER, unit="group"),),
+        consumers=(
+            ConsumerConfig(
+                CONSUMER,
+                unit="group",
+                # The pacing keeps experiences fresher; what a crash delayed comes marked.
+                staleness=Staleness(max_lag=2 * settings.max_staleness, on_stale="mark"),
+            ),
+        ),
         advantage=AdvantageConfig("grpo"),
+        pacing=Pacing(
+            consumer=CONSUMER,
+            max_staleness=settings.max_staleness,
+            batch_size=settings.groups_per_update,
+        ),
         max_items=max_groups * settings.group_size,
     )

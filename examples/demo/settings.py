@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from experience_buffer import ClientOptions, RetryOptions
 
 BUFFER = "demo"
 """Name of the buffer on the server."""
 CONSUMER = "trainer"
 """Name of its reader."""
+CLIENT_OPTIONS: Final = ClientOptions(retry=RetryOptions(max_backoff_seconds=0.5))
+"""A server on this machine is back soon, and nobody else is troubled by frequent attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,22 +28,26 @@ class DemoSettings:
     num_updates: int = 280
     """Policy updates of the whole run; the learning rate decays over them."""
     num_workers: int = 2
+    num_ranks: int = 2
+    """Processes of the trainer; each learns from its part of every batch."""
     groups_per_update: int = 32
-    """Groups in a training batch; the workers produce this many per policy version together."""
+    """Groups in a training batch of all ranks; one batch makes one policy version."""
     group_size: int = 8
     """Responses to one problem."""
-    max_rounds_ahead: int = 2
-    """How many training batches the workers may be ahead of the policy; sets the staleness."""
+    max_staleness: int = 2
+    """Policy versions from the start of a task to its use, kept by the buffer's pacing."""
     evaluate_every: int = 10
     """Updates between two evaluations on held-out problems."""
+    checkpoint_every: int = 10
+    """Updates between two checkpoints."""
     max_seconds: float = 200.0
-    """Training ends here even if updates are left, counted from the trainer's start."""
+    """Training ends here even if updates are left, counted from the trainer's (last) start."""
     target_accuracy: float = 0.9
     """Exact-match accuracy on held-out problems that makes the run a success."""
 
     @property
     def groups_per_round(self) -> int:
-        """Groups that one worker produces per policy version."""
+        """Groups that one worker begins at a time."""
         return self.groups_per_update // self.num_workers
 
     @property
@@ -47,9 +56,13 @@ class DemoSettings:
         return self.folder / "weights.pt"
 
     @property
-    def trained_path(self) -> Path:
-        """The trainer's journal."""
-        return self.folder / "trained.txt"
+    def checkpoint_path(self) -> Path:
+        """What the trainer resumes from."""
+        return self.folder / "checkpoint.pt"
+
+    def trained_path(self, rank: int) -> Path:
+        """The journal of one of the trainer's ranks."""
+        return self.folder / f"trained-{rank}.txt"
 
     def acked_path(self, worker: int) -> Path:
         """A worker's journal."""

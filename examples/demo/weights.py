@@ -1,9 +1,13 @@
-"""Handing the policy from the trainer to the workers: one file, replaced atomically."""
+"""Files of the policy: what the workers sample with, what the trainer resumes from.
+
+Each is replaced atomically: a reader finds either the old file or the new one, never a part.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +15,7 @@ from examples.demo.model import Policy
 
 
 def publish(policy: Policy, *, version: int, path: Path) -> None:
-    """Replace the file; a reader finds either the old policy or the new one, never a part."""
+    """Replace the workers' policy."""
     draft = path.with_suffix(".draft")
     torch.save({"version": version, "parameters": policy.state_dict()}, draft)
     os.replace(draft, path)
@@ -22,6 +26,27 @@ def load(policy: Policy, *, path: Path) -> int:
     content = torch.load(path, weights_only=True)
     policy.load_state_dict(content["parameters"])
     return int(content["version"])
+
+
+def save_checkpoint(content: dict[str, Any], *, path: Path) -> None:
+    """Replace the checkpoint; it is on disk, and outlasts a power cut, when this returns."""
+    draft = path.with_suffix(".draft")
+    with draft.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any] | None:
+    """Read the checkpoint; None while there is none."""
+    if not path.exists():
+        return None
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
 
 
 class Follower:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Sequence
 from multiprocessing.synchronize import Event
 
 import torch
@@ -14,20 +15,18 @@ import torch
 from examples.demo import task
 from examples.demo.journal import Journal
 from examples.demo.model import Policy, generate, pad_prompts
-from examples.demo.settings import BUFFER, DemoSettings
+from examples.demo.settings import BUFFER, CLIENT_OPTIONS, DemoSettings
+from examples.demo.watch import PolicyWatch
 from examples.demo.weights import Follower
 from experience_buffer import EID, Client, Experience
 
-PUSH_TIMEOUT_SECONDS = 60.0
-"""A push is repeated for this long; long enough for a server to be restarted."""
-POLL_SECONDS = 0.01
+CALL_TIMEOUT_SECONDS = 60.0
+"""A call is repeated for this long; long enough for a server or a trainer to be restarted."""
+MAX_WAIT_SECONDS = 1.0
 
 
 def run(settings: DemoSettings, index: int, stop: Event) -> None:
-    """Push rounds of whole groups until told to stop.
-
-    A worker begins round r only when version r - `max_rounds_ahead` is out. A version consumes as
-    much as one round of all workers, so experiences stay about that many versions behind.
+    """Push whole groups until told to stop, as many as the buffer's pacing admits.
 
     Args:
         settings: The run's.
@@ -38,39 +37,56 @@ def run(settings: DemoSettings, index: int, stop: Event) -> None:
     torch.set_num_threads(1)
     roller = Roller(settings, index)
     follower = Follower(settings.weights_path)
-    num_rounds = 0
-    with Client(settings.address) as client, Journal(settings.acked_path(index)) as journal:
+    round_number = 0
+    with (
+        Client(settings.address, timeout=CALL_TIMEOUT_SECONDS, options=CLIENT_OPTIONS) as client,
+        Journal(settings.acked_path(index)) as journal,
+        PolicyWatch(client) as watch,
+    ):
         while not stop.is_set():
+            wanted = group_keys(settings, index, round_number=round_number)
+            admitted = client.reserve_groups(wanted, buffer=BUFFER).granted
             version = follower.refresh()
-            if version < 0 or num_rounds > version + settings.max_rounds_ahead:
-                stop.wait(POLL_SECONDS)
+            if version < 0 or not admitted:
+                # A new policy means that the trainer has consumed a batch: there is room again.
+                watch.wait(MAX_WAIT_SECONDS)
                 continue
-            experiences = roller.roll(follower.policy, version=version, round_number=num_rounds)
-            result = client.push(experiences, buffer=BUFFER, timeout=PUSH_TIMEOUT_SECONDS)
+            experiences = roller.roll(follower.policy, version=version, groups=admitted)
+            result = client.push(experiences, buffer=BUFFER)
             journal.append(outcome.uid for outcome in result.outcomes)
-            num_rounds += 1
+            round_number += 1
+
+
+def group_keys(settings: DemoSettings, index: int, *, round_number: int) -> list[str]:
+    """Name the groups of a worker's round: "round/worker-number"."""
+    return [f"{round_number}/{index}-{number}" for number in range(settings.groups_per_round)]
 
 
 class Roller:
     """Draws problems and lets a policy answer each of them `group_size` times."""
 
     def __init__(self, settings: DemoSettings, index: int) -> None:
-        self._settings = settings
-        self._index = index
+        self._size = settings.group_size
         seed = settings.seed * 1000 + index
         self._problems = random.Random(seed)
         self._samples = torch.Generator().manual_seed(seed)
 
-    def roll(self, policy: Policy, *, version: int, round_number: int) -> list[Experience]:
-        """Make one round of experiences: whole groups, each the answers to one problem."""
-        size = self._settings.group_size
-        drawn = task.training_problems(self._settings.groups_per_round, generator=self._problems)
+    def roll(self, policy: Policy, *, version: int, groups: Sequence[str]) -> list[Experience]:
+        """Make experiences: whole groups, each the answers to one problem.
+
+        Args:
+            policy: Answers.
+            version: Its version.
+            groups: The groups' keys, "batch/task".
+        """
+        size = self._size
+        drawn = task.training_problems(len(groups), generator=self._problems)
         problems = [problem for problem in drawn for _ in range(size)]
         responses, logprobs = generate(policy, pad_prompts(problems), generator=self._samples)
         rows = zip(problems, responses.tolist(), logprobs.tolist(), strict=True)
         return [
             self._experience(
-                EID(round_number, f"{self._index}-{row // size}", run=row % size, suffix="0"),
+                _identity(groups[row // size], run=row % size),
                 problem,
                 tuple(response[: len(problem)]),
                 logprobs=chosen_logprobs[: len(problem)],
@@ -99,3 +115,8 @@ class Roller:
             prompt_text=task.text(problem),
             response_text=task.text(response),
         )
+
+
+def _identity(group: str, *, run: int) -> EID:
+    batch, _, name = group.partition("/")
+    return EID(int(batch), name, run=run, suffix="0")
