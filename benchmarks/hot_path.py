@@ -17,7 +17,7 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ComputeSection, ServerSection
 from experience_buffer_server.consumer_settings import ConsumerSettings
-from experience_buffer_server.delivery import Want
+from experience_buffer_server.consumers import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.base import BufferRow

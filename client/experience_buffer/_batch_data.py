@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ class LazyPacked:
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = data
         self._parsed: PackedBatch | None = None
+        self._lock = threading.Lock()
 
     def parse(self) -> PackedBatch:
         """The batch, always the same one.
@@ -27,11 +29,12 @@ class LazyPacked:
         Raises:
             TrxpError: The bytes are damaged.
         """
-        if self._parsed is None:
-            from experience_buffer.packed import PackedBatch
+        with self._lock:
+            if self._parsed is None:
+                from experience_buffer.packed import PackedBatch
 
-            self._parsed = PackedBatch.parse(self._data)
-        return self._parsed
+                self._parsed = PackedBatch.parse(self._data)
+            return self._parsed
 
     def __reduce__(self) -> tuple[type[LazyPacked], tuple[bytes | bytearray]]:
         return LazyPacked, (self._data,)

@@ -188,6 +188,7 @@ def _buffer_stats(message: service_pb2.BufferStats) -> BufferStats:
         num_waiting_for_fields=message.num_waiting_for_fields,
         computing_waits_for=message.computing_waits_for,
         num_reserved_groups=message.num_reserved_groups,
+        keep_ratio=_optional(message, "keep_ratio"),
         oldest_open_group=message.oldest_open_group,
         policy_version=policy_version(message),
         consumers=tuple(_consumer_stats(consumer) for consumer in message.consumers),

@@ -147,7 +147,8 @@ def declare_safe(step: int, *, buffer: str, consumer: str) -> Call[SafeResult]:
         "DeclareSafe",
         request,
         lambda response: SafeResult(
-            num_experiences=response.num_experiences, safe_step=response.safe_step
+            num_experiences=response.num_experiences,
+            safe_step=response.safe_step if response.HasField("safe_step") else None,
         ),
     )
 

@@ -66,8 +66,8 @@ class PackedRow:
     """Details of its advantages, such as `"zero_variance"`; words without whitespace."""
     probability: float = 1.0
     """Chance with which the selector drew it."""
-    times_sampled: int = 1
-    """How often it was drawn, this time included."""
+    times_sampled: int = 0
+    """How often it was delivered and acknowledged before, this time not counted."""
     generation: int = 0
     """Generation of its priority."""
     facts: Facts | None = None

@@ -138,8 +138,8 @@ class SafeResult:
 
     num_experiences: int
     """Acknowledged deliveries that can't be rewound any more."""
-    safe_step: int
-    """The step before which the consumer can't be rewound now."""
+    safe_step: int | None
+    """The step before which the consumer can't be rewound now; None while there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +246,10 @@ class BufferStats:
     """What computing waits for, in words: missing fields, a batch that isn't full; else empty."""
     num_reserved_groups: int
     """Places that workers have reserved and not pushed to yet."""
+    keep_ratio: float | None
+    """Of the experiences that since the server started were acknowledged for the first time, or left
+    without ever having been, the part that was acknowledged; raw consumers don't count. None
+    before the first."""
     oldest_open_group: str
     """In words; empty when there is none."""
     policy_version: int | None

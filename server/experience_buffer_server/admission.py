@@ -27,7 +27,7 @@ from experience_buffer_server.inputs import (
     read_inputs,
     response_tokens,
 )
-from experience_buffer_server.store.base import MAX_KEY_BYTES
+from experience_buffer_server.store.base import MAX_KEY_BYTES, MAX_PRIORITY
 
 
 class Reason(StrEnum):
@@ -82,8 +82,6 @@ RESPONSE_FIELDS = (
 """Tensors with one value per response token; `logprobs` may also be empty."""
 
 _MAX_NOTE = 1024
-_MAX_PRIORITY = 1e300
-"""Sums of priorities, and integers beyond floats, stay finite."""
 
 ORDINARY = 1 << 61
 """Bit of `Record.fields`: all tokens after the prompt are the response, and nothing was cut off."""
@@ -306,7 +304,8 @@ def _priority(item: Item) -> float | str:
     value = info_of(item).get("priority", 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return f"info: priority is {value!r:.100}; a finite number of at least 0 is expected"
-    return min(float(value), _MAX_PRIORITY)
+    # An integer may be beyond all floats.
+    return float(min(value, MAX_PRIORITY))
 
 
 _INTEGER_CODES = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B"}

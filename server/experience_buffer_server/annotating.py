@@ -249,7 +249,7 @@ class Annotating:
             entry.generation += 1
             entry.changing = True
             entry.available = False
-            entry.quarantine = ""
+            self._contents.set_quarantine(entry, "")
             if entry.group is not None:
                 entry.group.available = False
         self._removal.withdraw(scope, keep_raw=True)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from experience_buffer import errors
-from experience_buffer.v1 import service_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import wire
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import MAX_GROUP_SIZE
@@ -18,6 +18,8 @@ from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store.lmdb_store import LmdbStore
 
 _MAX_TIMEOUT_SECONDS = 3600.0
+_MAX_BATCH_SIZE = 65_536
+"""Units in one batch: choosing them is one step, during which nothing else happens."""
 _MAX_LEASE_SECONDS = 7 * 86400
 
 
@@ -115,6 +117,17 @@ class Backend:
                 f"batch_size {request.batch_size} must be at least 1, and min_batch_size "
                 f"{request.min_batch_size} at most batch_size",
                 subject="batch_size",
+            )
+        if request.batch_size > _MAX_BATCH_SIZE:
+            raise errors.InvalidRequestError(
+                f"batch_size {request.batch_size} is over the limit of {_MAX_BATCH_SIZE} units; "
+                "sample several batches",
+                subject="batch_size",
+            )
+        if request.format not in types_pb2.SampleFormat.values():
+            raise errors.InvalidRequestError(
+                f"format {request.format} is none of {types_pb2.SampleFormat.keys()}",
+                subject="format",
             )
         lease_seconds = self.lease_seconds(buffer, request.lease_seconds)
         if not timeout_seconds >= 0:

@@ -23,9 +23,11 @@ from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.ingest import Ingest
 from experience_buffer_server.intake import Intake
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.pacing import Pacing
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.base import BufferRow, Store
+from experience_buffer_server.settings_change import SettingsChanges
+from experience_buffer_server.store.base import BufferRow, Store, WriteBatch
 from experience_buffer_server.tasks import Tasks
 
 _PRUNE_SECONDS = 60.0
@@ -62,11 +64,21 @@ class Buffer:
         self.desk = desk = Desk(self, contents, store, metrics, tasks, limits)
         self.delivery, self.leasing = desk.delivery, desk.leasing
         self.removal = Removal(
-            self, contents, desk.delivery, desk.offering, desk.retirement, store, metrics, tasks
+            self,
+            contents,
+            desk.delivery,
+            desk.offering,
+            desk.retirement,
+            desk.progress,
+            store,
+            metrics,
+            tasks,
         )
         self.grouping = Grouping(self, contents, self.removal, store, metrics, tasks)
         self.eviction = Eviction(self, contents, desk.progress, self.removal, metrics, tasks)
-        self.intake = Intake(self, contents, desk.delivery.consumers, self.eviction, metrics)
+        consumers = desk.delivery.consumers
+        self.pacing = Pacing(self, contents, consumers, metrics)
+        self.intake = Intake(self, contents, consumers, self.eviction, self.pacing, metrics)
         self.ingest = Ingest(
             self,
             contents,
@@ -77,8 +89,10 @@ class Buffer:
             max_items=limits.max_push_items,
         )
         self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
+        self._changing = SettingsChanges(self, contents, desk, store, computer, tasks)
         for consumer in self.settings.consumers:
             self.delivery.add_consumer(consumer)
+        self.eviction.settings_changed()
         if self.settings.advantage.estimator:
             computer.warm_up()
 
@@ -164,43 +178,16 @@ class Buffer:
 
     # --- changes from outside
 
-    def change_settings(self, new: BufferSettings) -> None:
-        """Take over new settings: consumers come and go, what waits is looked at again."""
-        old, self.settings = self.settings, new
-        if new.advantage.estimator:
-            self._computer.warm_up()
-        old_units = {consumer.name: (consumer.unit, consumer.raw) for consumer in old.consumers}
-        new_units = {consumer.name: (consumer.unit, consumer.raw) for consumer in new.consumers}
-        for name, unit in old_units.items():
-            if new_units.get(name) != unit:
-                held = [lease.id for lease in self.leasing.table.of_consumer(name)]
-                self.leasing.give_back(held, "consumer_removed")
-                self.desk.remove_consumer(name)
-        for consumer in new.consumers:
-            if consumer.name in self.delivery.consumers:
-                if self.delivery.change_consumer(consumer):
-                    self.desk.offering.recount(self.delivery.consumers[consumer.name])
-            else:
-                self.desk.offering.everything(self.delivery.add_consumer(consumer))
-        if new.group_deadline_seconds != old.group_deadline_seconds:
-            for group in self.contents.groups:
-                self.contents.groups.schedule(group, new)
-        if new.advantage != old.advantage:
-            self.computing.settings_changed()
-            for entry in self.contents:
-                entry.quarantine = ""
-                entry.counted &= new.advantage.estimator == old.advantage.estimator
-                self.contents.set_missing(entry, self.missing_fields(entry))
-        if (new.on_full, new.remover) != (old.on_full, old.remover):
-            self.eviction.settings_changed()
-        if new.on_future_version != old.on_future_version:
-            self.delivery.release_held(None)
-        if new_units == old_units and new.advantage == old.advantage:
-            return
-        self.removal.discard(
-            [entry for entry in self.contents if self.desk.progress.is_done(entry)]
-        )
-        self.advance([entry for entry in self.contents if entry.durable])
+    def change_settings(self, new: BufferSettings) -> asyncio.Task[None]:
+        """Take over new settings and store them; the task ends when they are on disk.
+
+        They hold at once, for what is pushed next. Nothing that could not be taken back happens
+        before they are on disk: until then a consumer that is to go keeps its leases, and
+        experiences from leaving.
+
+        The task raises StoreError where they can't be stored: everything is as before.
+        """
+        return self._changing.start(new)
 
     def close(self) -> None:
         """Deleted: calls that wait end, what is under way has no effect."""
@@ -220,11 +207,24 @@ class Buffer:
         """Units that nobody is to get any more came back."""
         self.removal.discard_units(units)
 
-    def drop_stale(self, entries: Sequence[Entry]) -> None:
-        """Remove what is too stale for a consumer, as far as nobody holds it."""
-        self.removal.withdraw(entries)
-        self.removal.discard(entries)
-        self._metrics.dropped(self.name, "stale", len(entries))
+    def postpone(self, entries: Sequence[Entry]) -> None:
+        """Remove what every consumer has done with, as soon as the store has room."""
+        self.removal.postpone(entries)
+
+    def drop_stale(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Remove what is too stale for a consumer.
+
+        Returns:
+            What stays: somebody holds it, or may be rewound to before it was acknowledged.
+        """
+        kept: list[Entry] = []
+        dropped: list[Entry] = []
+        for entry in entries:
+            stays = self.removal.is_leased(entry) or self.desk.progress.is_retained(entry)
+            (kept if stays else dropped).append(entry)
+        self.removal.drop(dropped)
+        self._metrics.dropped(self.name, "stale", len(dropped))
+        return kept
 
     def revalue(self, entries: Sequence[Entry]) -> None:
         """What entries are chosen by, to be delivered or to be removed, has changed."""
@@ -263,7 +263,8 @@ class Buffer:
         self.leasing.expire(now)
         self.grouping.expire(now)
         self.removal.tick(now)
-        self.intake.tick(now)
+        self.pacing.tick(now)
+        self.eviction.tick()
         self.computing.tick(now)
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_SECONDS
@@ -274,6 +275,14 @@ class Buffer:
             count = await self._store.prune(self.id, before_time, limit=_PRUNE_STEP)
             if count < _PRUNE_STEP:
                 break
+
+    def batch(self) -> WriteBatch:
+        """Start a batch of changes to its rows."""
+        return self._store.batch()
+
+    def spawn_commit(self, batch: WriteBatch) -> None:
+        """Store a batch that nobody waits for; its failure is logged."""
+        self._tasks.spawn(self._store.commit(batch))
 
     async def drain(self) -> None:
         """Wait for what is under way."""

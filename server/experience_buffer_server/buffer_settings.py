@@ -117,6 +117,12 @@ class BufferSettings(Section):
             raise ValueError(
                 f"pacing.consumer: {self.pacing.consumer!r} is none of the consumers {names}"
             )
+        paced = [c for c in self.consumers if self.pacing and c.name == self.pacing.consumer]
+        if any(consumer.replay and not consumer.max_times_sampled for consumer in paced):
+            raise ValueError(
+                "pacing.consumer replays without max_times_sampled: it never consumes anything, and "
+                "no task would be admitted any more; give it max_times_sampled"
+            )
         if self.group_by == "none" and any(c.unit == "group" for c in self.consumers):
             raise ValueError('consumers: unit "group" needs group_by = "task", "run" or "step"')
         if problem := self._grouping_problem():

@@ -7,20 +7,30 @@ event loop. No rules about delivery, no I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from experience_buffer_server.consumer_settings import ConsumerSettings, SelectorSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.staleness import Age
 from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.store.base import MAX_PRIORITY
+
+_ENVELOPE_BYTES = 192
+"""What travels with an experience besides payload, uid and group key, at most."""
+_COMPUTED_BYTES = 320
+"""Most that the computed tensors take besides their values: their entries in the tensor table."""
+_COMPUTED_BYTES_PER_TOKEN = 4 + 4 + 1
+"""Advantage, return, and a mask where none was pushed."""
 
 
 class Catalog:
     """Looks units up. Not thread-safe."""
 
-    def __init__(self, contents: Contents) -> None:
+    def __init__(self, contents: Contents, computes: Callable[[], bool] = lambda: False) -> None:
         self._contents = contents
+        self._computes = computes
+        """Whether the buffer has an estimator now."""
 
     def entries(self, settings: ConsumerSettings, key: int) -> list[Entry]:
         """The experiences of a unit that are staying; none where it has left."""
@@ -34,14 +44,24 @@ class Catalog:
         self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None
     ) -> Unit:
         """The unit with this number, about to be delivered."""
-        found = self.entries(settings, key) if entries is None else entries
+        found = self.entries(settings, key) if entries is None else list(entries)
         records = sorted((entry.record for entry in found), key=lambda record: record.seq)
         return Unit(
             key=key,
             seqs=tuple(record.seq for record in records),
             num_bytes=sum(record.payload_bytes for record in records),
             num_tokens=sum(record.response_tokens for record in records),
+            message_bytes=sum(map(self._message_bytes, found)),
         )
+
+    def _message_bytes(self, entry: Entry) -> int:
+        """Most that an experience takes in a message, in either format."""
+        record = entry.record
+        key = "" if entry.group is None else entry.group.row.key
+        size = _ENVELOPE_BYTES + record.payload_bytes + len((record.uid + key).encode())
+        if self._computes() or entry.magnitude:
+            size += _COMPUTED_BYTES + _COMPUTED_BYTES_PER_TOKEN * record.response_tokens
+        return size
 
 
 def key_of(settings: ConsumerSettings, entry: Entry) -> int:
@@ -64,7 +84,7 @@ def age_of(entries: Sequence[Entry]) -> Age:
 
 
 def value_of(selector: SelectorSettings, entries: Sequence[Entry]) -> float:
-    """What a selector chooses a unit by; of a group, the mean of its members."""
+    """What a selector chooses a unit by; of a group, the mean of its members. Always finite or -inf."""
     kind = selector.kind
     if kind in ("fifo", "lifo", "uniform"):
         return 0.0
@@ -75,7 +95,8 @@ def value_of(selector: SelectorSettings, entries: Sequence[Entry]) -> float:
         return math.fsum(entry.magnitude for entry in entries) / len(entries)
     if kind != "prioritized" and selector.key != "priority":
         return math.fsum(_key(selector.key, entry) for entry in entries) / len(entries)
-    return math.fsum(entry.record.priority for entry in entries) / len(entries)
+    priorities = (min(entry.record.priority, MAX_PRIORITY) for entry in entries)
+    return math.fsum(priorities) / len(entries)
 
 
 def _key(name: str, entry: Entry) -> float:

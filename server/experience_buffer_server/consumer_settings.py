@@ -168,6 +168,11 @@ class ConsumerSettings(Section):
     def _kind_alone(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
+    @property
+    def samples_per_insert(self) -> float | None:
+        """What its limiter counts by; None without one."""
+        return None if self.limiter is None else self.limiter.samples_per_insert
+
     @model_validator(mode="after")
     def _consistent(self) -> ConsumerSettings:
         if not self.replay and (self.max_times_sampled or self.with_replacement):

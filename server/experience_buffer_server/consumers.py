@@ -7,12 +7,14 @@ of `picking`. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from experience_buffer_server.consumer_settings import ConsumerSettings
 from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.limiter import Counts
 from experience_buffer_server.sampling.selectors import Selector, make_selector
 from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.sampling.timeline import Timeline
@@ -30,7 +32,26 @@ class Want:
     timeout_seconds: float
     lease_seconds: float
     max_bytes: int
-    """Most payload bytes in the batch, unless its first unit alone exceeds them."""
+    """Most bytes of the batch in a message, unless its first unit alone exceeds them."""
+
+
+class WaitClock:
+    """How long one call has waited, by what kept it. Not thread-safe."""
+
+    def __init__(self, label: str, now: float) -> None:
+        self._label = label
+        self._since = now
+        self._seconds: dict[str, float] = {}
+
+    def look(self, label: str, now: float) -> None:
+        """From now on this keeps it."""
+        self._seconds[self._label] = self._seconds.get(self._label, 0.0) + now - self._since
+        self._label, self._since = label, now
+
+    def until(self, now: float) -> dict[str, float]:
+        """The seconds by label."""
+        self.look(self._label, now)
+        return self._seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +60,7 @@ class Waiter:
 
     want: Want
     units: asyncio.Future[list[Unit]]
+    clock: WaitClock
 
 
 @dataclass(slots=True)
@@ -78,8 +100,9 @@ class Consumer:
         self.totals = Totals()
         self.timeline = Timeline()
         self.tally = Tally()
-        self.window_is_full = False
-        """The last batch that was tried exceeded the bounds of what is leased; until a lease ends."""
+        self.unfit: tuple[int, str] = (0, "")
+        """Units of the batch that was tried last and exceeded a bound of what is leased, and which
+        bound; until a lease ends. 0: it didn't."""
         self.changed = asyncio.Event()
         """Set, and replaced, when a lease that ranks share was granted or forming one has ended."""
         self.forming = False
@@ -97,18 +120,20 @@ class Consumer:
         return key in self.ready or key in self.out or key in self.held or key in self.quarantined
 
     def withdraw(self, key: int) -> None:
-        """Don't deliver a unit any more; one that is out is only marked."""
+        """Don't deliver a unit any more; one that is out is only marked.
+
+        A quarantined one stays quarantined as long as anything of it is in the buffer.
+        """
         if key in self.ready:
             self.ready.remove(key)
         elif key in self.out:
             self.out[key].gone = True
         self.held.pop(key, None)
-        self.quarantined.pop(key, None)
 
     def take_on(self, settings: ConsumerSettings, values: Iterable[tuple[int, float]]) -> None:
         """Go on with other settings; `values` are the ready units as the new selector needs them."""
         old, self.settings = self.settings, settings
-        self.window_is_full = False
+        self.unfit = (0, "")
         if (old.limiter is None) != (settings.limiter is None):
             self.tally = Tally()
         if old.selector != settings.selector:
@@ -130,7 +155,17 @@ class Consumer:
         self.num_leased -= lease.num_units
         self.num_leased_experiences -= lease.num_experiences
         self.num_leased_bytes -= lease.num_bytes
-        self.window_is_full = False
+        self.unfit = (0, "")
+
+    def counts(self, *, num_present: int = 0) -> Counts:
+        """For its limiter, without the units that can't be sampled for now: held and quarantined.
+
+        Args:
+            num_present: Its units in the buffer, also those that aren't whole or computed yet.
+        """
+        counts = self.tally.counts(num_present=num_present)
+        num_idle = len(self.held) + len(self.quarantined)
+        return dataclasses.replace(counts, inserts=max(counts.inserts - num_idle, counts.deletes))
 
     def announce(self) -> None:
         """Wake the ranks that wait for a batch to share."""

@@ -24,6 +24,8 @@ class Contents:
         """Payload bytes."""
         self.lacking: dict[int, Entry] = {}
         """By seq, oldest first, the entries that lack a field the estimator needs."""
+        self.quarantined: dict[int, Entry] = {}
+        """By seq, the entries whose advantages can't be computed."""
         self._by_uid: dict[str, Entry] = {}
         self._by_seq = Arrivals()
         self._last_seq = 0
@@ -59,6 +61,7 @@ class Contents:
         del self._by_uid[record.uid]
         self._by_seq.remove(record.seq)
         self.lacking.pop(record.seq, None)
+        self.quarantined.pop(record.seq, None)
         self.num_items -= not record.tombstone
         self.num_bytes -= record.payload_bytes
 
@@ -69,6 +72,14 @@ class Contents:
             self.lacking[entry.record.seq] = entry
         else:
             self.lacking.pop(entry.record.seq, None)
+
+    def set_quarantine(self, entry: Entry, reason: str) -> None:
+        """Note why an entry can't be delivered; empty: it can."""
+        entry.quarantine = reason
+        if reason and self._by_seq.get(entry.record.seq) is entry:
+            self.quarantined[entry.record.seq] = entry
+        else:
+            self.quarantined.pop(entry.record.seq, None)
 
     def replace_record(self, entry: Entry, record: Record) -> None:
         """Give an entry another record of the same uid and seq, unless it has gone."""

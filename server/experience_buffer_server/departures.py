@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.groups import Entry, groups_of
 from experience_buffer_server.progress import Progress
@@ -20,6 +21,9 @@ class Departures:
 
     def leaving(self, batch: WriteBatch, entries: Sequence[Entry], *, consumed: bool) -> None:
         """Entries are marked as leaving: so are units of which nothing is left."""
+        for consumer in self._consumers.values():
+            for key in _units(consumer, entries) if consumer.quarantined else ():
+                consumer.quarantined.pop(key, None)
         for consumer, plan in self._limited():
             keys = _units(consumer, entries)
             for key in keys:
@@ -29,12 +33,18 @@ class Departures:
 
     def stay(self, entries: Sequence[Entry]) -> None:
         """The removal failed."""
+        for entry in entries:
+            for consumer in self._consumers.values():
+                why = self._progress.why_quarantined(entry.record.seq, consumer.name)
+                if why:
+                    consumer.quarantined[key_of(consumer.settings, entry)] = why
         for consumer, _ in self._limited():
             for key in _units(consumer, entries):
                 consumer.tally.stays(key)
 
     def left(self, entries: Sequence[Entry]) -> None:
         """The removal is on disk."""
+        self._progress.note_left(entries)
         for consumer in self._consumers.values():
             consumer.finished.difference_update(_units(consumer, entries))
         for consumer, _ in self._limited():

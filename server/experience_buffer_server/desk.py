@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
 from experience_buffer_server.buffer_settings import BufferSettings
@@ -18,6 +18,7 @@ from experience_buffer_server.contents import Contents
 from experience_buffer_server.delivery import Delivery
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.leasing import Leasing
+from experience_buffer_server.line import Line
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.offering import Offering
 from experience_buffer_server.picking import Picking
@@ -28,10 +29,15 @@ from experience_buffer_server.retirement import Retirement
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.staleness import Verdict
 from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settlement import row_of
 from experience_buffer_server.sharing import RankOf, Sharing
-from experience_buffer_server.store.base import BufferRow, Store, WriteBatch
+from experience_buffer_server.store.base import BufferRow, ProgressRow, Store, WriteBatch
 from experience_buffer_server.tasks import Tasks
 from experience_buffer_server.timelines import Timelines
+
+_RETURNED = (
+    "the batch was returned before it was sent: its consumer was rewound or changed; ask again"
+)
 
 
 class Owner(Protocol):
@@ -50,8 +56,11 @@ class Owner(Protocol):
     def discard_units(self, units: Sequence[Unit]) -> None:
         """Units that nobody is to get any more came back."""
 
-    def drop_stale(self, entries: Sequence[Entry]) -> None:
-        """Remove what is too stale, as far as nobody holds it."""
+    def postpone(self, entries: Sequence[Entry]) -> None:
+        """Remove what every consumer has done with, as soon as the store has room."""
+
+    def drop_stale(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Remove what is too stale; returns what stays because somebody has or may want it."""
 
     def revalue(self, entries: Sequence[Entry]) -> None:
         """What entries are chosen by has changed."""
@@ -79,7 +88,9 @@ class Desk:
         self._tasks = tasks
         consumers: dict[str, Consumer] = {}
         row = owner.row
-        self._catalog = catalog = Catalog(contents)
+        self._catalog = catalog = Catalog(
+            contents, lambda: bool(owner.settings.advantage.estimator)
+        )
         self.progress = progress = Progress(row.id, contents, consumers)
         picking = Picking(
             catalog,
@@ -88,24 +99,26 @@ class Desk:
             progress.history,
             max_leased=limits.max_leased_experiences,
         )
-        self.delivery = delivery = Delivery(
+        self.line = line = Line(
             self,
             consumers,
-            catalog,
             picking,
             metrics,
             max_waiting=limits.max_waiting_samples,
             max_leased=limits.max_leased_experiences,
         )
+        self.delivery = delivery = Delivery(
+            self._name, consumers, catalog, picking, line, owner.discard_units
+        )
         self.retirement = retirement = Retirement(row.id, contents, consumers, progress)
-        self.offering = offering = Offering(contents, delivery, progress)
+        self.offering = offering = Offering(contents, delivery, line, progress)
         self.quarantine = Quarantine(
             self._name, contents, catalog, delivery, progress, store, metrics, tasks
         )
         self.leasing = leasing = Leasing(
             row.id, self._name, self, retirement, store, metrics, tasks
         )
-        self._sharing = Sharing(self._name, delivery, leasing)
+        self._sharing = Sharing(self._name, line, leasing)
         self.timelines = Timelines(
             self._name, contents, offering, progress, retirement, leasing, store, tasks
         )
@@ -141,13 +154,16 @@ class Desk:
         consumer = self.delivery.consumer(consumer_name)
         if rank_of is not None:
             lease, shortfall = await self._sharing.sample(consumer, want, rank_of, stop)
-            if lease is not None:
-                self._note_delivery(consumer, lease.part(rank_of.rank))
+            if lease is None or lease.state != "open":
+                return None, shortfall if lease is None else _RETURNED
+            self._note_delivery(consumer, lease.part(rank_of.rank))
             return lease, shortfall
-        units, shortfall = await self.delivery.take(consumer, want, stop)
+        units, shortfall = await self.line.take(consumer, want, stop)
         if not units:
             return None, shortfall
         lease = await self.leasing.grant(consumer.name, units, want.lease_seconds)
+        if lease.state != "open":
+            return None, _RETURNED
         self._note_delivery(consumer, lease.units)
         return lease, shortfall
 
@@ -173,14 +189,47 @@ class Desk:
             staleness=[versions for entry in entries if (versions := ages(entry)) is not None],
         )
 
-    def remove_consumer(self, name: str) -> None:
-        """Forget a consumer whose leases have been given back."""
-        self.delivery.remove_consumer(name)
+    def count_anew(self, consumer: Consumer) -> None:
+        """A limiter came, went, or has another ratio: what has left doesn't count for it."""
+        self.offering.count_anew(consumer)
         batch = self._store.batch()
-        self.progress.forget_consumer(batch, name)
+        self.progress.put_consumer(batch, consumer)
         self._tasks.spawn(self._store.commit(batch))
 
-    # --- what delivery asks for
+    # --- consumers that are removed
+
+    def note_removed(self, batch: WriteBatch, name: str) -> Mapping[int, ProgressRow]:
+        """Add a consumer's removal to a batch: nothing more is delivered to it.
+
+        Until that is on disk its leases, and what it keeps from leaving, are as before.
+
+        Returns:
+            Progress rows as they are stored, for `forget_consumer`; `keep_consumer` follows instead
+            if the commit fails.
+        """
+        self.delivery.close_consumer(name)
+        for lease in self.leasing.table.of_consumer(name):
+            if lease.state == "open":
+                batch.put_lease(self._owner.row.id, row_of(lease, state="nacked"))
+        return self.progress.note_removed(batch, name)
+
+    def forget_consumer(self, name: str, rows: Mapping[int, ProgressRow]) -> None:
+        """A consumer's removal is on disk."""
+        # Stored again: what happened to them meanwhile may have overwritten that they ended.
+        held = [lease.id for lease in self.leasing.table.of_consumer(name)]
+        self.leasing.give_back(held, "consumer_removed")
+        self.delivery.remove_consumer(name)
+        batch = self._store.batch()
+        self.progress.forget_consumer(batch, name, rows)
+        self._tasks.spawn(self._store.commit(batch))
+
+    def keep_consumer(self, name: str) -> None:
+        """A consumer's removal could not be stored: offer it also what came or came back meanwhile."""
+        consumer = self.delivery.consumers[name]
+        consumer.closed = False
+        self.offering.everything(consumer)
+
+    # --- what the line asks for
 
     @property
     def name(self) -> str:
@@ -201,20 +250,22 @@ class Desk:
             return
         consumer.totals.stale += len(stale)
         policy = consumer.settings.staleness.on_stale
-        entries = []
+        entries: list[Entry] = []
         for key, verdict in stale:
             found = self._catalog.entries(consumer.settings, key)
             self._metrics.stale(self._name(), consumer.name, policy, verdict.label, len(found))
             entries += found
         if policy == "drop":
-            self._owner.drop_stale(entries)
-        else:
+            entries = self._owner.drop_stale(entries)
+        if entries:
             self._tasks.spawn(self._pass_over(consumer.name, entries))
 
     def _pass_over(self, consumer: str, entries: Sequence[Entry]) -> Awaitable[None]:
         batch = self._store.batch()
         reader = self.delivery.consumers[consumer]
-        reader.finished.update(key_of(reader.settings, entry) for entry in entries)
+        for key in {key_of(reader.settings, entry) for entry in entries}:
+            reader.finished.add(key)
+            reader.tally.passed_over(key)
         leaving = self.retirement.pass_over(batch, entries, consumer)
         return self._passed_over(leaving, self._store.commit(batch))
 
@@ -224,6 +275,7 @@ class Desk:
         except BaseException:
             # Passed over in memory all the same: after a restart it is judged again.
             self.retirement.stay(leaving, "consumed")
+            self._owner.postpone(leaving)
             raise
         self.retirement.forget(leaving)
 

@@ -7,7 +7,8 @@ event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from experience_buffer_server.progress import Progress
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.sampling.selectors import Selector, make_selector
 from experience_buffer_server.tasks import Tasks
+
+_LOOKS_PER_TICK = 500
+"""Units that couldn't leave and are looked at again, per tick of the clock."""
 
 
 class Owner(Protocol):
@@ -62,6 +66,8 @@ class Eviction:
         self._catalog = Catalog(contents)
         self._units: Selector | None = None
         """By number, all units there are, and some that have left already."""
+        self._stuck: deque[int] = deque()
+        """Units that couldn't leave when they were chosen: not looked at with every push."""
         self.num_items = 0
         """Experiences on their way out that still count as stored."""
         self.num_bytes = 0
@@ -70,6 +76,7 @@ class Eviction:
     def settings_changed(self) -> None:
         """Begin anew with the units there are."""
         self._units = None
+        self._stuck.clear()
         if self._owner.settings.on_full == "evict":
             self._units = make_selector(self._owner.settings.remover.plan)
             self.stored(list(self._contents))
@@ -92,27 +99,27 @@ class Eviction:
                 self._units.update(key, self._value(key))
 
     def make_room(self, num_items: int, num_bytes: int) -> Freed:
-        """Remove units until so many experiences and bytes are freed, or none is left to remove.
+        """Remove units until so many experiences and bytes are freed; none if that can't be.
 
         They are on their way out when this returns, before whatever is stored next.
         """
-        freed, victims, kept = Freed(), [], []
-        units = self._units
-        while units and (freed.num_items < num_items or freed.num_bytes < num_bytes):
-            key = units.choose().key
-            units.remove(key)
+        freed = Freed()
+        chosen: list[int] = []
+        victims: list[Entry] = []
+        while self._units and (freed.num_items < num_items or freed.num_bytes < num_bytes):
+            key = self._units.choose().key
+            self._units.remove(key)
             entries = self._members(key)
-            if not entries:
-                continue
             if not all(self._may_leave(entry) for entry in entries):
-                kept.append(key)
+                self._stuck.append(key)
                 continue
+            chosen.append(key)
             victims += entries
             freed.num_items += len(entries)
             freed.num_bytes += sum(entry.record.payload_bytes for entry in entries)
-        for key in kept:
-            assert units is not None
-            units.add(key, self._value(key))
+        if freed.num_items < num_items or freed.num_bytes < num_bytes:
+            self._put_back(chosen)
+            return Freed()
         if victims:
             self._metrics.dropped(self._owner.name, "evicted", len(victims))
             self.num_items += freed.num_items
@@ -120,6 +127,16 @@ class Eviction:
             gone = self._removal.remove_now(victims)
             self._tasks.spawn(self._gone(freed, gone))
         return freed
+
+    def tick(self) -> None:
+        """Look again at some of the units that couldn't leave, the longest known first."""
+        for _ in range(min(_LOOKS_PER_TICK, len(self._stuck))):
+            self._put_back([self._stuck.popleft()])
+
+    def _put_back(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            if self._units is not None and key not in self._units and self._members(key):
+                self._units.add(key, self._value(key))
 
     async def _gone(self, freed: Freed, gone: Awaitable[None]) -> None:
         try:

@@ -1,11 +1,11 @@
-"""The gauges: read from the buffers when Prometheus scrapes, so that they can't drift."""
+"""What is read from the buffers when Prometheus scrapes, so that it can't drift: all gauges."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from experience_buffer_server.stats import BufferStats
@@ -29,13 +29,29 @@ _BUFFER_GAUGES: tuple[tuple[str, str, Callable[[BufferStats], float | None]], ..
         "Experiences that lack a field the estimator needs.",
         lambda stats: stats.num_waiting_for_fields,
     ),
+    ("reserved_groups", "Places taken by workers.", lambda stats: stats.num_reserved_groups),
     ("policy_version", "Newest published policy version.", lambda stats: stats.policy_version),
+)
+_BUFFER_COUNTERS = (
+    ("used_experiences", "Experiences acknowledged for the first time.", "num_used"),
+    (
+        "unused_experiences",
+        "Experiences that left without ever having been acknowledged.",
+        "num_unused",
+    ),
 )
 _CONSUMER_GAUGES = (
     ("ready_units", "Units that can be sampled now.", "num_ready_units"),
     ("leased_units", "Units on lease.", "num_leased_units"),
     ("open_leases", "Leases that are open.", "num_leases"),
     ("waiting_samples", "Sample calls and streams that wait.", "num_waiting"),
+    ("held_units", "Units of policy versions that aren't published.", "num_held_units"),
+    ("units_in_quarantine", "Units that came back too often.", "num_quarantined_units"),
+    (
+        "retained_experiences",
+        "Acknowledged deliveries that can be rewound.",
+        "num_retained_experiences",
+    ),
 )
 
 
@@ -67,6 +83,11 @@ class Gauges(Collector):
                 if number is not None:
                     family.add_metric([stats.name], number)
             yield family
+        for name, text, attribute in _BUFFER_COUNTERS:
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=["buffer"])
+            for stats in buffers:
+                counter.add_metric([stats.name], getattr(stats, attribute))
+            yield counter
         for name, text, attribute in _CONSUMER_GAUGES:
             family = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer", "consumer"])
             for stats in buffers:

@@ -211,7 +211,7 @@ class Grouping:
 
     def describe(self) -> str:
         """What is incomplete, in words; empty when nothing is."""
-        open_groups = [group for group in self._contents.groups if group.is_open]
+        open_groups = self._contents.groups.open_groups
         if not open_groups:
             return ""
         oldest = min(open_groups, key=lambda group: group.row.open_time)

@@ -7,23 +7,27 @@ retirement's business; whom a returned unit is offered to is the delivery's.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Literal, Protocol
 
-from experience_buffer import errors
+from experience_buffer_server.acks import check_ack, not_found, step_of
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.retirement import Retirement
 from experience_buffer_server.sampling.leases import Lease, LeaseState, LeaseTable
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.base import LeaseRow, Store, WriteBatch
+from experience_buffer_server.settlement import Settlement, row_of
+from experience_buffer_server.store.base import Store, WriteBatch
 from experience_buffer_server.tasks import Tasks
 
 _log = logging.getLogger(__name__)
 
-ReturnReason = Literal["nacked", "expired", "stream_closed", "consumer_removed", "rewound"]
+ReturnReason = Literal[
+    "nacked", "expired", "stream_closed", "consumer_removed", "rewound", "undeliverable"
+]
 """Why a lease ended without an ack; a label of the metrics."""
 _BLAMED: Final = frozenset({"nacked", "expired", "stream_closed"})
 """Reasons that may be the experiences' fault: they count towards `max_deliveries`."""
@@ -69,6 +73,7 @@ class Leasing:
         self._metrics = metrics
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._tasks = tasks
+        self._settlement = Settlement(buffer_id, retirement, store, tasks)
 
     async def grant(
         self, consumer: str, units: list[Unit], seconds: float, *, part_sizes: Sequence[int] = ()
@@ -81,17 +86,22 @@ class Leasing:
             seconds: Until the lease expires.
             part_sizes: For a lease that ranks share, how many of the units are each rank's.
 
+        Returns:
+            The lease; it isn't open any more if it was returned while it was being stored.
+
         Raises:
             StoreFullError: The lease can't be stored; the units are offered again.
         """
         lease = self.table.grant(consumer, units, time.time() + seconds, part_sizes=part_sizes)
         self._desk.lent(lease)
-        granting = self._tasks.start(self._granted(lease, self._store_row(lease)))
+        batch = self._store.batch()
+        self._settlement.bring_along(batch)
+        batch.put_lease(self._id, row_of(lease))
+        granting = self._tasks.start(self._granted(lease, self._store.commit(batch)))
         try:
             await asyncio.shield(granting)
         except asyncio.CancelledError:
-            # Nobody will hear of the lease: without this its units would wait for its expiry.
-            self.give_back([lease.id], "stream_closed")
+            self._cancel(lease)
             raise
         return lease
 
@@ -100,11 +110,19 @@ class Leasing:
             await committed
         except BaseException:
             if lease.state == "open":
-                for unit in dict.fromkeys(lease.units):
-                    unit.num_deliveries -= 1
                 self._end(lease, "nacked", redeliver=False)
             raise
         lease.is_stored = True
+
+    def _cancel(self, lease: Lease) -> None:
+        """Nobody will hear of a lease: without this its units would wait for its expiry."""
+        # A shared one that is stored may have been given to another rank.
+        if lease.state == "open" and not self.closed and not (lease.world_size and lease.is_stored):
+            batch = self._store.batch()
+            batch.put_lease(self._id, row_of(lease, state="nacked"))
+            stored = self._settlement.owe([lease], "nacked", self._store.commit(batch))
+            self._end(lease, "nacked", redeliver=False)
+            self._tasks.spawn(stored)
 
     async def ack(
         self, lease_id: int, *, step: int | None = None, rank: int | None = None
@@ -124,40 +142,43 @@ class Leasing:
         """
         lease = self._find(lease_id, ("open", "ending", "acked"))
         if lease.state == "open":
-            self._check_ack(lease, step, rank)
+            check_ack(lease, step, rank, self._problem_with(lease), self._name())
             parts = {rank: step} | lease.acked_parts if rank is not None else {}
             if len(parts) == lease.world_size:
-                steps = [s for s in (step, *parts.values()) if s is not None]
-                self._begin_ack(lease, max(steps, default=None))
-            else:
-                lease.acked_parts = parts
-                await self._tasks.finish(self._store_row(lease))
+                steps = [step, *parts.values()]
+                self._begin_ack(lease, step_of(steps, self._problem_with(lease)))
+            elif rank is not None:
+                await self._tasks.finish(self._store_part(lease, rank, step))
+                # It may have been returned meanwhile.
+                self._find(lease_id, ("open", "ending", "acked"))
         if lease.state == "ending":
             await asyncio.shield(self._ending[lease_id])
         return lease
 
-    def _check_ack(self, lease: Lease, step: int | None, rank: int | None) -> None:
-        if (rank is None) != (not lease.world_size) or (rank or 0) >= max(lease.world_size, 1):
-            shared = (
-                f"is shared by {lease.world_size} ranks" if lease.world_size else "isn't shared"
-            )
-            raise errors.InvalidRequestError(
-                f"lease {lease.id} of buffer {self._name()!r} {shared}; acknowledge it "
-                f"{'as one of them' if lease.world_size else 'without a rank'}, not as {rank}",
-                subject="rank",
-            )
-        problem = "" if step is None else self._retirement.problem_with(lease.consumer, step)
-        if problem:
-            raise errors.WrongStateError(
-                f"lease {lease.id} of buffer {self._name()!r}: {problem}", subject="step"
-            )
+    def _problem_with(self, lease: Lease) -> Callable[[int], str]:
+        return functools.partial(self._retirement.problem_with, lease.consumer)
+
+    def _store_part(self, lease: Lease, rank: int, step: int | None) -> Awaitable[None]:
+        is_new = rank not in lease.acked_parts
+        lease.acked_parts = {rank: step} | lease.acked_parts
+        return self._part_stored(lease, rank if is_new else None, self._store_row(lease))
+
+    async def _part_stored(
+        self, lease: Lease, new_rank: int | None, committed: Awaitable[None]
+    ) -> None:
+        try:
+            await committed
+        except BaseException:
+            if new_rank is not None:
+                lease.acked_parts.pop(new_rank, None)
+            raise
 
     def _begin_ack(self, lease: Lease, step: int | None) -> None:
-        lease.state = "ending"
         seqs = [seq for unit in lease.units for seq in unit.seqs]
         batch = self._store.batch()
-        batch.put_lease(self._id, _row(lease, state="acked"))
+        batch.put_lease(self._id, row_of(lease, state="acked"))
         leaving = self._retirement.note_consumed(batch, seqs, lease.consumer, step=step)
+        lease.state = "ending"
         committed = self._store.commit(batch)
         ending = self._tasks.start(self._finish_ack(lease, seqs, step, leaving, committed))
         self._ending[lease.id] = ending
@@ -178,9 +199,12 @@ class Leasing:
             raise
         finally:
             del self._ending[lease.id]
+        self._retirement.ack_ended(seqs, lease.consumer)
         self._desk.consumed(lease, self._close(lease, "acked"))
         self._retirement.forget(leaving)
         self._metrics.acked(self._name(), lease.consumer, lease.num_experiences)
+        if not self.closed:
+            await self._settlement.leave_if_done(seqs)
 
     async def extend(self, lease_id: int, seconds: float) -> Lease:
         """Let a lease expire some seconds from now, never earlier than it would.
@@ -208,7 +232,10 @@ class Leasing:
         return lease.num_experiences
 
     def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
-        """Give back those of the leases that are still open; for a stream that has ended."""
+        """Give back those of the leases that are still open; for a stream that has ended.
+
+        Of an `undeliverable` lease nothing was sent: it doesn't count as a delivery.
+        """
         for lease_id in lease_ids:
             lease = self.table.find(lease_id)
             if lease is not None and lease.state == "open" and not self.closed:
@@ -216,52 +243,60 @@ class Leasing:
 
     def expire(self, now: float) -> None:
         """End the leases past their deadline; their experiences are offered again."""
+        self._settlement.tick(now)
         for lease in self.table.expired(now):
             self._tasks.spawn(self._give_back(lease, "expired", "expired"))
 
     async def settle(self, consumer: str) -> None:
-        """Wait for the acks of a consumer that are on their way to the disk."""
-        ending = [
+        """Wait until no ack of a consumer is on its way to the disk."""
+        while ending := [
             self._ending[lease.id]
             for lease in self.table.of_consumer(consumer)
             if lease.id in self._ending
-        ]
-        if ending:
+        ]:
             await asyncio.wait(ending)
 
     def note_returns(self, batch: WriteBatch, consumer: str) -> list[Lease]:
-        """Add the end of a consumer's open leases to a batch; once it is submitted, `end_returned`."""
+        """Add the end of a consumer's open leases to a batch.
+
+        Once it is submitted follows `end_submitted`, or `end_returned` once it is on disk.
+        """
         leases = [lease for lease in self.table.of_consumer(consumer) if lease.state == "open"]
         for lease in leases:
             self._note_return(batch, lease, "nacked", "rewound")
         return leases
 
     def end_returned(self, leases: Iterable[Lease]) -> None:
-        """Offer the experiences of leases again, whose end was submitted."""
+        """Offer the experiences of leases again, whose end is on disk."""
         for lease in leases:
             self._end(lease, "nacked", redeliver=True)
+
+    def end_submitted(self, leases: Sequence[Lease], committed: Awaitable[None]) -> Awaitable[None]:
+        """Offer the experiences of leases again; returns the commit of their end, to be awaited."""
+        stored = self._settlement.owe(leases, "nacked", committed)
+        self.end_returned(leases)
+        return stored
 
     def _give_back(self, lease: Lease, state: LeaseState, reason: ReturnReason) -> Awaitable[None]:
         """Offer again first, store afterwards: after a crash in between the lease just expires."""
         batch = self._store.batch()
         self._note_return(batch, lease, state, reason)
-        committed = self._store.commit(batch)
-        self._end(lease, state, redeliver=True)
-        return committed
+        stored = self._settlement.owe([lease], state, self._store.commit(batch))
+        self._end(lease, state, redeliver=reason != "undeliverable")
+        return stored
 
     def _note_return(
         self, batch: WriteBatch, lease: Lease, state: LeaseState, reason: ReturnReason
     ) -> None:
-        batch.put_lease(self._id, _row(lease, state=state))
-        for unit in dict.fromkeys(lease.units):
+        batch.put_lease(self._id, row_of(lease, state=state))
+        for unit in dict.fromkeys(lease.units) if reason in _BLAMED else ():
             self._retirement.note_delivery(batch, unit, lease.consumer)
-            if reason in _BLAMED:
-                self._desk.blame(batch, lease.consumer, unit, reason)
+            self._desk.blame(batch, lease.consumer, unit, reason)
         self._metrics.redelivered(self._name(), lease.consumer, reason, lease.num_experiences)
 
     def _store_row(self, lease: Lease) -> Awaitable[None]:
         batch = self._store.batch()
-        batch.put_lease(self._id, _row(lease))
+        batch.put_lease(self._id, row_of(lease))
         return self._store.commit(batch)
 
     def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
@@ -270,41 +305,11 @@ class Leasing:
 
     def _close(self, lease: Lease, state: LeaseState) -> list[Unit]:
         units = list(lease.units)
-        forgotten = self.table.end(lease, state, time.time())
-        if forgotten:
-            batch = self._store.batch()
-            for lease_id in forgotten:
-                batch.delete_lease(self._id, lease_id)
-            self._tasks.spawn(self._store.commit(batch))
+        self._settlement.forget(self.table.end(lease, state, time.time()))
         return units
 
     def _find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:
         lease = None if self.closed else self.table.find(lease_id)
         if lease is not None and lease.state in allowed:
             return lease
-        if lease is None:
-            state = "is not known; it may have ended long ago"
-        elif lease.state == "ending":
-            state = "is being acknowledged"
-        else:
-            ago = max(time.time() - lease.deadline, 0.0)
-            again = "" if lease.state == "acked" else "; its experiences were offered again"
-            state = f"was {lease.state} {ago:.1f} s ago{again}"
-        raise errors.LeaseNotFoundError(
-            f"lease {lease_id} of buffer {self._name()!r} {state}", subject=str(lease_id)
-        )
-
-
-def _row(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
-    """The lease as it is stored; an ended one without its units."""
-    ended = state is not None
-    return LeaseRow(
-        id=lease.id,
-        consumer=lease.consumer,
-        units=[] if ended else [list(unit.seqs) for unit in lease.units],
-        deadline=time.time() if ended else lease.deadline,
-        state=state or lease.state,
-        num_experiences=lease.num_experiences,
-        part_sizes=list(lease.part_sizes),
-        acked_parts={} if ended else dict(lease.acked_parts),
-    )
+        raise not_found(lease, lease_id, self._name())

@@ -20,6 +20,8 @@ _FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 _CALLS = (*_FAST, 5, 10, 30, 60, 300, 3600)
 _SLOW = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _PREFIX = "experience_buffer_"
+_FRESH = "fresh"
+"""The reason of a wait for units that are fresh enough: of others there are enough."""
 _FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked", "withheld")
 
 
@@ -83,6 +85,10 @@ class Metrics:
         )  # fmt: skip
         self._waits = counter(
             "sample_waits", "Sample calls that had to wait, by what kept them at first.",
+            buffer, consumer, "reason",
+        )  # fmt: skip
+        self._waited = counter(
+            "sample_waited_seconds", "Time that sample calls waited, by what kept them meanwhile.",
             buffer, consumer, "reason",
         )  # fmt: skip
         self._depth = histogram(
@@ -177,8 +183,13 @@ class Metrics:
 
     def wait_began(self, buffer: str, consumer: str, reason: str, num_ready: int) -> None:
         """A sample call has to wait; `reason` is one of a fixed few."""
-        self._waits.labels(buffer, consumer, reason or "fresh").inc()
+        self._waits.labels(buffer, consumer, reason or _FRESH).inc()
         self._depth.labels(buffer, consumer).observe(num_ready)
+
+    def waited(self, buffer: str, consumer: str, seconds: Mapping[str, float]) -> None:
+        """A sample call waited in line for so long; by reason, which is one of a fixed few."""
+        for reason, of_one in seconds.items():
+            self._waited.labels(buffer, consumer, reason or _FRESH).inc(of_one)
 
     def stale(self, buffer: str, consumer: str, policy: str, reason: str, count: int) -> None:
         """Experiences were too stale for a consumer; policy and reason are of a fixed few."""

@@ -14,15 +14,19 @@ from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.delivery import Delivery
 from experience_buffer_server.groups import Entry, Group
+from experience_buffer_server.line import Line
 from experience_buffer_server.progress import Progress
 
 
 class Offering:
     """Turns entries and groups into units of delivery. Not thread-safe."""
 
-    def __init__(self, contents: Contents, delivery: Delivery, progress: Progress) -> None:
+    def __init__(
+        self, contents: Contents, delivery: Delivery, line: Line, progress: Progress
+    ) -> None:
         self._contents = contents
         self._delivery = delivery
+        self._line = line
         self._progress = progress
 
     def entry(self, entry: Entry) -> None:
@@ -51,28 +55,39 @@ class Offering:
 
     def recount(self, consumer: Consumer) -> None:
         """See what is consumed and still here, and what the limiter is to count."""
+        self._recount_all(consumer)
+        self._line.serve(consumer)
+
+    def count_anew(self, consumer: Consumer) -> None:
+        """Let the limiter count what can be sampled now, and nothing that has happened before."""
+        self._recount_all(consumer)
+        consumer.tally.rebase(consumer.finished)
+        self._line.serve(consumer)
+
+    def _recount_all(self, consumer: Consumer) -> None:
         has_limiter = consumer.settings.limiter is not None
         for entry in self._contents:
             if not has_limiter and consumer.name not in entry.acked:
                 continue
             self._recount(consumer, entry)
-        self._delivery.serve(consumer)
 
     def _recount(self, consumer: Consumer, entry: Entry) -> None:
         key = key_of(consumer.settings, entry)
         if key and consumer.name in entry.acked and not consumer.has(key):
             consumer.finished.add(key)
-        if consumer.settings.limiter is not None and key and not entry.record.tombstone:
+        if consumer.settings.limiter is None or not key or entry.record.tombstone:
+            return
+        if entry.leaving:
+            return  # It is still out, and won't come back to the limiter's counts.
+        if key not in consumer.tally and (key in consumer.finished or consumer.has(key)):
             self._count(consumer, key, entry)
 
     def _count(self, consumer: Consumer, key: int, entry: Entry) -> None:
         """Tell the limiter of a unit that can be sampled, or was."""
-        if key in consumer.tally or not (key in consumer.finished or consumer.has(key)):
-            return
         members = [entry] if entry.group is None else entry.group.votes
         members = [entry] if consumer.settings.unit == "item" else members
         times = self._progress.times_sampled(entry.record.seq, consumer.name)
-        times = max(times, key in consumer.finished) + (key in consumer.out)
+        times = max(times, key in consumer.finished) + _times_out(consumer, key)
         num_bytes = sum(member.record.payload_bytes for member in members)
         consumer.tally.arrived(key, num_bytes=num_bytes, times=times)
 
@@ -90,10 +105,9 @@ class Offering:
     def _offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
         if not _wants(consumer, key, entries):
             return
-        self._delivery.offer(consumer, key, entries)
         if consumer.settings.limiter is not None:
             self._count(consumer, key, entries[0])
-            self._delivery.serve(consumer)
+        self._delivery.offer(consumer, key, entries)
 
 
 def _may_have_entry(consumer: Consumer, entry: Entry) -> bool:
@@ -107,3 +121,10 @@ def _wants(consumer: Consumer, key: int, entries: Sequence[Entry]) -> bool:
     if not entries or consumer.has(key):
         return False
     return not all(consumer.name in entry.acked for entry in entries)
+
+
+def _times_out(consumer: Consumer, key: int) -> int:
+    """How often a unit is in the batch that it is out with: drawn with replacement, several times."""
+    unit = consumer.out.get(key)
+    lease = None if unit is None else consumer.leases.get(unit.lease_id)
+    return int(unit is not None) if lease is None else sum(other is unit for other in lease.units)

@@ -6,18 +6,19 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from experience_buffer_server.catalog import Catalog, age_of
+from experience_buffer_server.catalog import Catalog, age_of, value_of
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.selectors import Choice
 from experience_buffer_server.sampling.staleness import Verdict, judge
 from experience_buffer_server.sampling.units import Unit
 
-CutBy = Literal["", "message", "window"]
+CutBy = Literal["", "message", "experiences", "bytes"]
 
 
 @dataclass(slots=True)
@@ -29,13 +30,15 @@ class Picked:
     stale: list[tuple[int, Verdict]] = field(default_factory=list)
     """Units taken out because they are too stale, to be dropped or passed over."""
     cut_by: CutBy = ""
-    """What ended the batch early: the size of a message, or the window of leases."""
+    """What ended the batch early: the size of a message, or a bound of what is leased at once."""
     num_bytes: int = 0
+    message_bytes: int = 0
+    """Most that they take in a message."""
     num_experiences: int = 0
 
 
 class Picking:
-    """Takes units out of consumers' ready sets. Not thread-safe."""
+    """Takes units out of consumers' ready sets, and puts them back. Not thread-safe."""
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Picking:
             drawn[unit.key] = unit
             picked.units.append(unit)
             picked.num_bytes += unit.num_bytes
+            picked.message_bytes += unit.message_bytes
             picked.num_experiences += len(unit.seqs)
         for key, unit in drawn.items():
             if replace:
@@ -82,6 +86,26 @@ class Picking:
         for unit in picked.units:
             consumer.tally.sampled(unit.key)
         return picked
+
+    def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        """Return units that were taken to their old places, but for those that are gone."""
+        for unit, count in Counter(units).items():
+            if consumer.out.get(unit.key) is not unit:
+                continue  # Somebody else's by now.
+            del consumer.out[unit.key]
+            consumer.tally.sampled(unit.key, -count)
+            if not unit.gone and not consumer.closed:
+                self.restock(consumer, unit.key)
+
+    def restock(self, consumer: Consumer, key: int) -> None:
+        """Make a unit ready, if any of it is left that the consumer is to get."""
+        entries = self._catalog.entries(consumer.settings, key)
+        if key in consumer.quarantined or not entries:
+            return
+        if all(consumer.name in entry.acked for entry in entries):
+            consumer.finished.add(key)
+            return
+        consumer.ready.add(key, value_of(consumer.settings.selector, entries))
 
     def awaited_version(self, entries: Sequence[Entry]) -> int | None:
         """The policy version that a unit waits for; None where it waits for none."""
@@ -126,7 +150,7 @@ class Picking:
 
     def _excess(self, consumer: Consumer, picked: Picked, unit: Unit, max_bytes: int) -> CutBy:
         """Which bound the batch would exceed with one more unit."""
-        if picked.units and picked.num_bytes + unit.num_bytes > max_bytes:
+        if picked.units and picked.message_bytes + unit.message_bytes > max_bytes:
             return "message"
         if not consumer.num_leased and not picked.units:
             return ""
@@ -136,4 +160,6 @@ class Picking:
         most = min(settings.max_leased_experiences or math.inf, self._max_leased)
         # A batch of its own may exceed the bytes: else one larger than they are would never go.
         too_large = consumer.num_leased and num_bytes > (settings.max_leased_bytes or math.inf)
-        return "window" if experiences > most or too_large else ""
+        if experiences > most:
+            return "experiences"
+        return "bytes" if too_large else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from experience_buffer import errors
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
-from experience_buffer_server.store.base import Record, Store
+from experience_buffer_server.store.base import MAX_PRIORITY, Record, Store
 from experience_buffer_server.tasks import Tasks
 
 MAX_UPDATES = 10_000
@@ -76,9 +76,8 @@ class Priorities:
                 outdated.append(update.uid)
             else:
                 number = self._contents.next_seq()
-                new = dataclasses.replace(
-                    entry.record, priority=float(update.priority), version=number
-                )
+                priority = min(float(update.priority), MAX_PRIORITY)
+                new = dataclasses.replace(entry.record, priority=priority, version=number)
                 changes.append((entry, new))
         if changes:
             await self._tasks.finish(self._set(changes))
@@ -87,12 +86,15 @@ class Priorities:
     def _set(self, changes: Sequence[tuple[Entry, Record]]) -> Awaitable[None]:
         """At once and submitted here and now: the next call compares with these generations."""
         batch = self._store.batch()
-        before = []
+        before = [(entry, entry.record, record) for entry, record in changes]
         for entry, record in changes:
             batch.put_record(self._id, record)
-            before.append((entry, entry.record, record))
             self._contents.replace_record(entry, record)
-        self._revalue([entry for entry, _ in changes])
+        try:
+            self._revalue([entry for entry, _ in changes])
+        except BaseException:
+            self._put_back(before)
+            raise
         return self._stored(before, self._store.commit(batch))
 
     async def _stored(
@@ -101,11 +103,15 @@ class Priorities:
         try:
             await committed
         except BaseException:
-            for entry, old, new in before:
-                if entry.record is new:
-                    self._contents.replace_record(entry, old)
-            self._revalue([entry for entry, _, _ in before])
+            self._put_back(before)
             raise
+
+    def _put_back(self, before: Sequence[tuple[Entry, Record, Record]]) -> None:
+        """Nothing was set, but for what has been set anew since."""
+        for entry, old, new in before:
+            if entry.record is new:
+                self._contents.replace_record(entry, old)
+        self._revalue([entry for entry, _, _ in before])
 
 
 def _check(updates: Sequence[PriorityUpdate]) -> None:

@@ -6,7 +6,8 @@ after a restart. Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
@@ -14,6 +15,7 @@ from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import ConsumerRow, ProgressRow, WriteBatch
+from experience_buffer_server.usage import Usage
 
 
 class Progress:
@@ -30,6 +32,13 @@ class Progress:
         self._consumers = consumers
         """A live view: the buffer's consumers now."""
         self._rows: dict[int, ProgressRow] = {}
+        self._passed: dict[int, set[str]] = {}
+        """By seq, the consumers that have passed an experience over since the server started."""
+        self._acking: dict[int, set[str]] = {}
+        """By seq, the consumers whose ack is on its way to the disk."""
+        self._behind: set[int] = set()
+        """Seqs of rows of which the disk has an older version, or none."""
+        self.usage = Usage()
 
     def restore(self, rows: Iterable[ProgressRow], consumers: Iterable[ConsumerRow]) -> None:
         """Take over the progress as stored."""
@@ -38,7 +47,7 @@ class Progress:
                 consumer.tally.departed_inserts = row.departed_inserts
                 consumer.tally.departed_samples = row.departed_samples
                 if row.last_step is not None:
-                    consumer.timeline.rewind(row.last_step)
+                    consumer.timeline.reach(row.last_step)
                 if row.safe_step is not None:
                     consumer.timeline.declare_safe(row.safe_step)
         for progress in rows:
@@ -67,11 +76,11 @@ class Progress:
         return 0 if row is None else row.times_sampled.get(consumer, 0)
 
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
-        """Count a delivery that ended without an ack."""
+        """Count a delivery that ended badly."""
         for entry in self._contents.by_seqs(unit.seqs):
             row = self._row(entry)
             row.num_deliveries[consumer] = unit.num_deliveries
-            batch.put_progress(self._id, row)
+            self.put(batch, entry)
 
     def quarantine(self, batch: WriteBatch, unit: Unit, consumer: Consumer, reason: str) -> None:
         """Keep a unit from a consumer."""
@@ -79,30 +88,63 @@ class Progress:
         for entry in self._contents.by_seqs(unit.seqs):
             row = self._row(entry)
             row.quarantined[consumer.name] = reason
-            batch.put_progress(self._id, row)
+            self.put(batch, entry)
 
-    def release(self, batch: WriteBatch, consumer: Consumer, entries: Sequence[Entry]) -> None:
-        """Take units out of the quarantine; their deliveries count from 0."""
+    def release(self, batch: WriteBatch, consumer: str, entries: Iterable[Entry]) -> None:
+        """Take experiences out of a consumer's quarantine; their deliveries count from 0."""
         for entry in entries:
-            consumer.quarantined.pop(key_of(consumer.settings, entry), None)
             row = self._row(entry)
-            row.quarantined.pop(consumer.name, None)
-            row.num_deliveries.pop(consumer.name, None)
-            batch.put_progress(self._id, row)
+            row.quarantined.pop(consumer, None)
+            row.num_deliveries.pop(consumer, None)
+            self.put(batch, entry)
+
+    def keep(self, consumer: str, entries: Iterable[Entry], reason: str, times: int) -> None:
+        """That couldn't be stored."""
+        for entry in self._contents.by_seqs(entry.record.seq for entry in entries):
+            row = self._row(entry)
+            row.quarantined[consumer] = reason
+            row.num_deliveries[consumer] = times
+
+    def num_deliveries(self, seq: int, consumer: str) -> int:
+        """Deliveries of an experience to a consumer that ended badly, since its last ack."""
+        row = self._rows.get(seq)
+        return 0 if row is None else row.num_deliveries.get(consumer, 0)
+
+    def why_quarantined(self, seq: int, consumer: str) -> str:
+        """Why a consumer doesn't get an experience any more; empty if it does."""
+        row = self._rows.get(seq)
+        return "" if row is None else row.quarantined.get(consumer, "")
 
     # --- acknowledged
 
     def is_done(self, entry: Entry) -> bool:
-        """Every consumer has consumed it, and none can be rewound to where it hadn't."""
-        return entry.acked.issuperset(self._consumers) and not self.is_retained(entry)
+        """Every consumer has consumed it, and none can be rewound to where it hadn't.
+
+        An ack whose commit is under way may still fail: it doesn't count but for its own batch.
+        """
+        acked = entry.acked.difference(self._acking.get(entry.record.seq, ()))
+        return acked.issuperset(self._consumers) and not self.is_retained(entry)
 
     def is_retained(self, entry: Entry) -> bool:
         """A consumer may be rewound to before it had consumed it."""
         row = self._rows.get(entry.record.seq)
         return row is not None and any(row.steps.get(name) for name in self._consumers)
 
+    def ack_begun(self, entry: Entry, consumer: str) -> None:
+        """An ack is on its way to the disk, and `ack_ended` will follow."""
+        self._acking.setdefault(entry.record.seq, set()).add(consumer)
+
+    def ack_ended(self, seqs: Iterable[int], consumer: str) -> None:
+        """The commit of a consumer's ack has ended."""
+        for seq in seqs:
+            if (consumers := self._acking.get(seq)) is not None:
+                consumers.discard(consumer)
+                if not consumers:
+                    del self._acking[seq]
+
     def note_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
         """Count an ack; a consumer that doesn't replay has consumed the experience with it."""
+        was_used = self.is_used(entry)
         settings = self._consumers[consumer].settings if consumer in self._consumers else None
         times = 0
         if settings is not None and settings.replay:
@@ -112,15 +154,21 @@ class Progress:
             self._row(entry).steps.setdefault(consumer, []).append(step)
         if (known := self._rows.get(entry.record.seq)) is not None:
             known.num_deliveries.pop(consumer, None)
+            if known.quarantined.pop(consumer, None) and consumer in self._consumers:
+                reader = self._consumers[consumer]
+                reader.quarantined.pop(key_of(reader.settings, entry), None)
         if settings is None or not settings.replay or 0 < settings.max_times_sampled <= times:
             entry.acked |= {consumer}
+        self.usage.num_used += self.is_used(entry) and not was_used
 
     def undo_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
         """Take an ack back: it couldn't be stored, or its step was rewound."""
+        was_used = self.is_used(entry)
         entry.acked -= {consumer}
         row = self._row(entry)
         if row.times_sampled.get(consumer):
             row.times_sampled[consumer] -= 1
+        self.usage.num_undone += was_used and not self.is_used(entry)
         if step is not None and step in row.steps.get(consumer, ()):
             row.steps[consumer].remove(step)
 
@@ -137,12 +185,43 @@ class Progress:
     def pass_over(self, entry: Entry, consumer: str) -> None:
         """A consumer doesn't want it; nothing was delivered."""
         entry.acked |= {consumer}
+        self._passed.setdefault(entry.record.seq, set()).add(consumer)
+
+    def is_used(self, entry: Entry) -> bool:
+        """A consumer that isn't raw has acknowledged it, and that wasn't rewound."""
+        row = self._rows.get(entry.record.seq)
+        if row is None and not entry.acked:
+            return False
+        names = set(entry.acked).difference(self._passed.get(entry.record.seq, ()))
+        if row is not None:
+            names.update(name for name, times in row.times_sampled.items() if times)
+        return not all(self._is_raw(name) for name in names)
+
+    def _is_raw(self, name: str) -> bool:
+        consumer = self._consumers.get(name)
+        return consumer is not None and consumer.settings.raw
 
     def put(self, batch: WriteBatch, entry: Entry) -> None:
-        """Add an experience's row to a batch."""
+        """Add an experience's row to a batch, unless an earlier one removes the experience."""
+        if entry.leaving:
+            # Stored after its removal it would be the row of nothing; if that fails, it is missing.
+            self._behind.add(entry.record.seq)
+            return
         row = self._row(entry)
         row.acked = sorted(entry.acked)
         batch.put_progress(self._id, row)
+
+    def note_behind(self, seqs: Iterable[int]) -> None:
+        """The commit of rows has failed."""
+        self._behind.update(seqs)
+
+    def take_behind(self) -> list[Entry]:
+        """The experiences that stay and whose rows the disk lacks; the caller stores them now."""
+        if not self._behind:
+            return []
+        entries = self._contents.by_seqs(self._behind)
+        self._behind = {entry.record.seq for entry in entries if entry.leaving}
+        return [entry for entry in entries if not entry.leaving]
 
     def put_consumer(self, batch: WriteBatch, consumer: Consumer) -> None:
         """Add a consumer's row to a batch."""
@@ -158,17 +237,62 @@ class Progress:
 
     # --- leaving
 
-    def forget(self, seq: int) -> None:
-        """An experience has left."""
-        self._rows.pop(seq, None)
+    def note_left(self, entries: Iterable[Entry]) -> None:
+        """Experiences have left: count those that nobody used."""
+        self.usage.num_unused += sum(
+            not (entry.record.tombstone or self.is_used(entry)) for entry in entries
+        )
 
-    def forget_consumer(self, batch: WriteBatch, name: str) -> None:
-        """A consumer was removed: its steps keep nothing any more, what it consumed stays known."""
+    def forget(self, seqs: Iterable[int]) -> None:
+        """Experiences have left: no rewind brings them back."""
+        retained: dict[tuple[str, int], list[int]] = {}
+        for seq in seqs:
+            row = self._rows.pop(seq, None)
+            for name, steps in row.steps.items() if row is not None else ():
+                for step in steps if name in self._consumers else ():
+                    retained.setdefault((name, step), []).append(seq)
+            self._passed.pop(seq, None)
+            self._acking.pop(seq, None)
+            self._behind.discard(seq)
+        # One call per step: each walks through what the step retains.
+        for (name, step), gone in retained.items():
+            self._consumers[name].timeline.forget(step, gone)
+            self._consumers[name].timeline.reach(step)
+
+    def note_removed(self, batch: WriteBatch, name: str) -> dict[int, ProgressRow]:
+        """Store that a consumer is removed: its steps keep nothing, what it consumed stays known.
+
+        Returns:
+            The rows as they are stored, by seq, for `forget_consumer` once they are on disk.
+        """
+        batch.delete_consumer(self._id, name)
+        stored = {}
+        for seq, row in self._rows.items():
+            entry = self._contents.by_seq(seq)
+            if entry is None or entry.leaving:
+                continue
+            if row.steps.get(name) or name in row.quarantined:
+                stored[seq] = rest = dataclasses.replace(
+                    row,
+                    acked=sorted(entry.acked),
+                    steps={key: steps for key, steps in row.steps.items() if key != name},
+                    quarantined={key: why for key, why in row.quarantined.items() if key != name},
+                )
+                batch.put_progress(self._id, rest)
+        return stored
+
+    def forget_consumer(
+        self, batch: WriteBatch, name: str, stored: Mapping[int, ProgressRow]
+    ) -> None:
+        """A consumer's removal is on disk; what was stored of it since is stored again without it."""
         batch.delete_consumer(self._id, name)
         for seq, row in self._rows.items():
             had_steps, was_quarantined = row.steps.pop(name, None), row.quarantined.pop(name, None)
             entry = self._contents.by_seq(seq)
-            if entry is not None and (had_steps or was_quarantined):
+            if entry is None or entry.leaving or not (had_steps or was_quarantined):
+                continue
+            row.acked = sorted(entry.acked)
+            if stored.get(seq) != row:
                 self.put(batch, entry)
 
     def _row(self, entry: Entry) -> ProgressRow:

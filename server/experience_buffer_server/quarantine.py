@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from experience_buffer import errors
 from experience_buffer_server.catalog import Catalog, key_of
@@ -22,6 +23,15 @@ from experience_buffer_server.store.base import Store, WriteBatch
 from experience_buffer_server.tasks import Tasks
 
 _log = logging.getLogger(__name__)
+
+
+class _Released(NamedTuple):
+    """A unit that is to be offered again once that is on disk."""
+
+    key: int
+    entries: list[Entry]
+    why: str
+    num_deliveries: int
 
 
 class Quarantine:
@@ -68,7 +78,7 @@ class Quarantine:
 
         Raises:
             ExperienceNotFoundError: A named one isn't stored, or isn't quarantined.
-            StoreFullError: It can't be stored; they stay quarantined until a restart.
+            StoreFullError: It can't be stored; they stay quarantined.
         """
         keys = set(consumer.quarantined)
         if uids:
@@ -88,23 +98,33 @@ class Quarantine:
 
     def _release(self, consumer: Consumer, keys: Sequence[int]) -> Awaitable[int]:
         batch = self._store.batch()
-        units: list[tuple[int, list[Entry]]] = []
+        units: list[_Released] = []
         for key in keys:
             entries = self._catalog.entries(consumer.settings, key)
-            consumer.quarantined.pop(key, None)
-            self._progress.release(batch, consumer, entries)
-            if entries:
-                units.append((key, entries))
+            whys = [self._progress.why_quarantined(e.record.seq, consumer.name) for e in entries]
+            if not any(whys):
+                continue  # It is being released, or it is leaving.
+            times = self._progress.num_deliveries(entries[0].record.seq, consumer.name)
+            units.append(_Released(key, entries, max(whys), times))
+            self._progress.release(batch, consumer.name, entries)
         return self._released(consumer, units, self._store.commit(batch))
 
     async def _released(
         self,
         consumer: Consumer,
-        units: Sequence[tuple[int, list[Entry]]],
+        units: Sequence[_Released],
         committed: Awaitable[None],
     ) -> int:
-        await committed
-        for key, entries in units:
-            if not consumer.has(key) and all(entry.is_staying for entry in entries):
-                self._delivery.offer(consumer, key, entries)
-        return len(units)
+        try:
+            await committed
+        except BaseException:
+            for unit in units:
+                self._progress.keep(consumer.name, unit.entries, unit.why, unit.num_deliveries)
+            raise
+        # Until now they were kept: nothing else has offered them meanwhile.
+        kept = [unit for unit in units if consumer.quarantined.pop(unit.key, "")]
+        for unit in kept:
+            staying = [entry for entry in unit.entries if entry.is_staying]
+            if staying and not consumer.has(unit.key):
+                self._delivery.offer(consumer, unit.key, staying)
+        return len(kept)

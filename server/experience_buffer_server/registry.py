@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Mapping
 
@@ -34,6 +35,7 @@ class Registry:
         self._tasks = Tasks()
         self._buffers: dict[str, Buffer] = {}
         self._last_id = 0
+        self._update_turn = asyncio.Lock()
 
     async def load(self) -> None:
         """Restore what the store holds, then create configured buffers that don't exist.
@@ -113,31 +115,25 @@ class Registry:
         Raises:
             InvalidRequestError: The settings don't fit together.
             WrongStateError: The grouping changes while experiences are stored.
+            StoreFullError: They can't be stored; nothing is changed.
         """
-        buffer = self.get(name)
-        old = buffer.settings
-        new = checked_settings(old.model_dump() | dict(changes))
-        if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
-            raise errors.WrongStateError(
-                f"buffer {name!r} holds {len(buffer.contents)} experiences grouped by "
-                f"{old.group_by}; group_by can change only while it is empty",
-                subject=name,
-            )
-        buffer.row.config = new.model_dump_json()
-        moments = buffer.row.moments
-        if new.advantage.estimator != old.advantage.estimator:
-            buffer.row.moments = ""  # Those of another estimator are another quantity's.
-        stored = self._store_row(buffer)
-        # At once, so that no push or other update comes between the checks above and the change.
-        buffer.change_settings(new)
-        try:
-            await stored
-        except StoreError:
-            buffer.row.config = old.model_dump_json()
-            buffer.row.moments = moments
-            buffer.change_settings(old)
-            raise
-        return buffer
+        return await self._tasks.finish(self._update(name, changes))
+
+    async def _update(self, name: str, changes: Mapping[str, object]) -> Buffer:
+        # One after the other: what the next starts from may not turn out to be refused.
+        async with self._update_turn:
+            buffer = self.get(name)
+            old = buffer.settings
+            new = checked_settings(old.model_dump() | dict(changes))
+            if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
+                raise errors.WrongStateError(
+                    f"buffer {name!r} holds {len(buffer.contents)} experiences grouped by "
+                    f"{old.group_by}; group_by can change only while it is empty",
+                    subject=name,
+                )
+            # No push comes between the check above and the change.
+            await buffer.change_settings(new)
+            return buffer
 
     async def delete(self, name: str, *, force: bool) -> int:
         """Remove a buffer with everything in it; returns how many experiences it held.

@@ -6,7 +6,7 @@ business. Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Protocol
 
 from experience_buffer_server.contents import Contents
@@ -14,6 +14,7 @@ from experience_buffer_server.delivery import Delivery
 from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.offering import Offering
+from experience_buffer_server.progress import Progress
 from experience_buffer_server.retirement import LeaveReason, Retirement
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import Store, StoreFullError
@@ -49,6 +50,7 @@ class Removal:
         delivery: Delivery,
         offering: Offering,
         retirement: Retirement,
+        progress: Progress,
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
@@ -58,10 +60,14 @@ class Removal:
         self._delivery = delivery
         self._offering = offering
         self._retirement = retirement
+        self._progress = progress
         self._store = store
         self._metrics = metrics
         self._tasks = tasks
-        self._postponed: list[Entry] = []
+        self._unwanted: set[int] = set()
+        """Seqs of what nobody is to get any more, and what the store had no room to forget."""
+        self._done: set[int] = set()
+        """Seqs of what every consumer has done with; one that was added since may want it."""
         self._next_retry = 0.0
 
     def is_leased(self, entry: Entry) -> bool:
@@ -74,28 +80,71 @@ class Removal:
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""
-        free = [entry for entry in entries if not entry.leaving and not self.is_leased(entry)]
-        if free and not self._owner.closed:
-            self._tasks.spawn(self._discard(free))
+        self._discard(entries, self._unwanted)
 
-    async def _discard(self, entries: Sequence[Entry]) -> None:
-        try:
-            await self.remove(entries)
-        except StoreFullError:
-            # Nobody will ask for it again: it is tried again until there is room.
-            self._postponed += entries
-            raise
+    def discard_done(self, entries: Iterable[Entry]) -> None:
+        """Remove those of the entries that every consumer has done with."""
+        self._discard([entry for entry in entries if self._progress.is_done(entry)], self._done)
+
+    def drop(self, entries: Sequence[Entry]) -> None:
+        """Remove those of the entries that nobody holds, and offer what is left of their groups."""
+        self.withdraw([entry for entry in entries if not self.is_leased(entry)])
+        if not self._discard(entries, self._unwanted, look_again=True):
+            self._look_again_at(entries)
+
+    def postpone(self, entries: Iterable[Entry]) -> None:
+        """Remove what every consumer has done with, as soon as there is room."""
+        self._done.update(entry.record.seq for entry in entries)
 
     def tick(self, now: float) -> None:
         """Try again to discard what the store had no room to forget."""
-        if self._postponed and now >= self._next_retry:
+        if (self._unwanted or self._done) and now >= self._next_retry:
             self._next_retry = now + _RETRY_SECONDS
-            entries, self._postponed = self._postponed, []
-            self.discard(self._contents.by_seqs(entry.record.seq for entry in entries))
+            unwanted, done = self._contents.by_seqs(self._unwanted), list(self._done)
+            self._unwanted.clear()
+            self._done.clear()
+            # What is left of their groups may have waited for this.
+            self.drop(unwanted)
+            self.discard_done(self._contents.by_seqs(done))
+
+    def _discard(
+        self, entries: Sequence[Entry], postponed: set[int], *, look_again: bool = False
+    ) -> bool:
+        """Submitted here and now: nobody can lease them in between. False if there is nothing to do."""
+        free = [entry for entry in entries if not entry.leaving and not self.is_leased(entry)]
+        if not free or self._owner.closed:
+            return False
+        leaving, stored = self._submit_removal(free, "discarded")
+        self._tasks.spawn(self._discarded(free, leaving, stored, postponed, look_again=look_again))
+        return True
+
+    async def _discarded(
+        self,
+        entries: Sequence[Entry],
+        leaving: list[Entry],
+        stored: Awaitable[None],
+        postponed: set[int],
+        *,
+        look_again: bool,
+    ) -> None:
+        try:
+            await self._removed(leaving, stored, "discarded")
+        except StoreFullError:
+            # Nobody will ask for it again: it is tried again until there is room.
+            postponed.update(entry.record.seq for entry in entries)
+            raise
+        if look_again:
+            self._look_again_at(entries)
+
+    def _look_again_at(self, entries: Sequence[Entry]) -> None:
+        for group in groups_of(entries):
+            self._look_again(group)
 
     def discard_units(self, units: Sequence[Unit]) -> None:
         """Units of dropped groups came back from their lease."""
-        self.discard(self._contents.by_seqs(seq for unit in units for seq in unit.seqs))
+        # A batch that was drawn with replacement holds a unit several times.
+        seqs = dict.fromkeys(seq for unit in units for seq in unit.seqs)
+        self.discard(self._contents.by_seqs(seqs))
 
     async def remove(self, entries: Sequence[Entry], reason: LeaveReason = "discarded") -> None:
         """Remove durable entries that nobody holds.
@@ -181,5 +230,5 @@ class Removal:
             self._offering.group(group)
             return
         for entry in group.members:
-            entry.quarantine = ""
+            self._contents.set_quarantine(entry, "")
         self._owner.advance([entry for entry in group.members if entry.durable])

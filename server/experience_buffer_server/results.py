@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group
 from experience_buffer_server.jobs import Job, Result, Work
 from experience_buffer_server.metrics import Metrics
@@ -35,6 +36,7 @@ class Owner(Protocol):
 
     settings: BufferSettings
     row: BufferRow
+    contents: Contents
     closed: bool
 
     @property
@@ -187,7 +189,7 @@ class Results:
         entries, name = result.job.entries, self._owner.name
         self._release(result.job)
         for entry in entries:
-            entry.quarantine = result.error
+            self._owner.contents.set_quarantine(entry, result.error)
         self._metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
 
     def _withhold(self, result: Result) -> None:

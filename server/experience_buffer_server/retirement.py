@@ -8,7 +8,7 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from experience_buffer_server.consumers import Consumer
@@ -50,7 +50,9 @@ class Retirement:
 
     def problem_with(self, consumer: str, step: int) -> str:
         """Why a consumer can't acknowledge with this training step; empty if it can."""
-        return self._consumers[consumer].timeline.problem_with(step)
+        reader = self._consumers.get(consumer)
+        # A removed one has no timeline, and its leases are on their way back.
+        return "" if reader is None else reader.timeline.problem_with(step)
 
     def note_consumed(
         self, batch: WriteBatch, seqs: Sequence[int], consumer: str, *, step: int | None = None
@@ -59,6 +61,8 @@ class Retirement:
         done = []
         if step is not None and consumer in self._consumers:
             self._consumers[consumer].timeline.acked(step, seqs)
+            # Its last step is to be known also when none of these is stored any more.
+            self._progress.put_consumer(batch, self._consumers[consumer])
         for entry in self._contents.by_seqs(seqs):
             self._progress.note_ack(entry, consumer, step)
         for entry in self._contents.by_seqs(dict.fromkeys(seqs)):
@@ -66,12 +70,36 @@ class Retirement:
                 done.append(entry)
             else:
                 self._progress.put(batch, entry)
+                self._progress.ack_begun(entry, consumer)
         return self.leave(batch, done, "consumed")
+
+    def ack_ended(self, seqs: Iterable[int], consumer: str) -> None:
+        """The commit of an ack has ended: what was consumed with it may leave by `done_among`."""
+        self._progress.ack_ended(seqs, consumer)
+
+    def done_among(self, seqs: Iterable[int]) -> list[Entry]:
+        """Those of the experiences that all have consumed and that nobody removes yet."""
+        entries = self._contents.by_seqs(dict.fromkeys(seqs))
+        return [e for e in entries if not e.leaving and self._progress.is_done(e)]
+
+    def note_behind(self, seqs: Iterable[int]) -> None:
+        """The commit of what is known of experiences has failed: it is to be stored later."""
+        self._progress.note_behind(seqs)
+
+    def take_behind(self) -> list[Entry]:
+        """The experiences of which the disk knows less than memory; the caller stores them now."""
+        return self._progress.take_behind()
+
+    def put_progress(self, batch: WriteBatch, entries: Iterable[Entry]) -> None:
+        """Add what is known of experiences to a batch."""
+        for entry in entries:
+            self._progress.put(batch, entry)
 
     def revert_consumed(
         self, seqs: Sequence[int], consumer: str, leaving: Sequence[Entry], *, step: int | None
     ) -> None:
         """The batch failed: it never was acknowledged."""
+        self._progress.ack_ended(seqs, consumer)
         if step is not None and consumer in self._consumers:
             self._consumers[consumer].timeline.forget(step, seqs)
         for entry in self._contents.by_seqs(seqs):
@@ -86,7 +114,6 @@ class Retirement:
 
     def leave_if_done(self, batch: WriteBatch, entries: Sequence[Entry]) -> list[Entry]:
         """Remove those of the entries that all have consumed, and store the others' progress."""
-        done = [entry for entry in entries if self._progress.is_done(entry)]
         done = []
         for entry in entries:
             if self._progress.is_done(entry):
@@ -163,6 +190,7 @@ class Retirement:
         self._departures.left(leaving)
         for entry in leaving:
             self._remove(entry)
+        self._progress.forget([entry.record.seq for entry in leaving])
         for group in groups_of(leaving):
             if group.is_over:
                 self._contents.groups.remove(group)
@@ -181,7 +209,6 @@ class Retirement:
 
     def _remove(self, entry: Entry) -> None:
         self._contents.remove(entry)
-        self._progress.forget(entry.record.seq)
         if entry.group is not None:
             entry.group.members.remove(entry)
             entry.group.num_durable -= entry.durable

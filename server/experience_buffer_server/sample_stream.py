@@ -158,7 +158,7 @@ class SampleSession:
                         note = service_pb2.SampleStreamResponse(waiting=shortfall)
                         await self._outgoing.put(note)
                 if lease is not None:
-                    await self._send(buffer, lease, shortfall)
+                    await self._send_or_return(buffer, lease, shortfall)
         finally:
             await self._outgoing.put(None)
 
@@ -173,6 +173,14 @@ class SampleSession:
                 raise
             await asyncio.sleep(error.retry_delay_seconds)
             return None, str(error)
+
+    async def _send_or_return(self, buffer: Buffer, lease: Lease, shortfall: str) -> None:
+        try:
+            await self._send(buffer, lease, shortfall)
+        except (errors.ExperienceBufferError, StoreError):
+            # With the stream its leases end, and those count as deliveries.
+            buffer.leasing.give_back([lease.id], "undeliverable")
+            raise
 
     async def _send(self, buffer: Buffer, lease: Lease, shortfall: str) -> None:
         if self._rank_of is None:

@@ -14,7 +14,7 @@ from experience_buffer_server import __version__, queries, wire, wire_config
 from experience_buffer_server.assembly import packed, sampled
 from experience_buffer_server.backend import Backend, rank_of
 from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.intake import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from experience_buffer_server.pacing import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
 from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.stats import buffer_stats
@@ -62,6 +62,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """Discard a group."""
         buffer = self._backend.buffer(request.buffer)
         num_dropped = await buffer.grouping.drop(request.group, request.reason)
+        buffer.pacing.release(request.group)
         return service_pb2.DropGroupResponse(num_dropped=num_dropped)
 
     async def Sample(
@@ -90,7 +91,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         try:
             self._fill(response, buffer, units, request)
         except BaseException:
-            buffer.leasing.give_back([lease.id], "stream_closed")
+            buffer.leasing.give_back([lease.id], "undeliverable")
             raise
         response.lease.CopyFrom(wire.lease_message(lease, time.time()))
         response.num_units = len(units)
@@ -174,7 +175,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         consumer = desk.delivery.consumer(request.consumer)
         count = await desk.timelines.declare_safe(consumer, request.step)
         return service_pb2.DeclareSafeResponse(
-            num_experiences=count, safe_step=consumer.timeline.safe_step or 0
+            num_experiences=count, safe_step=consumer.timeline.safe_step
         )
 
     async def ReleaseQuarantined(
@@ -291,8 +292,8 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
                 f"ttl_seconds {ttl_seconds} must lie in (0, {MAX_TTL_SECONDS:g}]",
                 subject="ttl_seconds",
             )
-        intake = self._backend.buffer(request.buffer).intake
-        reserved = intake.reserve(request.groups, now=time.time(), ttl_seconds=ttl_seconds)
+        pacing = self._backend.buffer(request.buffer).pacing
+        reserved = pacing.reserve(request.groups, now=time.time(), ttl_seconds=ttl_seconds)
         return service_pb2.ReserveGroupsResponse(
             granted=reserved.granted,
             reason=reserved.reason,

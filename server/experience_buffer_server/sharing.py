@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from experience_buffer import errors
 from experience_buffer_server.consumers import Consumer, Want
-from experience_buffer_server.delivery import Delivery
 from experience_buffer_server.leasing import Leasing
+from experience_buffer_server.line import Line
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.ranks import split
 from experience_buffer_server.sampling.units import Unit
 
-MAX_WORLD_SIZE = 65_536
+MAX_WORLD_SIZE = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +30,17 @@ class RankOf:
     rank: int
     world_size: int
     after_lease_id: int
-    """The shared lease that the rank received last; 0: the oldest that it hasn't acknowledged."""
+    """The shared lease that the rank received last; 0: the oldest that it hasn't acknowledged.
+
+    One that was never given is of a buffer that was deleted since, and counts as 0."""
 
 
 class Sharing:
     """Forms and finds shared batches. Not thread-safe."""
 
-    def __init__(
-        self, buffer_name: Callable[[], str], delivery: Delivery, leasing: Leasing
-    ) -> None:
+    def __init__(self, buffer_name: Callable[[], str], line: Line, leasing: Leasing) -> None:
         self._name = buffer_name
-        self._delivery = delivery
+        self._line = line
         self._leasing = leasing
 
     async def sample(
@@ -65,7 +65,7 @@ class Sharing:
                 want = dataclasses.replace(want, timeout_seconds=left)
                 return await self._form(consumer, want, rank_of.world_size, stop)
             if not await _wait(consumer.changed, left, stop) or consumer.closed:
-                why = self._delivery.explain_wait(consumer, want.batch_size)
+                why = self._line.explain_wait(consumer, want.batch_size)
                 return None, "the server is stopping" if stop.is_set() else why
 
     async def _form(
@@ -73,7 +73,7 @@ class Sharing:
     ) -> tuple[Lease | None, str]:
         consumer.forming = True
         try:
-            units, shortfall = await self._delivery.take(consumer, want, stop)
+            units, shortfall = await self._line.take(consumer, want, stop)
             if not units:
                 return None, shortfall
             ordered, sizes = _parts(units, world_size)
@@ -87,6 +87,8 @@ class Sharing:
 
     def _find(self, consumer: Consumer, rank_of: RankOf) -> Lease | None:
         """The first open batch after the given one, of which this rank hasn't acknowledged its part."""
+        after = rank_of.after_lease_id
+        after = 0 if after > self._leasing.table.last_id else after
         for lease in sorted(consumer.leases.values(), key=lambda lease: lease.id):
             if not lease.world_size:
                 continue
@@ -97,8 +99,8 @@ class Sharing:
                     "acknowledge or nack it, or Rewind to the step of the last checkpoint, first",
                     subject="world_size",
                 )
-            is_next = lease.id > rank_of.after_lease_id and rank_of.rank not in lease.acked_parts
-            if is_next and lease.is_stored:
+            is_next = lease.id > after and rank_of.rank not in lease.acked_parts
+            if is_next and lease.is_stored and lease.state == "open":
                 return lease
         return None
 

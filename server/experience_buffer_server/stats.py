@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.consumers import Consumer
+from experience_buffer_server.groups import groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +54,51 @@ class BufferStats:
     num_reserved_groups: int
     computing_waits_for: str
     """Missing fields, or a batch that isn't full, in words; empty when it waits for nothing."""
+    num_used: int
+    """Experiences acknowledged for the first time, again after a rewind, since the start."""
+    num_unused: int
+    """Experiences that left without ever having been acknowledged, since the start."""
+    keep_ratio: float | None
+    """Of those two, less what was rewound, the part that was used; None: neither happened yet."""
 
 
 def buffer_stats(buffer: Buffer) -> BufferStats:
-    """Count what a buffer holds; takes time in proportion to its groups."""
-    num_open = num_overdue = num_quarantined = 0
-    for group in buffer.contents.groups:
-        num_open += group.is_open
-        num_overdue += group.overdue and group.is_unfinished
-        num_quarantined += any(entry.quarantine for entry in group.members)
+    """Say what a buffer holds: in time that grows with what is unfinished, not with what is stored."""
+    contents, usage = buffer.contents, buffer.desk.progress.usage
     return BufferStats(
         name=buffer.name,
-        num_items=buffer.contents.num_items,
-        num_bytes=buffer.contents.num_bytes,
-        num_open_groups=num_open,
-        num_overdue_groups=num_overdue,
+        num_items=contents.num_items,
+        num_bytes=contents.num_bytes,
+        num_open_groups=len(contents.groups.open_groups),
+        num_overdue_groups=_num_overdue(buffer),
         num_computing_groups=buffer.computing.num_jobs,
-        num_quarantined_groups=num_quarantined,
+        num_quarantined_groups=len(groups_of(contents.quarantined.values())),
         oldest_open_group=buffer.grouping.describe(),
         policy_version=buffer.row.policy_version,
         consumers=tuple(
             _consumer_stats(buffer, consumer) for consumer in buffer.delivery.consumers.values()
         ),
-        num_waiting_for_fields=len(buffer.contents.lacking),
+        num_waiting_for_fields=len(contents.lacking),
         computing_waits_for=buffer.describe_computing(),
-        num_reserved_groups=buffer.intake.num_reserved,
+        num_reserved_groups=buffer.pacing.num_reserved,
+        num_used=usage.num_used,
+        num_unused=usage.num_unused,
+        keep_ratio=usage.keep_ratio,
     )
+
+
+def _num_overdue(buffer: Buffer) -> int:
+    """Unfinished groups past their deadline: they are open, or lack fields."""
+    if not buffer.settings.group_deadline_seconds:
+        return 0
+    contents = buffer.contents
+    num_open = sum(group.overdue for group in contents.groups.open_groups)
+    lacking = (
+        entry
+        for entry in contents.lacking.values()
+        if entry.group is not None and entry.group.overdue and not entry.group.is_open
+    )
+    return num_open + sum(group.is_unfinished for group in groups_of(lacking))
 
 
 def _consumer_stats(buffer: Buffer, consumer: Consumer) -> ConsumerStats:
@@ -91,7 +111,7 @@ def _consumer_stats(buffer: Buffer, consumer: Consumer) -> ConsumerStats:
         num_leases=len(consumer.leases),
         num_waiting=len(consumer.waiters),
         waiting_for=(
-            buffer.delivery.explain_wait(consumer, first.want.batch_size) if first else ""
+            buffer.desk.line.explain_wait(consumer, first.want.batch_size) if first else ""
         ),
         num_acked_units=consumer.totals.acked,
         num_redelivered_units=consumer.totals.redelivered,

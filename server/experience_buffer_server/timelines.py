@@ -6,10 +6,12 @@ to one buffer and its event loop.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from experience_buffer import errors
+from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, groups_of
@@ -86,12 +88,13 @@ class Timelines:
         for seq, acked_step in undone:
             if seq in entries:
                 self._progress.undo_ack(entries[seq], consumer.name, acked_step)
+        for key, times in _times(consumer, undone, entries).items():
+            consumer.tally.sampled(key, -times)
         for entry in entries.values():
             self._progress.put(batch, entry)
         self._progress.put_consumer(batch, consumer)
         leases = self._leasing.note_returns(batch, consumer.name)
-        committed = self._store.commit(batch)
-        self._leasing.end_returned(leases)
+        committed = self._leasing.end_submitted(leases, self._store.commit(batch))
         return self._rewound(consumer, undone, entries, leases, committed)
 
     async def _rewound(
@@ -109,6 +112,8 @@ class Timelines:
             for seq, step in undone:
                 if seq in entries:
                     self._progress.note_ack(entries[seq], consumer.name, step)
+            for key, times in _times(consumer, undone, entries).items():
+                consumer.tally.sampled(key, times)
             raise
         for entry in entries.values():
             self._offering.entry(entry)
@@ -121,13 +126,18 @@ class Timelines:
     async def declare_safe(self, consumer: Consumer, step: int) -> int:
         """Keep a consumer's acks up to a step no longer; returns how many these were. Idempotent.
 
+        A step that no ack has reached yet stands for the last one: later acks can be rewound.
+
         Raises:
             InvalidRequestError: The step is negative.
             StoreFullError: It can't be stored; they are kept.
         """
         if step < 0:
             raise errors.InvalidRequestError(f"step {step} must be at least 0", subject="step")
-        return await self._tasks.finish(self._release(consumer, step))
+        last_step = consumer.timeline.last_step
+        if last_step is None:
+            return 0
+        return await self._tasks.finish(self._release(consumer, min(step, last_step)))
 
     def keep_newest(self, consumer: Consumer) -> None:
         """After an ack: release the steps that the consumer's settings don't retain."""
@@ -174,3 +184,11 @@ class Timelines:
         """The experiences of acknowledgements, each once; some may have been deleted since."""
         found = self._contents.by_seqs(dict.fromkeys(seq for seq, _ in acks))
         return {entry.record.seq: entry for entry in found}
+
+
+def _times(
+    consumer: Consumer, acks: Sequence[tuple[int, int]], entries: dict[int, Entry]
+) -> dict[int, int]:
+    """How often each unit was acknowledged: an ack of a group is one of each of its members."""
+    times = Counter(seq for seq, _ in acks)
+    return {key_of(consumer.settings, entry): times[seq] for seq, entry in entries.items()}

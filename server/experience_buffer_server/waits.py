@@ -29,33 +29,45 @@ def wait_of(consumer: Consumer, batch_size: int, *, max_leased: int) -> Wait:
     settings = consumer.settings
     enough = 1 if settings.with_replacement else batch_size
     if len(consumer.ready) < enough:
-        return Wait("ready", "")
+        return Wait("ready", _never_ready(consumer, batch_size))
     if settings.limiter is not None:
-        answer = can_sample(settings.limiter.plan, consumer.tally.counts(), batch_size)
+        answer = can_sample(settings.limiter.plan, consumer.counts(), batch_size)
         if not answer.ok:
             return Wait(answer.label, answer.reason)
     return _window(consumer, batch_size, max_leased)
 
 
+def _never_ready(consumer: Consumer, batch_size: int) -> str:
+    """Why so many units may never be ready at once: pushes stop before, by the limiter."""
+    limiter = consumer.settings.limiter
+    problems = [] if limiter is None else limiter.plan.problems(batch_size)
+    return f"batches of {batch_size} may never be: {problems[0]}" if problems else ""
+
+
 def _window(consumer: Consumer, batch_size: int, max_leased: int) -> Wait:
     """Whether more may be leased; at least one experience per unit will be."""
-    if not consumer.num_leased:
-        return Wait("", "")
     settings = consumer.settings
     bound = min(settings.max_leased_experiences or math.inf, max_leased)
-    leased = consumer.num_leased_experiences
-    if leased + batch_size > bound or (consumer.window_is_full and bound < math.inf):
+    leased, num_bytes = consumer.num_leased_experiences, consumer.num_leased_bytes
+    unfit_size, cut_by = consumer.unfit
+    did_not_fit = consumer.num_leased > 0 and 0 < unfit_size <= batch_size
+    if batch_size > bound:
+        return Wait(
+            "window",
+            f"a batch of {batch_size} can't be leased while max_leased_experiences is {bound:g}; "
+            "ask for fewer",
+        )
+    if leased + batch_size > bound or (did_not_fit and cut_by == "experiences"):
         return Wait(
             "window",
             f"{leased} experiences are leased and max_leased_experiences is {bound:g}; acknowledge "
             "some",
         )
-    most_bytes = settings.max_leased_bytes
-    if most_bytes and (consumer.num_leased_bytes >= most_bytes or consumer.window_is_full):
+    most = settings.max_leased_bytes
+    if most and ((leased and num_bytes >= most) or (did_not_fit and cut_by == "bytes")):
         return Wait(
             "window",
-            f"{consumer.num_leased_bytes} bytes are leased and max_leased_bytes is {most_bytes}; "
-            "acknowledge some",
+            f"{num_bytes} bytes are leased and max_leased_bytes is {most}; acknowledge some",
         )
     return Wait("", "")
 
@@ -72,6 +84,11 @@ def explain(consumer: Consumer, batch_size: int, wait: Wait, buffer_waits: str) 
     words = [f"{len(consumer.ready)} ready of {batch_size} {consumer.settings.unit}s"]
     if wait.words:
         words.append(wait.words)
+    elif consumer.unfit[0] and not consumer.num_leased:
+        words.append(
+            "a batch of that size has more experiences than max_leased_experiences allows; ask for "
+            "fewer"
+        )
     if consumer.num_leased:
         words.append(f"{consumer.num_leased} leased and not acknowledged")
     if consumer.held:

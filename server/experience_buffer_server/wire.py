@@ -207,6 +207,7 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
         num_waiting_for_fields=stats.num_waiting_for_fields,
         computing_waits_for=stats.computing_waits_for,
         num_reserved_groups=stats.num_reserved_groups,
+        keep_ratio=stats.keep_ratio,
     )
 
 

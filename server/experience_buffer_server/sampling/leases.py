@@ -12,6 +12,9 @@ from experience_buffer_server.sampling.units import Unit
 
 LeaseState = Literal["open", "ending", "acked", "nacked", "expired"]
 
+_SPARE_DEADLINES = 64
+"""Deadlines that don't hold any more, beside one for each open lease, before they are cleared."""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lease:
@@ -67,6 +70,11 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def last_id(self) -> int:
+        """The id that was given last; 0 before the first."""
+        return self._last_id
+
     def of_consumer(self, consumer: str) -> list[Lease]:
         """A consumer's leases that haven't ended, by id."""
         return [lease for lease in self._open.values() if lease.consumer == consumer]
@@ -111,7 +119,7 @@ class LeaseTable:
         """Let an open lease expire later; never earlier."""
         if deadline > lease.deadline:
             lease.deadline = deadline
-            heapq.heappush(self._deadlines, (deadline, lease.id))
+            self._watch(lease)
 
     def end(self, lease: Lease, state: LeaseState, now: float) -> list[int]:
         """Close a lease and free its units; returns ids of ended leases that are now forgotten."""
@@ -129,7 +137,7 @@ class LeaseTable:
 
     def expired(self, now: float) -> list[Lease]:
         """Open leases past their deadline, earliest first; the caller ends them."""
-        due = []
+        due: dict[int, Lease] = {}
         while self._deadlines and self._deadlines[0][0] <= now:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self._open.get(lease_id)
@@ -138,11 +146,18 @@ class LeaseTable:
             if lease.state == "ending":
                 # Its ack is being committed; look again if that fails.
                 heapq.heappush(self._deadlines, (now + 1.0, lease_id))
-                break
-            if lease not in due:
-                due.append(lease)
-        return due
+                continue
+            due[lease_id] = lease
+        return list(due.values())
 
     def _add(self, lease: Lease) -> None:
         self._open[lease.id] = lease
-        heapq.heappush(self._deadlines, (lease.deadline, lease.id))
+        self._watch(lease)
+
+    def _watch(self, lease: Lease) -> None:
+        """Note a deadline; those of before an extension and of ended leases are cleared at times."""
+        if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
+            self._deadlines = [(lease.deadline, lease.id) for lease in self._open.values()]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (lease.deadline, lease.id))

@@ -193,6 +193,8 @@ class Answer(NamedTuple):
     """For people, with the numbers; empty when ok."""
     label: Literal["", "min_size", "min_diff", "max_diff", "ahead_bytes"] = ""
     """The setting that holds it back, for metrics; empty when ok."""
+    can_wait: bool = True
+    """It may go later as it is; else it has to be split."""
 
 
 _OK = Answer(True)
@@ -226,16 +228,18 @@ def can_insert(plan: LimiterPlan, counts: Counts, n: int, num_bytes: int = 0) ->
     room = _bound(plan.max_diff) - _difference(plan, counts)
     if n * _exact(plan.samples_per_insert) > room:
         fits = max(free, floor(room / _exact(plan.samples_per_insert)), 0)
-        return Answer(False, _why_not(plan, counts, n, fits), "max_diff")
+        reason, can_wait = _why_not(plan, counts, n, fits)
+        return Answer(False, reason, "max_diff", can_wait)
     limit, ahead = plan.max_ahead_bytes, counts.ahead_bytes
     if not limit or ahead + num_bytes <= limit or (n == 1 and not ahead):
         return _OK
     if not can_sample(plan, counts, 1).ok:
         # Nothing that is ahead could be sampled, to make room.
         return _OK
-    reason = f"{ahead} bytes are not sampled yet, {num_bytes} more exceed max_ahead_bytes {limit}"
     if n > 1 and num_bytes > limit:
         reason = f"an insert of {num_bytes} bytes exceeds max_ahead_bytes {limit} alone; split it"
+        return Answer(False, reason, "ahead_bytes", can_wait=False)
+    reason = f"{ahead} bytes are not sampled yet, {num_bytes} more exceed max_ahead_bytes {limit}"
     return Answer(False, reason, "ahead_bytes")
 
 
@@ -267,17 +271,19 @@ def refund(plan: LimiterPlan, *, times_sampled: int) -> tuple[int, int]:
     return 1, times_sampled
 
 
-def _why_not(plan: LimiterPlan, counts: Counts, n: int, fits: int) -> str:
+def _why_not(plan: LimiterPlan, counts: Counts, n: int, fits: int) -> tuple[str, bool]:
+    """Why `n` can't be inserted now, and whether waiting may help."""
     largest = largest_insert(plan)
     if n > largest:
         return (
             f"an insert of {n} can't go: at most {_text(largest)} fit at once between min_diff "
             f"{_text(plan.min_diff)} and max_diff {_text(plan.max_diff)}; split it"
-        )
+        ), False
     ratio = f"samples_per_insert {_text(plan.samples_per_insert)}"
     if not can_sample(plan, counts, 1).ok:
-        return f"{ratio} allows {fits} of {n} inserts before anything can be sampled; split it"
-    return f"{ratio} allows {fits} more inserts until more is sampled, {n} are wanted"
+        reason = f"{ratio} allows {fits} of {n} inserts before anything can be sampled; split it"
+        return reason, False
+    return f"{ratio} allows {fits} more inserts until more is sampled, {n} are wanted", True
 
 
 def _difference(plan: LimiterPlan, counts: Counts) -> Fraction:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 __all__ = ["split"]
 
-# Rounds per rank in which the heaviest rank may swap a unit; a few suffice where any help.
-_SWAPS_PER_RANK = 8
+# Bound of the units looked at for swaps, in proportion: a few milliseconds for a thousand.
+_LOOKS_PER_UNIT = 10
+# A bound that small batches don't reach.
+_MIN_LOOKS = 20_000
 
 
 def split(tokens: Sequence[int], world_size: int) -> list[list[int]]:
@@ -22,7 +24,8 @@ def split(tokens: Sequence[int], world_size: int) -> list[list[int]]:
     First each unit, largest first, goes to the rank with the fewest tokens that still has room
     (Graham 1969, longest processing time first, with a bound on the count). Then the rank with the
     most tokens swaps units with others as long as that evens them out. When no swap helps any
-    more, the largest sum exceeds the smallest by no more than the largest unit has tokens.
+    more, the largest sum exceeds the smallest by no more than the largest unit has tokens. Time is
+    in proportion to the units, but for sorting.
 
     Args:
         tokens: Tokens of each unit of the batch, none negative.
@@ -37,7 +40,8 @@ def split(tokens: Sequence[int], world_size: int) -> list[list[int]]:
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}; give at least 1 rank")
     parts = _deal(tokens, world_size)
-    if world_size > 1:
+    # With one unit each, a swap would only change places.
+    if 1 < world_size < len(tokens):
         _even_out(parts, tokens)
     return [sorted(index for index in part if index < len(tokens)) for part in parts]
 
@@ -71,16 +75,20 @@ def _deal(tokens: Sequence[int], world_size: int) -> list[list[int]]:
 def _even_out(parts: list[list[int]], tokens: Sequence[int]) -> None:
     """Swap units between the rank with the most tokens and others as long as it gains.
 
-    Each swap brings the two sums closer, so that it ends; the bound keeps it cheap as well.
+    Each swap brings the two sums closer, so that it ends; the bound keeps it cheap as well. The
+    lightest ranks are tried first: of two swaps the one with the larger gap is worth more.
     """
     weights = [*tokens, *[0] * len(parts)]
     sums = [sum(weights[index] for index in part) for part in parts]
-    for _ in range(_SWAPS_PER_RANK * len(parts)):
-        by_sum = sorted(range(len(parts)), key=lambda rank: (sums[rank], rank))
-        heavy = by_sum.pop()
-        for light in by_sum:
-            gap = sums[heavy] - sums[light]
-            swap = _best_swap(parts[heavy], parts[light], weights, gap, len(tokens))
+    by_sum = sorted(zip(sums, range(len(parts)), strict=True))
+    looks = max(_LOOKS_PER_UNIT * len(tokens), _MIN_LOOKS)
+    while True:
+        most, heavy = by_sum.pop()
+        for least, light in by_sum:
+            looks -= len(parts[heavy]) + len(parts[light])
+            if most - least <= 1 or looks < 0:
+                return
+            swap = _best_swap(parts[heavy], parts[light], weights, most - least, len(tokens))
             if swap is not None:
                 break
         else:
@@ -88,8 +96,10 @@ def _even_out(parts: list[list[int]], tokens: Sequence[int]) -> None:
         given, taken = swap
         parts[heavy][parts[heavy].index(given)] = taken
         parts[light][parts[light].index(taken)] = given
-        sums[heavy] += weights[taken] - weights[given]
-        sums[light] += weights[given] - weights[taken]
+        moved = weights[given] - weights[taken]
+        del by_sum[bisect_left(by_sum, (least, light))]
+        insort(by_sum, (most - moved, heavy))
+        insort(by_sum, (least + moved, light))
 
 
 def _best_swap(
@@ -97,10 +107,8 @@ def _best_swap(
 ) -> tuple[int, int] | None:
     """The units of a heavier and a lighter rank whose swap evens them out most, if any does.
 
-    A swap by d tokens turns the gap into |gap - 2 d|: it gains where 0 < d < gap.
+    A swap by d tokens turns the gap into |gap - 2 d|: it gains where 0 < d < gap, a gap above 1.
     """
-    if gap <= 1:
-        return None
     if max(heavy) >= num_units:
         # It has one unit less than others already.
         light = [index for index in light if index < num_units]

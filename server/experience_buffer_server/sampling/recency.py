@@ -13,6 +13,8 @@ from experience_buffer_server.sampling.weighted_keys import WeightedKeys
 
 _ERA_BITS = 500
 """Within an era weights span at most this many powers of two: far from overflow, even summed."""
+_MAX_BEHIND = 2**70
+"""More versions behind weigh nothing, or as much as any if the decay is 1."""
 
 
 class StalenessSelector:
@@ -30,8 +32,8 @@ class StalenessSelector:
         # A smaller one could be drawn just as never.
         self._decay = max(decay, 2.0**-_ERA_BITS)
         bits_per_version = -math.log2(self._decay)
-        # 2**53: up to there floats count versions exactly.
-        self._era_versions = int(_ERA_BITS / max(bits_per_version, _ERA_BITS * 2.0**-53))
+        # An era of 2**64 versions holds nearly all there are, where they hardly differ in weight.
+        self._era_versions = int(_ERA_BITS / max(bits_per_version, _ERA_BITS * 2.0**-64))
         self._versions = KeyTable(array("q"), array("d"))
         self._num_keys: dict[float, int] = {}
         """Keys of each known version present."""
@@ -85,14 +87,15 @@ class StalenessSelector:
             if not self._unknown:
                 raise IndexError("no keys to choose from")
             return [(self._unknown, self._unknown.total)]
-        newest = self._era_of(self._known.last()[0])
+        newest, _ = self._place(self._known.last()[0])
         parts = [(self._eras[newest], self._eras[newest].total)]
         if newest - 1 in self._eras:
             before = self._eras[newest - 1]
             parts.append((before, before.total * self._decay**self._era_versions))
         if self._unknown:
-            oldest = self._known.first()[0]
-            weight = self._decay ** (newest * self._era_versions - oldest)
+            era, since_start = self._place(self._known.first()[0])
+            behind = min((newest - era) * self._era_versions, _MAX_BEHIND) - since_start
+            weight = self._decay**behind
             parts.append((self._unknown, self._unknown.total * weight))
         # Rounding may draw the last part without reason: then it has to be one with weight.
         return [(keys, weight) for keys, weight in parts if weight > 0.0]
@@ -104,10 +107,9 @@ class StalenessSelector:
         self._num_keys[version] = self._num_keys.get(version, 0) + 1
         if self._num_keys[version] == 1:
             self._known.add(version, 0)
-        era = self._era_of(version)
+        era, since_start = self._place(version)
         if era not in self._eras:
             self._eras[era] = WeightedKeys()
-        since_start = version - era * self._era_versions
         self._eras[era].add(key, self._decay**-since_start)
 
     def _leave(self, key: int, version: float) -> None:
@@ -118,13 +120,17 @@ class StalenessSelector:
         if not self._num_keys[version]:
             del self._num_keys[version]
             self._known.remove(version, 0)
-        era = self._era_of(version)
+        era, _ = self._place(version)
         self._eras[era].remove(key)
         if not self._eras[era]:
             del self._eras[era]
 
-    def _era_of(self, version: float) -> int:
-        return int(version // self._era_versions)
+    def _place(self, version: float) -> tuple[int, float]:
+        """The era of a known version, and how far it is from the era's start."""
+        # In integers: the start of an era of large versions may lie between two floats.
+        whole = math.floor(version)
+        era, since_start = divmod(whole, self._era_versions)
+        return era, since_start + (version - whole)
 
 
 def _check(key: int, version: float) -> None:

@@ -6,6 +6,7 @@ was fully sampled gives its unused samples back (`limiter.refund`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from experience_buffer_server.sampling.limiter import Counts, LimiterPlan, refund
@@ -21,11 +22,13 @@ class Tally:
 
     def __init__(self, *, departed_inserts: int = 0, departed_samples: int = 0) -> None:
         self.departed_inserts = departed_inserts
-        """Units that have left and still count."""
+        """Units that have left and still count, less those that are present and don't."""
         self.departed_samples = departed_samples
         """Their deliveries."""
         self._units: dict[int, _Present] = {}
         self._leaving: dict[int, tuple[_Present, int, int]] = {}
+        self._taken_off: set[int] = set()
+        """Units that are present and don't count; see `rebase`."""
         self._samples = 0
         self._ahead_bytes = 0
 
@@ -43,12 +46,20 @@ class Tally:
         if unit is not None:
             self._put(key, _Present(unit.times + count, unit.num_bytes))
 
+    def passed_over(self, key: int) -> None:
+        """A unit won't be sampled, though it stays for others: nothing waits for its sample."""
+        unit = self._take(key)
+        if unit is not None:
+            self._put(key, _Present(max(unit.times, 1), unit.num_bytes))
+
     def leaving(self, key: int, plan: LimiterPlan, *, consumed: bool) -> None:
         """A unit is on its way out: consumed, or evicted, dropped, expired and refunded."""
         unit = self._take(key)
         if unit is None:
             return
-        inserts, samples = (1, unit.times) if consumed else refund(plan, times_sampled=unit.times)
+        inserts, samples = 1, unit.times
+        if not consumed and key not in self._taken_off:
+            inserts, samples = refund(plan, times_sampled=unit.times)
         self.departed_inserts += inserts
         self.departed_samples += samples
         self._leaving[key] = (unit, inserts, samples)
@@ -64,6 +75,20 @@ class Tally:
     def left(self, key: int) -> None:
         """The removal is on disk."""
         self._leaving.pop(key, None)
+        self._taken_off.discard(key)
+
+    def rebase(self, finished: Collection[int]) -> None:
+        """Count from here on: for another ratio, by which the past isn't to be judged.
+
+        Args:
+            finished: Units that are present and won't be sampled any more: they are the past, too.
+        """
+        done = {key: unit for key in finished if (unit := self._units.get(key)) is not None}
+        # What they count now, when they have left, and again after a restart, is taken off here.
+        self.departed_inserts = -len(done)
+        self.departed_samples = -sum(unit.times for unit in done.values())
+        self._taken_off = set(done)
+        self._leaving = {key: (unit, 0, 0) for key, (unit, _, _) in self._leaving.items()}
 
     def counts(self, *, num_present: int = 0) -> Counts:
         """For the limiter; `num_present` units are in the buffer, also those not to be sampled yet."""

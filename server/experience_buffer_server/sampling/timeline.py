@@ -110,7 +110,7 @@ class Timeline:
             raise ValueError(f"step {step} is negative; steps count from 0")
         released = self._remove(0, bisect_right(self._steps, step))
         self._safe_step = max(step, -1 if self._safe_step is None else self._safe_step)
-        self._reach(self._safe_step)
+        self.reach(self._safe_step)
         return released
 
     def rewind(self, step: int) -> list[tuple[int, int]]:
@@ -146,6 +146,11 @@ class Timeline:
         for step, seqs in by_step.items():
             self._retain(step, seqs)
 
+    def reach(self, step: int) -> None:
+        """Be at a step or a later one, at start: acknowledgements needn't have been retained there."""
+        if self._reached_step is None or self._reached_step < step:
+            self._reached_step = step
+
     def _retain(self, step: int, seqs: list[int]) -> None:
         if not seqs:
             return
@@ -161,7 +166,3 @@ class Timeline:
         del self._steps[start:stop]
         self._num_retained -= len(removed)
         return removed
-
-    def _reach(self, step: int) -> None:
-        if self._reached_step is None or self._reached_step < step:
-            self._reached_step = step

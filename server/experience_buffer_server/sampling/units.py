@@ -20,6 +20,8 @@ class Unit:
     """Payload bytes of its experiences."""
     num_tokens: int
     """Response tokens of its experiences."""
+    message_bytes: int = 0
+    """Most that it takes in a message, computed advantages included."""
     num_deliveries: int = 0
     """Deliveries so far without an ack, the current one included."""
     times_sampled: int = 0

@@ -14,6 +14,8 @@ from experience_buffer_server.store.magnitudes import Magnitudes
 
 MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
+MAX_PRIORITY = 1e300
+"""Larger priorities count as this one: sums over a group's members stay finite."""
 
 
 class StoreError(Exception):
@@ -81,7 +83,7 @@ class Record:
     fields: int = 0
     """Which of an estimator's inputs it carries: one bit each, and one for being counted already."""
     priority: float = 1.0
-    """At least 0: as pushed, or as updated since."""
+    """0 to `MAX_PRIORITY`: as pushed, or as updated since. A larger one that is stored counts as that."""
     version: int = 0
     """The number, of those that `seq` counts, given with the last update of its priority; 0: none."""
 
@@ -252,6 +254,9 @@ class WriteBatch(Protocol):
 
     def put_progress(self, buffer_id: int, row: ProgressRow) -> None:
         """Insert or replace the consumers' progress with one experience."""
+
+    def delete_progress(self, buffer_id: int, seq: int) -> None:
+        """Remove the consumers' progress with one experience; `remove` does so, too."""
 
     def put_consumer(self, buffer_id: int, row: ConsumerRow) -> None:
         """Insert or replace what is to be known of a consumer."""

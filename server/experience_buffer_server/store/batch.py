@@ -103,6 +103,10 @@ class LmdbWriteBatch:
         value = disk.encode_progress(row, self._pack)
         self._put(Table.PROGRESS, disk.numbered_key(buffer_id, row.seq), value)
 
+    def delete_progress(self, buffer_id: int, seq: int) -> None:
+        """Remove the consumers' progress with one experience."""
+        self._put(Table.PROGRESS, disk.numbered_key(buffer_id, seq), None)
+
     def put_consumer(self, buffer_id: int, row: ConsumerRow) -> None:
         """Insert or replace what is to be known of a consumer."""
         value = disk.encode_consumer(row, self._pack)

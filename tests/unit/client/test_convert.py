@@ -60,7 +60,7 @@ def test_every_field_of_statistics_arrives_under_its_name() -> None:
         )
     ).buffers[0]
     assert (bare.policy_version, bare.consumers[0].last_step) == (None, None)
-    assert bare.consumers[0].safe_step is None
+    assert (bare.keep_ratio, bare.consumers[0].safe_step) == (None, None)
 
 
 def test_every_field_of_a_summary_arrives_under_its_name() -> None:

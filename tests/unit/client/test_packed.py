@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import pickle
 import re
 import subprocess
 import sys
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experience_buffer import _packing, _safetensors, packed, trxp
+from experience_buffer._batch_data import LazyPacked
 from experience_buffer._frame import join_frame
 from experience_buffer._packed_table import COLUMNS
 from experience_buffer._safetensors import TensorView
@@ -124,7 +128,7 @@ def test_columns() -> None:
         "staleness": (torch.int64, [0, 0, -2, 0, 0, 0]),
         "has_staleness": (torch.bool, [False, True, True, False, False, False]),
         "probability": (torch.float64, [1, 1, 0.25, 1, 1, 1]),
-        "times_sampled": (torch.int64, [1, 1, 1, 11, 1, 1]),
+        "times_sampled": (torch.int64, [0, 0, 0, 11, 0, 0]),
         "generation": (torch.int64, [0, 0, 0, 0, 2**40, 0]),
     }
     assert batch.columns == sorted(expected)
@@ -432,3 +436,23 @@ def test_the_documentation_lists_all_columns() -> None:
         codes = dtypes.strip().split(", ")
         found |= zip(columns, codes * len(columns) if len(codes) == 1 else codes, strict=True)
     assert found == COLUMNS
+
+
+def test_threads_that_read_a_batch_at_once_get_the_same_one() -> None:
+    data = rows_of.packed(real_rows())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(20):
+                columns, start = LazyPacked(data), threading.Barrier(8)
+
+                def parse(columns: LazyPacked = columns, start: threading.Barrier = start) -> int:
+                    start.wait(30)
+                    return id(columns.parse())
+
+                calls = [threads.submit(parse) for _ in range(8)]
+                assert len({call.result() for call in calls}) == 1
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(pickle.loads(pickle.dumps(columns)).parse()) == len(columns.parse())

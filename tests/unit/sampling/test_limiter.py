@@ -175,7 +175,9 @@ def test_largest_inserts(plan: LimiterPlan, largest: float) -> None:
     if largest < inf:
         lowest = Counts(0, 0, max(0, -int(plan.min_diff)))
         assert can_insert(plan, lowest, int(largest)).ok
-        assert "split it" in can_insert(plan, lowest, int(largest) + 1).reason
+        refused = can_insert(plan, lowest, int(largest) + 1)
+        assert "split it" in refused.reason
+        assert not refused.can_wait
 
 
 def test_bytes_are_bounded() -> None:
@@ -186,11 +188,13 @@ def test_bytes_are_bounded() -> None:
         False,
         "90 bytes are not sampled yet, 11 more exceed max_ahead_bytes 100",
         "ahead_bytes",
+        True,
     )
     assert can_insert(plan, full, 2, num_bytes=101) == (
         False,
         "an insert of 101 bytes exceeds max_ahead_bytes 100 alone; split it",
         "ahead_bytes",
+        False,
     )
     assert "101 more exceed" in can_insert(plan, full, 1, num_bytes=101).reason
     assert can_insert(plan, Counts(3, 0, 3), 1, num_bytes=101) == OK

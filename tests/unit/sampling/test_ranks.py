@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import combinations
 
 import pytest
@@ -109,3 +110,13 @@ def test_a_large_batch_of_long_tails_is_even() -> None:
 def test_no_rank_is_refused() -> None:
     with pytest.raises(ValueError, match="world_size is 0; give at least 1"):
         split([1, 2], 0)
+
+
+@pytest.mark.parametrize("world_size", [2048, 4096, 8192])
+def test_many_ranks_take_no_longer_than_few(world_size: int) -> None:
+    rng = random.Random(17)
+    tokens = [rng.randrange(100, 8000) for _ in range(8_192)]
+    began = time.process_time()
+    totals = sums(tokens, split(tokens, world_size))
+    assert time.process_time() - began < 1.0
+    assert max(totals) <= sum(tokens) / world_size * (1.01 if world_size < 4096 else 3)

@@ -38,6 +38,14 @@ VALUES = {
 }
 ANY_VALUE = st.sampled_from([0.0, 1.0, -1.0, math.inf, -math.inf]) | st.floats(allow_nan=False)
 KEYS = st.integers(0, 40)
+NOW = 1_763_740_800_000_000_000
+FAR_VERSIONS = (
+    st.none()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.integers(NOW - 2000, NOW + 2000)
+    | st.sampled_from([-(2**63), -(2**53) - 1, -1, 0, 1, 2**53, 2**53 + 2, 2**62, 2**63 - 1])
+)
+"""Policy versions of 64 bits, such as times in nanoseconds; None: unknown."""
 
 
 def filled(plan: SelectorPlan, values: dict[int, float]) -> Selector:
@@ -319,6 +327,31 @@ class TestStaleness:
                 chosen = check_choice(plan, selector, values)
                 selector.remove(chosen)
                 del values[chosen]
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        decay=st.sampled_from([5e-324, 1e-6, 0.01, 0.5, 0.999, 1.0 - 2.0**-53, 1.0]),
+        versions=st.lists(FAR_VERSIONS, min_size=1, max_size=12),
+    )
+    def test_any_64_bit_version(self, decay: float, versions: list[int | None]) -> None:
+        plan = SelectorPlan(kind="staleness", decay=decay, seed=2)
+        values = {
+            key: -math.inf if version is None else float(version)
+            for key, version in enumerate(versions)
+        }
+        selector = filled(plan, values)
+        while values:
+            chosen = check_choice(plan, selector, values)
+            selector.remove(chosen)
+            del values[chosen]
+
+    def test_nanoseconds_as_versions(self) -> None:
+        now = 1_763_740_800_000_000_000
+        for decay in (1e-6, 0.01, 0.5):
+            selector = make_selector(SelectorPlan(kind="staleness", decay=decay, seed=1))
+            for key in range(2000):
+                selector.add(key, float(now + key * 10**6 % 999_983))
+            assert take(selector, 2000)
 
     def test_infinity_is_no_version(self) -> None:
         with pytest.raises(ValueError, match="unit 1 is inf; it must be a number"):

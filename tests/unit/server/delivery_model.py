@@ -77,9 +77,17 @@ class Model:
         return [m for group in self.groups.values() for m in group.members]
 
     def is_leased(self, member: Member) -> bool:
-        return any(member.seq in unit for _, units in self.leases.values() for unit in units)
+        """With a leased group its tombstones are out, too."""
+        (group,) = [group for group in self.groups.values() if member in group.members]
+        together = {m.seq for m in group.members}
+        return any(
+            not together.isdisjoint(unit) if self.consumers[name] == "group" else member.seq in unit
+            for name, units in self.leases.values()
+            for unit in units
+        )
 
     def ready(self, consumer: str) -> list[tuple[int, ...]]:
+        """Single experiences as they came; groups as their first members came, tombstones too."""
         units: list[tuple[int, ...]] = []
         for group in self.groups.values():
             votes = [m for m in group.members if not m.dead]
@@ -92,7 +100,8 @@ class Model:
         held = [
             seq for name, us in self.leases.values() if name == consumer for u in us for seq in u
         ]
-        return sorted(unit for unit in units if not set(unit) & set(held))
+        ready = [unit for unit in units if not set(unit) & set(held)]
+        return sorted(ready) if self.consumers[consumer] == "item" else ready
 
     def end(self, lease_id: int, state: str) -> None:
         consumer, units = self.leases.pop(lease_id)

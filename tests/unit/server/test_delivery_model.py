@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from experience_buffer import errors
+from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import BufferSettings
 from tests.unit.server.builders import World, eid, push, uid, want
 from tests.unit.server.delivery_model import SIZE, Model
@@ -133,9 +134,11 @@ class Histories(RuleBasedStateMachine):
     def end_lease(self, data: st.DataObject, ack: bool) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.model.leases)))
         _, units = self.model.leases[lease_id]
-        leasing = self.buffer.leasing
-        count = self.run(leasing.ack(lease_id) if ack else leasing.nack(lease_id, reason="x"))
-        assert count == sum(map(len, units))
+        leasing, num_experiences = self.buffer.leasing, sum(map(len, units))
+        if ack:
+            assert self.run(leasing.ack(lease_id)).num_experiences == num_experiences
+        else:
+            assert self.run(leasing.nack(lease_id, reason="x")) == num_experiences
         self.model.end(lease_id, "acked" if ack else "nacked")
 
     @precondition(lambda self: self.model.ended)
@@ -200,8 +203,11 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.buffer = self.world.reload(self.buffer)
+        self.buffer = self.run(self._reload())
         self.model.last_seq = max((m.seq for m in self.model.members()), default=0)
+
+    async def _reload(self) -> Buffer:
+        return self.world.reload(self.buffer)
 
     @invariant()
     def is_as_the_model_says(self) -> None:

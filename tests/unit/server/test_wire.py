@@ -26,7 +26,13 @@ FULL: dict[str, Any] = {
     "consumers": [
         {
             "name": "actor",
-            "selector": {"kind": "max", "key": "reward", "exponent": 0.25, "decay": 0.75, "seed": 3},
+            "selector": {
+                "kind": "max",
+                "key": "reward",
+                "exponent": 0.25,
+                "decay": 0.75,
+                "seed": 3,
+            },
             "replay": True,
             "max_times_sampled": 5,
             "with_replacement": True,

@@ -1,0 +1,221 @@
+"""Calls that wait in line for a batch: first come, first served, each told what it waits for.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.consumers import Consumer, WaitClock, Waiter, Want
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.picking import Picking
+from experience_buffer_server.sampling.staleness import Verdict
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.waits import Wait, explain, wait_of
+
+
+class Owner(Protocol):
+    """The buffer whose units are waited for."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def describe_wait(self) -> str:
+        """What keeps experiences from being sampled; empty when nothing does."""
+
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units that nobody is to get any more came back."""
+
+    def set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
+        """Units are too stale for a consumer: drop them, or let it pass them over."""
+
+
+class Line:
+    """The calls of one buffer that wait, per consumer. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        consumers: Mapping[str, Consumer],
+        picking: Picking,
+        metrics: Metrics,
+        *,
+        max_waiting: int,
+        max_leased: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._owner = owner
+        self._consumers = consumers
+        """A live view: the buffer's consumers now."""
+        self._picking = picking
+        self._metrics = metrics
+        self._max_waiting = max_waiting
+        self._max_leased = max_leased
+        self._clock = clock
+
+    async def take(
+        self, consumer: Consumer, want: Want, stop: asyncio.Event
+    ) -> tuple[list[Unit], str]:
+        """Take units to be delivered, waiting for them if need be, and say why there are fewer.
+
+        Raises:
+            ResourceExhaustedError: Too many calls wait.
+        """
+        started = time.monotonic()
+        units = await self._take(consumer, want, stop)
+        self._metrics.sample_wait(self._owner.name, consumer.name, time.monotonic() - started)
+        if len(units) == want.batch_size:
+            return units, ""
+        self._metrics.shortfall(self._owner.name, consumer.name)
+        if stop.is_set() and not units:
+            return units, "the server is stopping"
+        return units, self._shortfall(consumer, want, units)
+
+    async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> list[Unit]:
+        if not consumer.waiters and (units := self._try(consumer, want)):
+            return units
+        was_first = not consumer.waiters
+        if want.timeout_seconds > 0 and not stop.is_set():
+            units, was_first = await self._wait_in_line(consumer, want, stop)
+            if units:
+                return units
+        units = []
+        if was_first and not consumer.closed and not stop.is_set():
+            units = self._take_fewer(consumer, want)
+        self.serve(consumer)
+        return units
+
+    async def _wait_in_line(
+        self, consumer: Consumer, want: Want, stop: asyncio.Event
+    ) -> tuple[list[Unit], bool]:
+        """Units, or none and whether nobody had come earlier when the wait ended."""
+        num_waiting = sum(len(other.waiters) for other in self._consumers.values())
+        if num_waiting >= self._max_waiting:
+            raise errors.ResourceExhaustedError(
+                f"{num_waiting} sample calls wait already, the limit server.max_waiting_samples "
+                f"is {self._max_waiting}",
+                retry_delay_seconds=1.0,
+            )
+        reason = self.wait_of(consumer, want.batch_size).label
+        if consumer.waiters and not reason:
+            reason = "line"
+        self._metrics.wait_began(self._owner.name, consumer.name, reason, len(consumer.ready))
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(want, loop.create_future(), WaitClock(reason, time.monotonic()))
+        consumer.waiters.append(waiter)
+        stopping = loop.create_task(stop.wait())
+        was_first = False
+        try:
+            await asyncio.wait(
+                (waiter.units, stopping),
+                timeout=want.timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        except asyncio.CancelledError:
+            self.put_back(consumer, _result(waiter))
+            raise
+        finally:
+            stopping.cancel()
+            seconds = waiter.clock.until(time.monotonic())
+            self._metrics.waited(self._owner.name, consumer.name, seconds)
+            if waiter in consumer.waiters:
+                was_first = consumer.waiters[0] is waiter
+                consumer.waiters.remove(waiter)
+        if consumer.closed:
+            self.put_back(consumer, _result(waiter))
+            return [], was_first
+        return _result(waiter), was_first
+
+    def serve(self, consumer: Consumer) -> None:
+        """Give batches to the calls that wait, in the order in which they came."""
+        while consumer.waiters:
+            waiter = consumer.waiters[0]
+            if waiter.units.done():
+                consumer.waiters.popleft()
+                continue
+            units = self._try(consumer, waiter.want)
+            if not units:
+                reason = self.wait_of(consumer, waiter.want.batch_size).label
+                waiter.clock.look(reason, time.monotonic())
+                return
+            consumer.waiters.popleft()
+            waiter.units.set_result(units)
+
+    def _try(self, consumer: Consumer, want: Want) -> list[Unit]:
+        """A full batch, or nothing."""
+        if self.wait_of(consumer, want.batch_size).label:
+            return []
+        picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, self._clock())
+        full = len(picked.units) == want.batch_size or picked.cut_by == "message"
+        if not full:
+            consumer.unfit = (want.batch_size if picked.cut_by else 0, picked.cut_by)
+            self._picking.put_back(consumer, picked.units)
+        self._owner.set_aside(consumer, picked.stale)
+        return picked.units if full else []
+
+    def _take_fewer(self, consumer: Consumer, want: Want) -> list[Unit]:
+        """The largest batch that may go now, at least `min_batch_size`; or nothing."""
+        size = self._largest(consumer, want)
+        if size < want.min_batch_size:
+            return []
+        picked = self._picking.pick(consumer, size, want.max_bytes, self._clock())
+        enough = len(picked.units) >= want.min_batch_size
+        if not enough:
+            self._picking.put_back(consumer, picked.units)
+        self._owner.set_aside(consumer, picked.stale)
+        return picked.units if enough else []
+
+    def _largest(self, consumer: Consumer, want: Want) -> int:
+        """The most units that nothing keeps from going, by bisection; 0: not even one may."""
+        low, high = 0, want.batch_size
+        if not consumer.settings.with_replacement:
+            high = min(high, len(consumer.ready))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.wait_of(consumer, middle).label:
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        """Offer units that were taken and not delivered, in their old places."""
+        self._picking.put_back(consumer, units)
+        self._owner.discard_units([unit for unit in units if unit.gone])
+        self.serve(consumer)
+
+    # --- why a call waits
+
+    def wait_of(self, consumer: Consumer, batch_size: int) -> Wait:
+        """What keeps a batch of this size from going."""
+        return wait_of(consumer, batch_size, max_leased=self._max_leased)
+
+    def explain_wait(self, consumer: Consumer, batch_size: int) -> str:
+        """What a sample call waits for, in words."""
+        wait = self.wait_of(consumer, batch_size)
+        return explain(consumer, batch_size, wait, self._owner.describe_wait())
+
+    def _shortfall(self, consumer: Consumer, want: Want, units: Sequence[Unit]) -> str:
+        if consumer.closed:
+            return f"consumer {consumer.name!r} was removed from buffer {self._owner.name!r}"
+        size = f"{want.batch_size} {consumer.settings.unit}s"
+        if units and len(consumer.ready) + len(units) >= want.batch_size:
+            return (
+                f"{len(units)} of {size}: more would exceed {want.max_bytes} bytes "
+                "(server.max_message_bytes); SampleStream sends any batch in frames"
+            )
+        why = self.explain_wait(consumer, want.batch_size)
+        return f"{len(units)} of {size} after waiting {want.timeout_seconds:g} s: {why}"
+
+
+def _result(waiter: Waiter) -> list[Unit]:
+    if waiter.units.done() and not waiter.units.cancelled():
+        return waiter.units.result()
+    waiter.units.cancel()
+    return []

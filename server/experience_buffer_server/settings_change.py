@@ -1,0 +1,163 @@
+"""Changing the settings of a buffer: what holds at once, and what waits until they are on disk.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.compute import Computer
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.desk import Desk
+from experience_buffer_server.groups import Entry
+from experience_buffer_server.store.base import ProgressRow, Store, StoreFullError
+from experience_buffer_server.tasks import Tasks
+
+if TYPE_CHECKING:
+    from experience_buffer_server.buffer import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Settings on their way to the disk, and what they replace."""
+
+    old: BufferSettings
+    new: BufferSettings
+    moments: str
+    counted: Sequence[Entry]
+    """Entries whose rewards another estimator's running moments counted."""
+    added: Sequence[str]
+    """Consumers."""
+    removed: Mapping[str, Mapping[int, ProgressRow]]
+    """Consumers, with the progress rows that are stored without them."""
+
+
+class SettingsChanges:
+    """Takes over settings. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        contents: Contents,
+        desk: Desk,
+        store: Store,
+        computer: Computer,
+        tasks: Tasks,
+    ) -> None:
+        self._buffer = buffer
+        self._contents = contents
+        self._desk = desk
+        self._store = store
+        self._computer = computer
+        self._tasks = tasks
+
+    def start(self, new: BufferSettings) -> asyncio.Task[None]:
+        """Let settings hold, and store them; see `Buffer.change_settings`."""
+        buffer, old = self._buffer, self._buffer.settings
+        consumers = self._desk.delivery.consumers
+        kinds = {consumer.name: (consumer.unit, consumer.raw) for consumer in new.consumers}
+        going = [
+            name
+            for name, consumer in consumers.items()
+            if kinds.get(name) != (consumer.settings.unit, consumer.settings.raw)
+        ]
+        # Moments of another estimator are another quantity's.
+        is_other = new.advantage.estimator != old.advantage.estimator
+        batch = self._store.batch()
+        change = _Change(
+            old=old,
+            new=new,
+            moments=buffer.row.moments,
+            counted=self._counted() if is_other else [],
+            added=[name for name in kinds if name not in consumers],
+            removed={name: self._desk.note_removed(batch, name) for name in going},
+        )
+        if is_other:
+            buffer.row.moments = ""
+            for entry in change.counted:
+                entry.counted = False
+        self._hold(old, new)
+        self._add_consumers(new, change.added)
+        batch.put_buffer(buffer.row)
+        return self._tasks.start(self._finish(change, self._store.commit(batch)))
+
+    async def _finish(self, change: _Change, stored: Awaitable[None]) -> None:
+        try:
+            await stored
+        except BaseException as error:
+            if not self._buffer.closed:
+                self._take_back(change)
+                if isinstance(error, StoreFullError):
+                    # Something else may have stored the new settings along with it.
+                    self._tasks.spawn(self._store_row())
+            raise
+        if not self._buffer.closed:
+            self._carry_out(change)
+
+    def _hold(self, old: BufferSettings, new: BufferSettings) -> None:
+        """What can be taken back by holding the old settings."""
+        buffer = self._buffer
+        buffer.settings = new
+        buffer.row.config = new.model_dump_json()
+        if new.advantage.estimator:
+            self._computer.warm_up()
+        if new.group_deadline_seconds != old.group_deadline_seconds:
+            for group in self._contents.groups:
+                self._contents.groups.schedule(group, new)
+        if new.advantage != old.advantage:
+            buffer.computing.settings_changed()
+            for entry in self._contents:
+                self._contents.set_quarantine(entry, "")
+                self._contents.set_missing(entry, buffer.missing_fields(entry))
+        if (new.on_full, new.remover) != (old.on_full, old.remover):
+            buffer.eviction.settings_changed()
+        if new.on_future_version != old.on_future_version:
+            self._desk.delivery.release_held(None)
+
+    def _add_consumers(self, settings: BufferSettings, names: Collection[str]) -> None:
+        for consumer in settings.consumers:
+            if consumer.name in names:
+                self._desk.offering.everything(self._desk.delivery.add_consumer(consumer))
+
+    def _carry_out(self, change: _Change) -> None:
+        """The settings are on disk: do what can't be taken back."""
+        for name, rows in change.removed.items():
+            self._desk.forget_consumer(name, rows)
+        # Those that come back as another kind.
+        self._add_consumers(change.new, change.removed)
+        delivery = self._desk.delivery
+        for settings in change.new.consumers:
+            if settings.name in delivery.consumers and delivery.change_consumer(settings):
+                self._desk.count_anew(delivery.consumers[settings.name])
+        if change.added or change.removed or change.old.advantage != change.new.advantage:
+            self._look_again()
+
+    def _take_back(self, change: _Change) -> None:
+        """The settings could not be stored: the old ones hold again."""
+        self._buffer.row.moments = change.moments
+        for entry in change.counted:
+            entry.counted = True
+        self._hold(change.new, change.old)
+        for name in change.added:
+            self._desk.forget_consumer(name, {})
+        for name in change.removed:
+            self._desk.keep_consumer(name)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """What waited for a consumer that is gone leaves, what can be computed now is."""
+        self._buffer.removal.discard_done(self._contents)
+        self._buffer.advance([entry for entry in self._contents if entry.durable])
+
+    def _counted(self) -> list[Entry]:
+        return [entry for entry in self._contents if entry.counted]
+
+    async def _store_row(self) -> None:
+        batch = self._store.batch()
+        batch.put_buffer(self._buffer.row)
+        await self._store.commit(batch)

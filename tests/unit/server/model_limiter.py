@@ -1,0 +1,56 @@
+"""The limiter's arithmetic, written out from the units that are stored and those that have left.
+
+difference = inserts * samples_per_insert - samples; a sample may not take it below `min_diff`, an
+insert not above `max_diff`; below `min_size` nothing is sampled and everything is inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from tests.unit.server.timeline_model import Model
+
+
+def counted(model: Model, name: str) -> set[str]:
+    """Units that the limiter counts: also dropped ones that somebody holds."""
+    dropped = [group for group in model.groups.values() if group.closed == "dropped"]
+    units = {member.uid for group in dropped for member in group.live}
+    units |= {group.key for group in dropped if group.was_whole}
+    return {*model.units(name), *(units & set(model.stored(name)))}
+
+
+def difference(model: Model, name: str, num_stored: int) -> Fraction:
+    """inserts * samples_per_insert - samples.
+
+    What leaves fully used goes on counting; what leaves earlier is refunded.
+    """
+    place = model.places[name]
+    ratio = Fraction(str(place.reader["limiter"]["samples_per_insert"]))
+    gone = [times for times, was_used_up in place.gone if was_used_up or times > ratio]
+    samples = sum(gone) + sum(model.times(name, unit) for unit in counted(model, name))
+    return (num_stored + len(gone)) * ratio - samples
+
+
+def num_allowed(model: Model, name: str, wanted: int) -> int:
+    """How many samples the limiter lets go now."""
+    limiter, num_stored = model.places[name].reader.get("limiter"), len(counted(model, name))
+    if not limiter:
+        return wanted
+    room = difference(model, name, num_stored) - limiter["min_diff"]
+    return 0 if num_stored < limiter["min_size"] else min(wanted, max(int(room // 1), 0))
+
+
+def may_insert(model: Model, uids: Iterable[str], keys: Iterable[str]) -> bool:
+    """Whether no limiter keeps a push of these new experiences and groups out."""
+    num_new = {"item": len(set(uids)), "group": len(set(keys) - set(model.groups))}
+    num_items = sum(len(group.live) for group in model.groups.values())
+    num_stored = {"item": num_items, "group": len(model.groups)}
+    for name, place in model.places.items():
+        limiter, kind = place.reader.get("limiter"), place.reader["unit"]
+        new, stored = num_new[kind], num_stored[kind]
+        if limiter and new and new > limiter["min_size"] - stored:
+            rise = new * Fraction(str(limiter["samples_per_insert"]))
+            if difference(model, name, stored) + rise > limiter["max_diff"]:
+                return False
+    return True

@@ -1,0 +1,41 @@
+"""A store that finds no room for chosen commits, or takes its time, over the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from experience_buffer_server.store import LmdbStore, StoreFullError
+from experience_buffer_server.store.base import WriteBatch
+
+
+class Refusals:
+    """Decides about the commits of a world's store. It ends with the store's next opening."""
+
+    def __init__(self, store: LmdbStore) -> None:
+        self.num_next = 0
+        """How many of the next commits are refused."""
+        self.held: asyncio.Event | None = None
+        """Commits are stored, and heard of once this is set."""
+        self._commit = store.commit
+        vars(store)["commit"] = self.commit
+
+    def commit(self, batch: WriteBatch) -> Awaitable[None]:
+        """As the real one, but for those refused."""
+        if self.num_next:
+            self.num_next -= 1
+            return asyncio.ensure_future(_refuse())
+        committed = asyncio.ensure_future(self._commit(batch))
+        if self.held is None:
+            return committed
+        return asyncio.ensure_future(_hold(committed, self.held))
+
+
+async def _refuse() -> None:
+    await asyncio.sleep(0)
+    raise StoreFullError("the disk is full")
+
+
+async def _hold(committed: Awaitable[None], held: asyncio.Event) -> None:
+    await committed
+    await held.wait()

@@ -1,0 +1,158 @@
+"""Random histories of delivery against the model: leases, ranks, rewinds, limits, crashes.
+
+A longer run, with other histories than the last one:
+`NUM_STEPS=1000000 pytest tests/unit/server/test_timeline_model.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.unit.server.buffer_port import BufferPort
+from tests.unit.server.builders import World
+from tests.unit.server.mortal_store import MortalStore
+from tests.unit.server.timeline_port import READERS, Choose
+from tests.unit.server.timeline_rules import Player
+
+T = TypeVar("T")
+STEPS_PER_HISTORY = 100
+NUM_STEPS = int(os.environ.get("NUM_STEPS", "30000"))
+
+
+class Drawn:
+    """Hypothesis decides."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def one_of(self, options: Sequence[T]) -> T:
+        return self._data.draw(st.sampled_from(options))
+
+    def number(self, low: int, high: int) -> int:
+        return self._data.draw(st.integers(low, high))
+
+
+class Histories(RuleBasedStateMachine):
+    """One buffer, its model, and everything that may happen to both."""
+
+    world: ClassVar[World]
+    loop: ClassVar[asyncio.AbstractEventLoop]
+    store: ClassVar[MortalStore]
+    num_histories: ClassVar[int] = 0
+    num_steps: ClassVar[int] = 0
+    port: BufferPort
+    player: Player
+
+    @initialize(others=st.sets(st.sampled_from(sorted(READERS)), max_size=4))
+    def begin(self, others: set[str]) -> None:
+        failures.clear()
+        Histories.num_histories += 1
+        names = [name for name in READERS if name == "trainer" or name in others]
+        readers = {name: READERS[name] for name in names}
+        self.port = BufferPort(self.world, self.loop, self.store, Histories.num_histories, readers)
+        self.player = Player(self.port, names)
+
+    def teardown(self) -> None:
+        if hasattr(self, "port"):
+            self.port.close()
+
+    @invariant()
+    def is_as_the_model_says(self) -> None:
+        if hasattr(self, "player"):
+            Histories.num_steps += 1
+            self.player.check()
+            assert not failures, failures
+
+
+def _rule(play: Callable[[Player, Choose], None]) -> Callable[..., None]:
+    def step(self: Histories, data: st.DataObject) -> None:
+        play(self.player, Drawn(data))
+
+    step.__name__ = play.__name__
+    return rule(data=st.data())(step)
+
+
+for _play in (
+    Player.push_group,
+    Player.push_members,
+    Player.seal,
+    Player.drop,
+    Player.delete,
+    Player.sample,
+    Player.ranks_go_on,
+    Player.ack,
+    Player.ack_all,
+    Player.nack,
+    Player.end_again,
+    Player.extend,
+    Player.expire,
+    Player.rewind,
+    Player.declare_safe,
+    Player.release,
+    Player.publish,
+    Player.prioritize,
+    Player.change,
+    Player.crash,
+    Player.crash_during,
+):
+    setattr(Histories, _play.__name__, _rule(_play))
+
+
+class Failures(logging.Handler):
+    """What failed in the background, where no caller hears of it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        failures.append(f"{record.getMessage()}: {record.exc_info}")
+
+
+failures: list[str] = []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[type[Histories]]:
+    class Machine(Histories):
+        world = World(tmp_path / "store")
+        loop = asyncio.new_event_loop()
+
+    handler, logger = Failures(), logging.getLogger("experience_buffer_server.tasks")
+    logger.addHandler(handler)
+    Machine.loop.run_until_complete(Machine.world.open())
+    Machine.store = MortalStore(Machine.world.store)
+    yield Machine
+    Machine.loop.run_until_complete(Machine.world.close())
+    Machine.loop.close()
+    logger.removeHandler(handler)
+    failures.clear()
+
+
+@pytest.mark.timeout(0)
+def test_histories(machine: type[Histories]) -> None:
+    Histories.num_steps = 0
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=NUM_STEPS // STEPS_PER_HISTORY,
+            stateful_step_count=STEPS_PER_HISTORY,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink),
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert Histories.num_steps >= NUM_STEPS * 2 // 3
