@@ -1,0 +1,76 @@
+"""The histories of the delivery machine, a seed each, on a real server that is killed in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pytest
+
+from tests.integration.scenario_port import ServerPort
+from tests.integration.server import Server
+from tests.unit.server.timeline_port import READERS, Choose
+from tests.unit.server.timeline_rules import Player
+
+T = TypeVar("T")
+NUM_STEPS = 250
+RULES: dict[Callable[[Player, Choose], None], int] = {
+    Player.push_group: 12,
+    Player.push_members: 6,
+    Player.seal: 3,
+    Player.drop: 2,
+    Player.delete: 3,
+    Player.sample: 14,
+    Player.ranks_go_on: 5,
+    Player.ack: 8,
+    Player.ack_all: 14,
+    Player.nack: 4,
+    Player.end_again: 3,
+    Player.extend: 3,
+    Player.lapse: 1,
+    Player.rewind: 5,
+    Player.declare_safe: 4,
+    Player.release: 4,
+    Player.publish: 4,
+    Player.prioritize: 5,
+    Player.change: 2,
+    Player.crash: 1,
+    Player.crash_during: 1,
+}
+"""What may happen, and how often compared with the others; a death of the server takes a second."""
+
+
+class Seeded:
+    """A seed decides."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def one_of(self, options: Sequence[T]) -> T:
+        return self.random.choice(options)
+
+    def number(self, low: int, high: int) -> int:
+        return self.random.randint(low, high)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_real_server_delivers_as_the_model_says(
+    make_server: Callable[..., Server], name: str, seed: int
+) -> None:
+    choose = Seeded(seed)
+    names = [one for one in READERS if one == "trainer" or choose.number(0, 1)]
+    server = make_server()
+    port = ServerPort(server, name, {one: READERS[one] for one in names})
+    player = Player(port, names)
+    played = []
+    try:
+        for play in choose.random.choices(list(RULES), list(RULES.values()), k=NUM_STEPS):
+            played.append(play.__name__)
+            play(player, choose)
+            player.check()
+    except BaseException as error:
+        error.add_note(f"step {len(played)}: {', '.join(played[-20:])}")
+        raise
+    finally:
+        port.close()

@@ -1,0 +1,168 @@
+"""New priorities for stored experiences: generations, all or none, and what they do to the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    InvalidRequestError,
+    PushRefusedError,
+    Selector,
+)
+from tests.integration.plain import experience, group
+from tests.integration.server import Server
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    """A client of the shared server."""
+    with Client(shared_server.address) as connected:
+        yield connected
+
+
+def ranked(name: str, unit: Any = "item") -> BufferConfig:
+    """A buffer whose trainer takes the highest priority first."""
+    consumer = ConsumerConfig("trainer", unit, selector="max")
+    if unit == "item":
+        return BufferConfig(name, group_by="none", consumers=(consumer,))
+    return BufferConfig(name, group_size=2, consumers=(consumer,))
+
+
+def uid(task: int, run: int) -> str:
+    """The uid of an experience of `group`."""
+    return experience(task, run).eid.uid
+
+
+def test_updates_change_what_comes_next(client: Client, name: str) -> None:
+    client.create_buffer(ranked(name))
+    client.push(group(0, 5), buffer=name)
+    result = client.update_priorities({uid(0, 3): 7.0, uid(0, 1): 3.5, uid(0, 0): 0}, buffer=name)
+    assert (result.num_updated, result.unknown_uids, result.outdated_uids) == (3, (), ())
+    batch = client.sample(5, buffer=name)
+    assert batch.uids[:2] == (uid(0, 3), uid(0, 1))
+    assert batch.uids[-1] == uid(0, 0), "priority 0 comes last"
+    summary = client.get(uid(0, 3), buffer=name).summary
+    assert summary.priority == 7.0
+    assert summary.generation == batch.generations[0]
+
+
+def test_an_update_of_an_older_generation_is_ignored(client: Client, name: str) -> None:
+    """torchrl: an update that comes late must not overwrite a newer one."""
+    client.create_buffer(ranked(name))
+    client.push(group(0, 3), buffer=name)
+    first = client.sample(3, buffer=name)
+    known = dict(zip(first.uids, first.generations, strict=True))
+    newer = client.update_priorities([(uid(0, 1), 2.0, known[uid(0, 1)])], buffer=name)
+    assert newer.num_updated == 1
+    late = client.update_priorities(
+        [(one, 9.0, generation) for one, generation in known.items()], buffer=name
+    )
+    assert (late.num_updated, late.outdated_uids) == (2, (uid(0, 1),))
+    assert client.get(uid(0, 1), buffer=name).summary.priority == 2.0
+    forced = client.update_priorities([(uid(0, 1), 11.0, 0)], buffer=name)
+    assert forced.num_updated == 1, "generation 0 sets it anyway"
+    first.nack()
+    assert client.sample(1, buffer=name).uids == (uid(0, 1),)
+
+
+def test_unknown_experiences_are_named_and_the_others_set(client: Client, name: str) -> None:
+    client.create_buffer(ranked(name))
+    client.push(group(0, 3), buffer=name)
+    batch = client.sample(1, buffer=name)
+    batch.ack()
+    (consumed,) = batch.uids
+    left = next(one.eid.uid for one in group(0, 3) if one.eid.uid != consumed)
+    result = client.update_priorities(
+        {consumed: 1.5, "no/such/0/0/uid": 2.0, left: 3.0}, buffer=name
+    )
+    assert result.num_updated == 1
+    assert set(result.unknown_uids) == {consumed, "no/such/0/0/uid"}
+    assert client.sample(1, buffer=name).uids == (left,)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_one_bad_priority_keeps_the_whole_call_out(client: Client, name: str, bad: float) -> None:
+    client.create_buffer(ranked(name))
+    client.push(group(0, 2), buffer=name)
+    with pytest.raises(InvalidRequestError, match="finite and at least 0"):
+        client.update_priorities({uid(0, 0): 5.0, uid(0, 1): bad}, buffer=name)
+    assert [client.get(uid(0, run), buffer=name).summary.priority for run in (0, 1)] == [1.0, 1.0]
+
+
+def test_a_uid_has_one_priority(client: Client, name: str) -> None:
+    client.create_buffer(ranked(name))
+    client.push(group(0, 2), buffer=name)
+    with pytest.raises(InvalidRequestError, match="twice"):
+        client.update_priorities([(uid(0, 0), 5.0, 0), (uid(0, 0), 6.0, 0)], buffer=name)
+
+
+def test_a_group_has_the_mean_of_its_members(client: Client, name: str) -> None:
+    client.create_buffer(ranked(name, "group"))
+    client.push([one for task in range(3) for one in group(task, 2)], buffer=name)
+    client.update_priorities({uid(0, 0): 8.0, uid(1, 0): 5.0, uid(1, 1): 5.0}, buffer=name)
+    assert client.sample(3, buffer=name).groups[::2] == ("7/1", "7/0", "7/2")
+
+
+def test_a_leased_experience_keeps_its_update(client: Client, name: str) -> None:
+    client.create_buffer(ranked(name))
+    client.push(group(0, 3), buffer=name)
+    held = client.sample(3, buffer=name)
+    client.update_priorities({uid(0, 2): 4.0}, buffer=name)
+    held.nack()
+    assert client.sample(1, buffer=name).uids == (uid(0, 2),)
+
+
+def test_priorities_can_come_with_the_experience(client: Client, name: str) -> None:
+    client.create_buffer(ranked(name))
+    client.push(
+        [experience(0, run, info={"priority": priority}) for run, priority in enumerate((1, 6.5))],
+        buffer=name,
+    )
+    assert client.sample(1, buffer=name).uids == (uid(0, 1),)
+    with pytest.raises(PushRefusedError, match="finite number of at least 0"):
+        client.push([experience(0, 5, info={"priority": "high"})], buffer=name)
+
+
+def test_ten_thousand_at_once_and_no_more_in_one_request(client: Client, name: str) -> None:
+    """The client splits; each request is one commit."""
+    client.create_buffer(ranked(name))
+    updates = {f"none/{number}/0/0/x": 1.0 for number in range(10_001)}
+    result = client.update_priorities(updates, buffer=name)
+    assert (result.num_updated, len(result.unknown_uids)) == (0, 10_001)
+
+
+def test_updated_weights_are_drawn_with(client: Client, name: str) -> None:
+    consumer = ConsumerConfig(
+        "trainer", selector=Selector("prioritized", seed=2), replay=True, with_replacement=True
+    )
+    client.create_buffer(BufferConfig(name, group_by="none", consumers=(consumer,)))
+    client.push(group(0, 4), buffer=name)
+    client.update_priorities(
+        {uid(0, run): (0.0, 0.0, 3.0, 1.0)[run] for run in range(4)}, buffer=name
+    )
+    batch = client.sample(40, buffer=name)
+    chances = dict(zip(batch.uids, batch.probabilities, strict=True))
+    assert chances == {uid(0, 2): 0.75, uid(0, 3): 0.25}
+
+
+def test_priorities_survive_the_death_of_the_server(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(ranked("b"))
+        client.push(group(0, 3), buffer="b")
+        client.update_priorities({uid(0, 2): 4.0}, buffer="b")
+        generation = client.get(uid(0, 2), buffer="b").summary.generation
+    server.restart()
+    with Client(server.address) as client:
+        batch = client.sample(1, buffer="b")
+        assert (batch.uids, batch.generations) == ((uid(0, 2),), (generation,))
+        client.update_priorities([(uid(0, 2), 2.0, generation)], buffer="b")
+        newer = client.get(uid(0, 2), buffer="b").summary
+        assert newer.priority == 2.0
+        assert newer.generation > generation, "generations are never used again"

@@ -1,0 +1,181 @@
+"""Experiences that kill their consumer: delivered so often, then kept away from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    ExperienceNotFoundError,
+)
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.plain import experience, group, states, stats
+from tests.integration.server import Server, eventually
+from tests.integration.streams import speaking
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    """A client of the shared server."""
+    with Client(shared_server.address) as connected:
+        yield connected
+
+
+def careful(
+    name: str, unit: Any = "item", *, others: tuple[ConsumerConfig, ...] = ()
+) -> BufferConfig:
+    """A buffer whose trainer gets nothing a third time without an ack."""
+    trainer = ConsumerConfig("trainer", unit, max_deliveries=2)
+    grouping: dict[str, Any] = {"group_size": 2} if unit == "group" else {"group_by": "none"}
+    return BufferConfig(name, consumers=(trainer, *others), **grouping)
+
+
+def quarantined(stub: ExperienceBufferStub, name: str) -> int:
+    """How many units are kept from the trainer."""
+    return stats(stub, name).consumers[0].num_quarantined_units
+
+
+def wait_for_returns(stub: ExperienceBufferStub, name: str, count: int) -> None:
+    """Wait until so many deliveries have ended without an ack."""
+    eventually(
+        lambda: stats(stub, name).consumers[0].num_redelivered_units == count, "a lease to end"
+    )
+
+
+def uid(task: int, run: int) -> str:
+    """The uid of an experience of `group`."""
+    return experience(task, run).eid.uid
+
+
+def test_after_so_many_deliveries_it_is_kept_away_and_listed(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(careful(name))
+    client.push(group(0, 3), buffer=name)
+    for number in (1, 2):
+        batch = client.sample(1, buffer=name)
+        assert (batch.uids, batch.num_deliveries) == ((uid(0, 0),), (number,))
+        batch.nack("out of memory")
+    others = client.sample(2, buffer=name)
+    assert others.uids == (uid(0, 1), uid(0, 2))
+    assert quarantined(stub, name) == 1
+    assert states(stub, name) == ["quarantined", "leased", "leased"]
+    (listed,) = client.list(state="quarantined", buffer=name)
+    assert listed.uid == uid(0, 0)
+    assert "delivered 2 times to 'trainer' without an acknowledgement" in listed.message
+    assert "nacked" in listed.message
+    nothing = client.sample(1, buffer=name, timeout=0)
+    assert "1 quarantined after too many deliveries; see ReleaseQuarantined" in nothing.shortfall
+
+
+def test_an_ack_forgets_the_bad_deliveries(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(careful(name))
+    client.push(group(0, 1), buffer=name)
+    client.sample(1, buffer=name).nack()
+    client.sample(1, buffer=name).ack()
+    assert stats(stub, name).num_items == 0
+    assert quarantined(stub, name) == 0
+
+
+@pytest.mark.parametrize("way", ["expired", "stream_closed"])
+def test_a_consumer_that_dies_counts_like_one_that_complains(
+    client: Client, stub: ExperienceBufferStub, name: str, way: str
+) -> None:
+    client.create_buffer(careful(name))
+    client.push(group(0, 1), buffer=name)
+    for number in (1, 2):
+        if way == "expired":
+            client.sample(1, buffer=name, lease_seconds=0.05)
+        else:
+            with speaking(stub) as stream:
+                stream.open(name, 1, credits=1)
+                assert stream.batch().uids == [uid(0, 0)]
+        wait_for_returns(stub, name, number)
+    assert quarantined(stub, name) == 1
+    (listed,) = client.list(state="quarantined", buffer=name)
+    assert f"the last one {way.replace('_', ' ')}" in listed.message
+
+
+def test_a_released_one_comes_again_with_its_deliveries_forgotten(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(careful(name))
+    client.push(group(0, 3), buffer=name)
+    for _ in range(2):
+        client.sample(3, buffer=name).nack()
+    assert quarantined(stub, name) == 3
+    assert client.release_quarantined([uid(0, 1)], buffer=name) == 1
+    batch = client.sample(1, buffer=name)
+    assert (batch.uids, batch.num_deliveries) == ((uid(0, 1),), (1,))
+    with pytest.raises(ExperienceNotFoundError, match="isn't quarantined for consumer 'trainer'"):
+        client.release_quarantined([uid(0, 1)], buffer=name)
+    assert client.release_quarantined(buffer=name) == 2, "all that are left"
+    assert client.sample(2, buffer=name).uids == (uid(0, 0), uid(0, 2))
+
+
+def test_a_group_goes_and_comes_as_a_whole(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(careful(name, "group"))
+    client.push([*group(0, 2), *group(1, 2)], buffer=name)
+    for _ in range(2):
+        client.sample(1, buffer=name).nack()
+    assert states(stub, name) == ["quarantined"] * 2 + ["ready"] * 2
+    assert client.sample(2, buffer=name, min_batch_size=1, timeout=0).groups == ("7/1", "7/1")
+    assert client.release_quarantined([uid(0, 1)], buffer=name) == 1, "with its other member"
+    assert client.sample(1, buffer=name).uids == (uid(0, 0), uid(0, 1))
+
+
+def test_it_is_kept_from_that_consumer_only(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(careful(name, others=(ConsumerConfig("critic"),)))
+    client.push(group(0, 1), buffer=name)
+    for _ in range(2):
+        client.sample(1, buffer=name).nack()
+    critic = client.sample(1, buffer=name, consumer="critic")
+    assert critic.uids == (uid(0, 0),)
+    critic.ack()
+    assert stats(stub, name).num_items == 1, "it isn't lost"
+
+
+def test_a_quarantined_one_can_be_deleted(client: Client, name: str) -> None:
+    client.create_buffer(careful(name))
+    client.push(group(0, 2), buffer=name)
+    for _ in range(2):
+        client.sample(1, buffer=name).nack()
+    assert client.delete(uids=[uid(0, 0)], buffer=name).num_deleted == 1
+    assert client.get_stats(name).buffers[0].consumers[0].num_quarantined_units == 0
+    assert client.sample(1, buffer=name).uids == (uid(0, 1),)
+
+
+def test_the_quarantine_survives_the_death_of_the_server(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(careful("b"))
+        client.push(group(0, 2), buffer="b")
+        for _ in range(2):
+            client.sample(1, buffer="b").nack("killed me")
+        second = client.sample(1, buffer="b")
+        second.nack()
+    server.restart()
+    with Client(server.address) as client, server.stub() as stub:
+        assert states(stub, "b") == ["quarantined", "ready"]
+        assert "delivered 2 times" in next(client.list(state="quarantined", buffer="b")).message
+        batch = client.sample(1, buffer="b")
+        assert (batch.uids, batch.num_deliveries) == ((uid(0, 1),), (2,)), "counted before it"
+        assert client.release_quarantined(buffer="b") == 1
+    server.restart()
+    with Client(server.address) as client, server.stub() as stub:
+        assert quarantined(stub, "b") == 0
+        released = client.sample(1, buffer="b")
+        assert (released.uids, released.num_deliveries) == ((uid(0, 0),), (1,))

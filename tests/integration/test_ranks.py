@@ -1,0 +1,264 @@
+"""Ranks of one consumer: disjoint parts of one jointly leased batch, over calls and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import (
+    Batch,
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    Experience,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    WrongStateError,
+)
+from experience_buffer.v1 import types_pb2
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.plain import error_of, experience, group, sample, stats
+from tests.integration.server import Server, eventually
+from tests.integration.streams import speaking
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    """A client of the shared server."""
+    with Client(shared_server.address) as connected:
+        yield connected
+
+
+def grouped(name: str, **config: Any) -> BufferConfig:
+    """A buffer of groups of two."""
+    return BufferConfig(
+        name, group_size=2, consumers=(ConsumerConfig("trainer", "group"),), **config
+    )
+
+
+def long_group(task: int, num_tokens: int) -> list[Experience]:
+    """A group whose members have so many response tokens together."""
+    halves = (num_tokens // 2, num_tokens - num_tokens // 2)
+    return [
+        experience(
+            task,
+            run,
+            tokens=torch.zeros(2 + half, dtype=torch.int32),
+            logprobs=torch.zeros(half),
+        )
+        for run, half in enumerate(halves)
+    ]
+
+
+def tokens(batch: Batch) -> int:
+    """Response tokens of a batch."""
+    return sum(len(one.tokens) - one.prompt_length for one in batch.experiences)
+
+
+def part(client: Client, name: str, rank: int, size: int, world: int, **rest: Any) -> Batch:
+    """One rank's part of a batch of `size` groups."""
+    return client.sample(size, buffer=name, rank=rank, world_size=world, **rest)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_parts_are_disjoint_whole_and_balanced(client: Client, name: str, world: int) -> None:
+    client.create_buffer(grouped(name))
+    lengths = [40, 4, 30, 12, 22, 18]
+    client.push([one for task in range(6) for one in long_group(task, lengths[task])], buffer=name)
+    parts = [part(client, name, rank, 6, world) for rank in range(world)]
+    assert len({one.lease_id for one in parts}) == 1, "one lease"
+    assert [(one.rank, one.world_size) for one in parts] == [(r, world) for r in range(world)]
+    assert [one.num_units for one in parts] == [6 // world] * world
+    groups = [set(one.groups) for one in parts]
+    assert set.union(*groups) == {f"7/{task}" for task in range(6)}
+    assert sum(len(one) for one in groups) == 6, "a group is with one rank"
+    assert all(len(one) == 2 * one.num_units for one in parts), "as a whole"
+    sums = [tokens(one) for one in parts]
+    assert max(sums) - min(sums) <= 4, f"{sums} of {sum(lengths)} tokens"
+
+
+def test_a_batch_ends_when_all_ranks_have_acked(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
+    first, second = (part(client, name, rank, 2, 2) for rank in (0, 1))
+    assert first.ack() == 1, "one rank is left"
+    assert first.ack() == 1, "again"
+    assert stats(stub, name).num_items == 8
+    assert second.ack() == 0
+    assert stats(stub, name).num_items == 4
+    with pytest.raises(InvalidRequestError, match="rank"):
+        client.ack(part(client, name, 0, 2, 2).lease_id, buffer=name)
+
+
+def test_ranks_may_run_ahead_of_each_other(client: Client, name: str) -> None:
+    """The fast rank gets batch after batch; the slow one later gets its parts of the same."""
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(6) for one in group(task, 2)], buffer=name)
+    fast = [part(client, name, 0, 2, 2) for _ in range(3)]
+    slow = [part(client, name, 1, 2, 2) for _ in range(3)]
+    assert [one.lease_id for one in slow] == [one.lease_id for one in fast]
+    assert len({uid for one in (*fast, *slow) for uid in one.uids}) == 12
+    nothing = part(client, name, 0, 2, 2, timeout=0)
+    assert not nothing
+    assert "leased and not acknowledged" in nothing.shortfall
+
+
+def test_ranks_that_wait_together_get_one_batch(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(grouped(name))
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(part, client, name, rank, 3, 3, timeout=40) for rank in range(3)]
+        eventually(lambda: stats(stub, name).consumers[0].num_waiting, "a rank to wait")
+        client.push([one for task in range(3) for one in group(task, 2)], buffer=name)
+        parts = [one.result() for one in waiting]
+    assert len({one.lease_id for one in parts}) == 1
+    assert {key for one in parts for key in one.groups} == {"7/0", "7/1", "7/2"}
+
+
+def test_a_rank_that_comes_back_gets_the_same_part_again(
+    shared_server: Server, client: Client, name: str
+) -> None:
+    """A rank that crashed and asks anew must train on what the others count on it for."""
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(8) for one in group(task, 2)], buffer=name)
+    parts = [part(client, name, rank, 4, 2) for rank in (0, 1)]
+    following = part(client, name, 1, 4, 2)
+    with Client(shared_server.address) as back:
+        again = part(back, name, 1, 4, 2)
+        assert (again.lease_id, again.uids) == (parts[1].lease_id, parts[1].uids)
+        assert part(back, name, 1, 4, 2).uids == following.uids
+    parts[1].ack()
+    with Client(shared_server.address) as back:
+        assert part(back, name, 1, 4, 2).uids == following.uids, "its first part is done"
+        assert part(back, name, 0, 4, 2).uids == parts[0].uids
+
+
+def test_another_world_size_is_refused_while_a_batch_is_open(client: Client, name: str) -> None:
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
+    first = part(client, name, 0, 2, 2)
+    with pytest.raises(WrongStateError, match="shared by 2 ranks, this call says 4"):
+        part(client, name, 3, 2, 4)
+    first.nack()
+    assert part(client, name, 3, 4, 4).world_size == 4
+
+
+@pytest.mark.parametrize(("rank", "world"), [(2, 2), (0, 0), (0, 65_537)])
+def test_a_rank_must_be_one_of_its_world(
+    stub: ExperienceBufferStub, client: Client, name: str, rank: int, world: int
+) -> None:
+    client.create_buffer(grouped(name))
+    rank_of = types_pb2.RankOf(rank=rank, world_size=world)
+    code, text, _ = error_of(lambda: sample(stub, name, 2, rank_of=rank_of))
+    assert code == "INVALID_ARGUMENT"
+    assert f"rank {rank} of {world}" in text
+
+
+def test_one_rank_that_gives_back_gives_back_all(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(2) for one in group(task, 2)], buffer=name)
+    parts = [part(client, name, rank, 2, 2) for rank in (0, 1)]
+    parts[0].ack()
+    parts[1].nack("lost its GPU")
+    assert stats(stub, name).consumers[0].num_ready_units == 2
+    with pytest.raises(LeaseNotFoundError, match="was nacked"):
+        client.ack(parts[0].lease_id, buffer=name, rank=0)
+    again = [part(client, name, rank, 2, 2) for rank in (0, 1)]
+    assert {uid for one in again for uid in one.uids} == {uid for one in parts for uid in one.uids}
+    assert [set(one.num_deliveries) for one in again] == [{2}, {2}]
+
+
+def test_an_expired_batch_comes_back_whole(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(2) for one in group(task, 2)], buffer=name)
+    first = part(client, name, 0, 2, 2, lease_seconds=0.7)
+    first.ack()
+    eventually(lambda: stats(stub, name).consumers[0].num_ready_units == 2, "the lease to expire")
+    assert stats(stub, name).num_items == 4, "half a batch is not consumed"
+
+
+def test_more_ranks_than_groups_leave_some_with_nothing(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(grouped(name))
+    client.push(group(0, 2), buffer=name)
+    parts = [part(client, name, rank, 1, 3) for rank in range(3)]
+    assert sorted(one.num_units for one in parts) == [0, 0, 1]
+    assert [one.ack() for one in parts] == [2, 1, 0]
+    assert stats(stub, name).num_items == 0
+
+
+def test_streams_deliver_parts_and_leave_them_when_they_end(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
+
+    def rank_of(rank: int) -> types_pb2.RankOf:
+        return types_pb2.RankOf(rank=rank, world_size=2)
+
+    with speaking(stub) as zero, speaking(stub) as one:
+        zero.open(name, 2, credits=2, rank_of=rank_of(0))
+        one.open(name, 2, credits=1, rank_of=rank_of(1))
+        mine = [zero.batch(), zero.batch()]
+        theirs = one.batch()
+        assert theirs.lease == mine[0].lease
+        assert theirs.frames[0].lease.world_size == 2
+        assert not set(theirs.uids) & set(mine[0].uids)
+        assert zero.ack(mine[0].lease) is None
+    # Rank 1 died with its stream. The shared leases stay: others hold them, too.
+    assert stats(stub, name).consumers[0].num_leases == 2
+    with speaking(stub) as back:
+        back.open(name, 2, credits=1, rank_of=rank_of(1))
+        again = back.batch()
+        assert (again.lease, again.uids) == (theirs.lease, theirs.uids)
+        assert back.ack(again.lease) is None
+        assert stats(stub, name).num_items == 4
+
+
+def test_the_clients_streams_share_batches(client: Client, name: str) -> None:
+    client.create_buffer(grouped(name))
+    client.push([one for task in range(8) for one in group(task, 2)], buffer=name)
+
+    def train(rank: int) -> list[tuple[int, tuple[str, ...]]]:
+        seen = []
+        with client.stream(2, buffer=name, rank=rank, world_size=2) as stream:
+            for step in range(4):
+                batch = next(stream)
+                seen.append((batch.lease_id, batch.uids))
+                batch.ack(step=step)
+        return seen
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(train, (0, 1))
+    assert [lease for lease, _ in first] == [lease for lease, _ in second]
+    uids = [uid for _, part in (*first, *second) for uid in part]
+    assert len(uids) == len(set(uids)) == 16
+
+
+def test_shared_batches_survive_the_death_of_the_server(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(grouped("b"))
+        client.push([one for task in range(5) for one in long_group(task, 3 + task)], buffer="b")
+        parts = [part(client, "b", rank, 5, 2) for rank in (0, 1)]
+        parts[0].ack(step=1)
+    server.restart()
+    with Client(server.address) as client:
+        again = part(client, "b", 1, 5, 2)
+        assert (again.lease_id, again.uids) == (parts[1].lease_id, parts[1].uids)
+        assert again.ack(step=1) == 0, "the other rank's ack was durable"
+        assert client.get_stats("b").buffers[0].consumers[0].last_step == 1

@@ -1,0 +1,161 @@
+"""Experiences that are delivered several times, on purpose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    InvalidRequestError,
+    Selector,
+    Tombstone,
+)
+from tests.integration.plain import experience, group
+from tests.integration.server import Server
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    """A client of the shared server."""
+    with Client(shared_server.address) as connected:
+        yield connected
+
+
+def replaying(name: str, **consumer: Any) -> BufferConfig:
+    """A buffer of groups of two whose trainer replays."""
+    trainer = ConsumerConfig("trainer", "group", replay=True, **consumer)
+    return BufferConfig(name, group_size=2, consumers=(trainer,))
+
+
+def test_a_group_comes_as_often_as_asked_and_is_gone(client: Client, name: str) -> None:
+    client.create_buffer(replaying(name, max_times_sampled=3))
+    client.push([*group(0, 2), *group(1, 2)], buffer=name)
+    delivered: Counter[str] = Counter()
+    for time in range(3):
+        batch = client.sample(2, buffer=name)
+        assert batch.times_sampled == (time,) * 4
+        assert batch.num_deliveries == (1,) * 4, "counted since the last ack"
+        delivered.update(batch.uids)
+        batch.ack()
+    assert set(delivered.values()) == {3}
+    assert client.get_buffer(name).num_items == 0
+    repeated = client.push(group(0, 2), buffer=name)
+    assert repeated.num_duplicates == 2, "what was consumed is remembered"
+    assert not client.sample(1, buffer=name, timeout=0)
+
+
+def test_what_is_never_consumed_leaves_by_delete(client: Client, name: str) -> None:
+    client.create_buffer(replaying(name))
+    client.push(group(0, 2), buffer=name)
+    for time in range(5):
+        batch = client.sample(1, buffer=name)
+        assert batch.times_sampled == (time,) * 2
+        batch.ack()
+    assert client.get_buffer(name).num_items == 2
+    assert client.delete(uids=list(batch.uids), buffer=name).num_deleted == 2
+    assert not client.sample(1, buffer=name, timeout=0)
+
+
+def test_a_leased_group_is_in_no_other_batch(client: Client, name: str) -> None:
+    """At most one open lease holds a unit of a consumer, also when it replays."""
+    client.create_buffer(replaying(name, selector=Selector("uniform", seed=1)))
+    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
+    batches = [client.sample(2, buffer=name), client.sample(2, buffer=name)]
+    assert len({uid for batch in batches for uid in batch.uids}) == 8
+    nothing = client.sample(1, buffer=name, timeout=0)
+    assert not nothing
+    assert "4 leased and not acknowledged" in nothing.shortfall
+    batches[0].nack()
+    again = client.sample(2, buffer=name)
+    assert set(again.uids) == set(batches[0].uids)
+    assert again.times_sampled == (0,) * 4, "a delivery without an ack is none"
+    assert again.num_deliveries == (2,) * 4
+
+
+def test_with_replacement_a_batch_may_repeat_and_an_ack_counts_it_all(
+    client: Client, name: str
+) -> None:
+    client.create_buffer(
+        replaying(name, with_replacement=True, max_times_sampled=6, selector="uniform")
+    )
+    client.push(group(0, 2), buffer=name)
+    batch = client.sample(4, buffer=name)
+    assert batch.num_units == 4
+    assert set(batch.uids) == {one.eid.uid for one in group(0, 2)}
+    assert Counter(batch.uids) == dict.fromkeys(set(batch.uids), 4)
+    batch.ack()
+    last = client.sample(1, buffer=name)
+    assert set(last.times_sampled) == {4}
+    last.ack()
+    final = client.sample(1, buffer=name)
+    assert set(final.times_sampled) == {5}
+    final.ack()
+    assert client.get_buffer(name).num_items == 0
+
+
+def test_a_failed_rollout_is_not_replayed(client: Client, name: str) -> None:
+    client.create_buffer(replaying(name, max_times_sampled=2))
+    failed = Tombstone(experience(0, 1).eid, "environment died")
+    client.push([experience(0, 0)], buffer=name, tombstones=[failed])
+    for _ in range(2):
+        batch = client.sample(1, buffer=name)
+        assert batch.uids == (experience(0, 0).eid.uid,)
+        batch.ack()
+    assert not client.sample(1, buffer=name, timeout=0)
+
+
+def test_consumers_replay_each_for_themselves(client: Client, name: str) -> None:
+    config = BufferConfig(
+        name,
+        group_by="none",
+        consumers=(
+            ConsumerConfig("actor"),
+            ConsumerConfig("critic", replay=True, max_times_sampled=2),
+        ),
+    )
+    client.create_buffer(config)
+    client.push(group(0, 3), buffer=name)
+    for consumer, left in (("actor", 3), ("critic", 3), ("critic", 0)):
+        batch = client.sample(3, buffer=name, consumer=consumer)
+        assert len(batch) == 3
+        batch.ack()
+        assert client.get_buffer(name).num_items == left
+    for consumer in ("actor", "critic"):
+        assert not client.sample(1, buffer=name, consumer=consumer, timeout=0)
+
+
+def test_times_sampled_survive_the_death_of_the_server(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(replaying("b", max_times_sampled=3))
+        client.push(group(0, 2), buffer="b")
+        client.sample(1, buffer="b").ack()
+        client.sample(1, buffer="b").ack()
+    server.restart()
+    with Client(server.address) as client:
+        batch = client.sample(1, buffer="b")
+        assert batch.times_sampled == (2, 2)
+        batch.ack()
+        assert client.get_buffer("b").num_items == 0
+
+
+@pytest.mark.parametrize(
+    "consumer",
+    [
+        ConsumerConfig("trainer", max_times_sampled=2),
+        ConsumerConfig("trainer", with_replacement=True),
+    ],
+)
+def test_replay_settings_without_replay_are_refused(
+    client: Client, name: str, consumer: ConsumerConfig
+) -> None:
+    with pytest.raises(InvalidRequestError, match="need replay = true"):
+        client.create_buffer(BufferConfig(name, consumers=(consumer,)))

@@ -1,0 +1,212 @@
+"""The training timeline: acks with steps, what is retained, rewinding, declaring safe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    Batch,
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    WrongStateError,
+)
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.plain import group, states, stats
+from tests.integration.server import Server, eventually
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    """A client of the shared server."""
+    with Client(shared_server.address) as connected:
+        yield connected
+
+
+def training(client: Client, name: str, num_tasks: int, **consumer: Any) -> None:
+    """A buffer of groups of two that are all there already."""
+    trainer = ConsumerConfig("trainer", "group", **consumer)
+    client.create_buffer(BufferConfig(name, group_size=2, consumers=(trainer,)))
+    client.push([one for task in range(num_tasks) for one in group(task, 2)], buffer=name)
+
+
+def step(client: Client, name: str, number: int | None) -> str:
+    """Train on the next group; its key."""
+    batch = client.sample(1, buffer=name)
+    batch.ack(step=number)
+    return batch.groups[0]
+
+
+def keys(*tasks: int) -> list[str]:
+    """The keys of tasks' groups."""
+    return [f"7/{task}" for task in tasks]
+
+
+def test_a_rewind_brings_back_what_came_after_its_step(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    training(client, name, 5)
+    assert [step(client, name, number) for number in range(4)] == keys(0, 1, 2, 3)
+    assert states(stub, name) == ["retained"] * 8 + ["ready"] * 2
+    consumer = stats(stub, name).consumers[0]
+    assert (consumer.last_step, consumer.num_retained_experiences) == (3, 8)
+    held = client.sample(1, buffer=name)
+    assert held.groups[0] == "7/4"
+    result = client.rewind(1, buffer=name)
+    assert (result.num_experiences, result.num_leases) == (4, 1)
+    with pytest.raises(LeaseNotFoundError):
+        held.ack(step=4)
+    again = [step(client, name, number) for number in (2, 3, 4)]
+    assert again == keys(2, 3, 4), "each in its old place, what was leased too"
+    assert client.rewind(4, buffer=name).num_experiences == 0, "nothing comes after step 4"
+    assert not client.sample(1, buffer=name, timeout=0)
+
+
+def test_a_rewind_is_idempotent_and_minus_one_is_the_start(client: Client, name: str) -> None:
+    training(client, name, 3)
+    for number in range(3):
+        step(client, name, number)
+    assert client.rewind(-1, buffer=name).num_experiences == 6
+    assert client.rewind(-1, buffer=name).num_experiences == 0
+    assert [step(client, name, number) for number in range(3)] == keys(0, 1, 2)
+    with pytest.raises(InvalidRequestError, match="-1"):
+        client.rewind(-2, buffer=name)
+
+
+def test_what_is_safe_leaves_and_is_not_rewound(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    training(client, name, 4)
+    for number in range(4):
+        step(client, name, number)
+    result = client.declare_safe(1, buffer=name)
+    assert (result.num_experiences, result.safe_step) == (4, 1)
+    assert stats(stub, name).num_items == 4
+    assert client.declare_safe(0, buffer=name).safe_step == 1, "what is safe stays so"
+    with pytest.raises(WrongStateError, match="can't be rewound to step 0: step 1 was declared"):
+        client.rewind(0, buffer=name)
+    assert client.rewind(1, buffer=name).num_experiences == 4
+    assert [step(client, name, number) for number in (2, 3)] == keys(2, 3)
+    client.declare_safe(3, buffer=name)
+    assert stats(stub, name).num_items == 0
+
+
+def test_a_step_that_is_safe_already_takes_no_ack(client: Client, name: str) -> None:
+    training(client, name, 3)
+    step(client, name, 5)
+    client.declare_safe(5, buffer=name)
+    batch = client.sample(1, buffer=name)
+    with pytest.raises(WrongStateError, match="step"):
+        batch.ack(step=5)
+    batch.ack(step=6)
+
+
+def test_an_ack_without_a_step_is_final(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    training(client, name, 2)
+    step(client, name, None)
+    assert stats(stub, name).num_items == 2
+    step(client, name, 1)
+    assert client.rewind(-1, buffer=name).num_experiences == 2
+    assert step(client, name, 1) == "7/1"
+
+
+def test_the_newest_steps_are_kept_where_that_is_set(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    training(client, name, 6, retain_steps=2)
+    for number in range(6):
+        step(client, name, number)
+    eventually(lambda: stats(stub, name).num_items == 4, "older steps to become safe")
+    assert stats(stub, name).consumers[0].safe_step == 3
+    with pytest.raises(WrongStateError):
+        client.rewind(2, buffer=name)
+    assert client.rewind(3, buffer=name).num_experiences == 4
+
+
+def test_replayed_groups_are_rewound_ack_by_ack(client: Client, name: str) -> None:
+    training(client, name, 1, replay=True, max_times_sampled=3)
+    for number in range(3):
+        assert client.sample(1, buffer=name).times_sampled == (number, number)
+        client.rewind(number - 1, buffer=name)
+        step(client, name, number)
+    assert not client.sample(1, buffer=name, timeout=0)
+    client.rewind(0, buffer=name)
+    assert client.sample(1, buffer=name).times_sampled == (1, 1)
+
+
+def test_consumers_have_timelines_of_their_own(client: Client, name: str) -> None:
+    consumers = (ConsumerConfig("actor", "group"), ConsumerConfig("critic", "group"))
+    client.create_buffer(BufferConfig(name, group_size=2, consumers=consumers))
+    client.push(group(0, 2), buffer=name)
+    for consumer in ("actor", "critic"):
+        client.sample(1, buffer=name, consumer=consumer).ack(step=7)
+    assert client.rewind(3, buffer=name, consumer="actor").num_experiences == 2
+    assert client.sample(1, buffer=name, consumer="actor").groups == ("7/0", "7/0")
+    assert not client.sample(1, buffer=name, consumer="critic", timeout=0)
+
+
+def test_a_checkpoints_state_resumes_where_it_was_written(client: Client, name: str) -> None:
+    training(client, name, 4)
+    for number in range(2):
+        step(client, name, number)
+    state = client.state_dict(1, buffer=name)
+    for number in (2, 3):
+        step(client, name, number)
+    result = client.load_state_dict(state)
+    assert result.num_experiences == 4
+    assert [step(client, name, number) for number in (2, 3)] == keys(2, 3)
+
+
+def test_a_batch_that_is_rewound_on_its_way_is_none_and_says_so(client: Client, name: str) -> None:
+    """A rewind may come between the lease of a batch and its sending: nobody gets an empty one."""
+    training(client, name, 20)
+    stop = threading.Event()
+
+    def rewind() -> None:
+        while not stop.is_set():
+            client.rewind(-1, buffer=name)
+
+    with ThreadPoolExecutor(1) as pool:
+        rewinding = pool.submit(rewind)
+        try:
+            batches: list[Batch] = []
+            while len(batches) < 60 and not rewinding.done():
+                batches.append(client.sample(2, buffer=name, timeout=5))
+        finally:
+            stop.set()
+        rewinding.result()
+    for batch in batches:
+        assert batch or "rewound" in batch.shortfall, batch
+        assert bool(batch) == bool(batch.lease_id) == bool(len(batch))
+    assert client.sample(20, buffer=name).num_units == 20
+
+
+def test_the_timeline_survives_the_death_of_the_server(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        training(client, "b", 6)
+        for number in range(5):
+            step(client, "b", number)
+        client.declare_safe(1, buffer="b")
+        client.rewind(3, buffer="b")
+    server.restart()
+    with Client(server.address) as client, server.stub() as stub:
+        consumer = stats(stub, "b").consumers[0]
+        assert consumer.safe_step == 1
+        assert consumer.num_retained_experiences == 4
+        assert states(stub, "b") == ["retained"] * 4 + ["ready"] * 4
+        with pytest.raises(WrongStateError):
+            client.rewind(0, buffer="b")
+        assert client.rewind(2, buffer="b").num_experiences == 2
+        assert [step(client, "b", number) for number in (3, 4, 5)] == keys(3, 4, 5)
+        client.declare_safe(5, buffer="b")
+        assert stats(stub, "b").num_items == 0

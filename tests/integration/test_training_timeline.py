@@ -1,0 +1,297 @@
+"""A trainer that dies by SIGKILL, anywhere, learns from every group once on the timeline that stays.
+
+Real trainers with the real client, real checkpoints on disk. What the trainer knew is in journals
+outside the server; what it has learned is in its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    LeaseNotFoundError,
+    WrongStateError,
+)
+from experience_buffer.values import BufferStats, ConsumerStats
+from tests.integration import plain
+from tests.integration.server import Server, eventually
+from tests.integration.timeline_job import Job
+from tests.integration.timeline_trainer import (
+    BATCH_GROUPS,
+    FIRST_RANK_POINTS,
+    GROUP_SIZE,
+    NUM_STEPS,
+    OPTIONS,
+    POINTS,
+)
+
+NUM_GROUPS = NUM_STEPS * BATCH_GROUPS
+STEP_EXPERIENCES = BATCH_GROUPS * GROUP_SIZE
+MAX_SAVE_EVERY = 7
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Makes jobs with a folder of their own; all are ended."""
+    made: list[Job] = []
+
+    def make(address: str, buffer: str, **options: Any) -> Job:
+        made.append(Job(address, buffer, tmp_path / f"job-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.close()
+
+
+def create(client: Client, buffer: str) -> None:
+    """A buffer whose trainer takes whole groups."""
+    consumers = (ConsumerConfig("trainer", "group"),)
+    client.create_buffer(BufferConfig(buffer, group_size=GROUP_SIZE, consumers=consumers))
+
+
+def push_all(client: Client, buffer: str) -> set[str]:
+    """Push all groups, 20 at a time; their keys."""
+    tasks = range(NUM_GROUPS)
+    for first in range(0, NUM_GROUPS, 20):
+        groups = [plain.group(task, GROUP_SIZE) for task in tasks[first : first + 20]]
+        client.push([one for group in groups for one in group], buffer=buffer)
+    return {plain.experience(task, 0).eid.tid for task in tasks}
+
+
+def stats_of(client: Client, buffer: str) -> tuple[BufferStats, ConsumerStats]:
+    """The buffer's statistics and its trainer's."""
+    [stats] = client.get_stats(buffer).buffers
+    [consumer] = stats.consumers
+    return stats, consumer
+
+
+def check_bounds(client: Client, buffer: str, *, keep: int) -> None:
+    """Everything up to the safe step has left, all else is there, and it is not much."""
+
+    def has_left() -> bool:
+        stats, consumer = stats_of(client, buffer)
+        safe = -1 if consumer.safe_step is None else consumer.safe_step
+        return stats.num_items == STEP_EXPERIENCES * (NUM_STEPS - safe - 1)
+
+    eventually(has_left, "what is safe to leave, and nothing else")
+    _, consumer = stats_of(client, buffer)
+    # It may have died before it declared safe what it kept, and did so before its last step.
+    most_steps = (keep + 1) * MAX_SAVE_EVERY
+    assert consumer.num_retained_experiences <= STEP_EXPERIENCES * most_steps
+
+
+def check_nothing_is_left(client: Client, buffer: str) -> None:
+    """All is consumed and nothing stored."""
+    stats, consumer = stats_of(client, buffer)
+    assert (consumer.last_step, consumer.safe_step) == (NUM_STEPS - 1, NUM_STEPS - 1)
+    assert (consumer.num_ready_units, consumer.num_leased_units, consumer.num_leases) == (0, 0, 0)
+    assert (consumer.num_retained_experiences, stats.num_items, stats.num_bytes) == (0, 0, 0)
+
+
+def check_learned(job: Job, everything: set[str]) -> None:
+    """Every group once."""
+    learned = job.learned()
+    assert len(learned) == len(set(learned)), "a group was trained twice on the surviving timeline"
+    assert set(learned) == everything
+
+
+def some_deaths(
+    chance: random.Random, number: int, points: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Where a trainer dies, in order of the steps: at the points, or a while after them."""
+    # The last steps are left for the life that comes to its end.
+    steps = sorted(chance.randrange(NUM_STEPS - 2 * MAX_SAVE_EVERY) for _ in range(number))
+    return [
+        {
+            "death_step": step,
+            "death_point": chance.choice(points),
+            "death_delay": chance.choice([0.0, chance.uniform(0.0002, 0.01)]),
+            "save_every": chance.randint(1, MAX_SAVE_EVERY),
+        }
+        for step in steps
+    ]
+
+
+# --- the trainer dies
+
+
+def test_a_trainer_killed_at_50_points_learns_from_every_group_once(
+    shared_server: Server, make_job: Callable[..., Job], name: str
+) -> None:
+    chance = random.Random(50)
+    with Client(shared_server.address) as client:
+        for buffer in (name, f"{name}-undisturbed"):
+            create(client, buffer)
+            everything = push_all(client, buffer)
+        undisturbed = make_job(shared_server.address, f"{name}-undisturbed")
+        undisturbed.start(save_every=5, keep=1)
+        undisturbed.expect_end()
+        job = make_job(shared_server.address, name)
+        for death in some_deaths(chance, 50, FIRST_RANK_POINTS):
+            job.start(keep=2, is_spoiled=chance.random() < 0.2, **death)
+            job.expect_death()
+            check_bounds(client, name, keep=2)
+        job.start(save_every=5, keep=2)
+        job.expect_end()
+        check_nothing_is_left(client, name)
+    check_learned(undisturbed, everything)
+    check_learned(job, set(undisturbed.learned()))
+    lives = job.ranks[0].events("resumed")
+    assert len({life["step"] for life in lives}) > 25, "it was hardly ever killed in between"
+    assert job.num_trained() > NUM_STEPS + 25, "hardly a step was undone"
+
+
+def test_trainer_and_server_killed_while_a_worker_pushes(
+    make_server: Callable[..., Server], make_job: Callable[..., Job]
+) -> None:
+    chance = random.Random(151)
+    server = make_server()
+    pushed: set[str] = set()
+    with Client(server.address, options=OPTIONS) as client:
+        create(client, "b")
+        worker = threading.Thread(target=lambda: pushed.update(push_all(client, "b")))
+        worker.start()
+        job = make_job(server.address, "b")
+        for number, death in enumerate(some_deaths(chance, 15, FIRST_RANK_POINTS)):
+            job.start(keep=1, **death)
+            if number % 2:
+                kill_in_between(server, job, chance.randint(0, 6))
+            job.expect_death()
+            if number % 5 == 4:
+                server.restart()
+        job.start(save_every=5, keep=1)
+        job.expect_end()
+        worker.join()
+        check_nothing_is_left(client, "b")
+        server.restart()
+        check_nothing_is_left(client, "b")
+    check_learned(job, pushed)
+    assert job.num_trained() > NUM_STEPS, "no step was undone"
+
+
+def kill_in_between(server: Server, job: Job, num_steps: int) -> None:
+    """Kill the server some steps from now; the trainer, if it still lives, goes on by itself."""
+
+    def is_time() -> bool:
+        return job.num_trained() >= goal or job.ranks[0].has_ended()
+
+    goal = job.num_trained() + num_steps
+    eventually(is_time, f"{num_steps} steps", seconds=60)
+    server.restart()
+
+
+def test_two_ranks_killed_together_learn_from_every_group_once(
+    make_server: Callable[..., Server], make_job: Callable[..., Job]
+) -> None:
+    chance = random.Random(15)
+    server = make_server()
+    with Client(server.address, options=OPTIONS) as client:
+        create(client, "b")
+        everything = push_all(client, "b")
+        job = make_job(server.address, "b", world_size=2)
+        for number, death in enumerate(some_deaths(chance, 15, POINTS)):
+            job.start(victim=number % 2, keep=1, **death)
+            if number % 4 == 3:
+                kill_in_between(server, job, chance.randint(0, 6))
+            job.expect_death(number % 2)
+            check_bounds(client, "b", keep=1)
+        job.start(save_every=5, keep=1)
+        job.expect_end()
+        check_nothing_is_left(client, "b")
+    check_learned(job, everything)
+    assert job.num_trained() > NUM_STEPS, "no step was undone"
+    for rank in job.ranks:
+        assert sum(map(len, rank.timeline().values())) >= NUM_STEPS, "one rank had too little"
+
+
+# --- the client's state
+
+
+def test_the_state_of_a_client_holds_over_a_crash_of_the_server(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server()
+    with Client(server.address, options=OPTIONS) as client:
+        create(client, "b")
+        pushed = [one for task in range(7) for one in plain.group(task, GROUP_SIZE)]
+        client.push(pushed, buffer="b")
+        batches = [client.sample(1, buffer="b") for _ in range(5)]
+        states = [client.state_dict(-1, buffer="b")]
+        for step, batch in enumerate(batches[:4]):
+            batch.ack(step)
+            states.append(client.state_dict(step, buffer="b"))
+        before = stats_of(client, "b")[1]
+        assert (before.num_retained_experiences, before.last_step) == (16, 3)
+        server.restart()
+        after = stats_of(client, "b")[1]
+        assert (after.num_retained_experiences, after.last_step) == (16, 3)
+        result = client.load_state_dict(json.loads(json.dumps(states[2])))
+        assert (result.num_experiences, result.num_leases) == (8, 1)
+        with pytest.raises(LeaseNotFoundError):
+            batches[4].ack(4)
+        server.restart()
+        result = client.load_state_dict(states[2])
+        assert (result.num_experiences, result.num_leases) == (0, 0), "it was done before the crash"
+        rest = client.sample(5, buffer="b", timeout=0)
+        assert rest.groups == tuple(one.eid.tid for one in pushed[2 * GROUP_SIZE :])
+        rest.ack(2)
+        assert stats_of(client, "b")[0].num_items == 28
+        result = client.load_state_dict(states[0])
+        assert result.num_experiences == 28, "nothing was declared safe: all of it can come again"
+        assert len(client.sample(7, buffer="b", timeout=0)) == 28
+
+
+def test_a_rewind_before_the_safe_step_is_refused_with_the_cure(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server()
+    with Client(server.address, options=OPTIONS) as client:
+        create(client, "b")
+        client.push([one for task in range(3) for one in plain.group(task, 4)], buffer="b")
+        for step in (3, 5, 7):
+            client.sample(1, buffer="b").ack(step)
+        safe = client.declare_safe(5, buffer="b")
+        assert (safe.num_experiences, safe.safe_step) == (8, 5)
+        assert stats_of(client, "b")[0].num_items == 4
+        for step in (4, 3, -1):
+            with pytest.raises(WrongStateError, match="rewind to 5 or later"):
+                client.load_state_dict(client.state_dict(step, buffer="b"))
+        server.restart()
+        with pytest.raises(WrongStateError, match="step 5 was declared safe"):
+            client.rewind(4, buffer="b")
+        assert client.rewind(5, buffer="b").num_experiences == 4
+        batch = client.sample(1, buffer="b")
+        with pytest.raises(WrongStateError, match="acknowledge with step 6 or later"):
+            batch.ack(5)
+        batch.ack(6)
+        assert client.declare_safe(4, buffer="b").safe_step == 5, "it doesn't go back"
+
+
+def test_the_step_that_was_gone_back_to_holds_over_a_crash(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server()
+    with Client(server.address, options=OPTIONS) as client:
+        create(client, "b")
+        client.push([one for task in range(2) for one in plain.group(task, 4)], buffer="b")
+        for step in (3, 7):
+            client.sample(1, buffer="b").ack(step)
+        client.load_state_dict(client.state_dict(5, buffer="b"))
+        assert stats_of(client, "b")[1].last_step == 5, "though nothing was acknowledged with it"
+        server.restart()
+        assert stats_of(client, "b")[1].last_step == 5
+        assert client.declare_safe(5, buffer="b").safe_step == 5
+        server.restart()
+        after = stats_of(client, "b")[1]
+        assert (after.last_step, after.safe_step, after.num_ready_units) == (5, 5, 1)
