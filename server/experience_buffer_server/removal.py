@@ -145,6 +145,11 @@ class Removal:
         # A batch that was drawn with replacement holds a unit several times.
         seqs = dict.fromkeys(seq for unit in units for seq in unit.seqs)
         self.discard(self._contents.by_seqs(seqs))
+        # Tombstones of a dropped group aren't in its unit, and nobody else may come back for them.
+        groups = (self._contents.groups.by_id(unit.key) for unit in units)
+        for group in groups:
+            if group is not None and group.row.closed == "dropped":
+                self._owner.check_whole(group)
 
     async def remove(self, entries: Sequence[Entry], reason: LeaveReason = "discarded") -> None:
         """Remove durable entries that nobody holds.

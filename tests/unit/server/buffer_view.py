@@ -36,7 +36,8 @@ def _observed_of(buffer: Buffer, consumer: Consumer) -> dict[str, Any]:
         # Of a dropped group it makes no difference any more.
         "finished": sorted(units[key] for key in consumer.finished if units[key] not in dropped),
         "leases": {
-            lease.id: lease.deadline for lease in buffer.leasing.table.of_consumer(consumer.name)
+            lease.id: (lease.deadline, lease.acked_parts)
+            for lease in buffer.leasing.table.of_consumer(consumer.name)
         },
         "num_leased": (consumer.num_leased, consumer.num_leased_experiences),
         "timeline": (timeline.num_retained, timeline.safe_step, timeline.last_step),
@@ -80,7 +81,7 @@ def _expected_of(model: Model, name: str) -> dict[str, Any]:
             for unit, members in units.items()
             if place.consumed(unit) and unit not in leased and members[0].group.closed != "dropped"
         ),
-        "leases": {i: lease.deadline for i, lease in model.leases_of(name).items()},
+        "leases": {i: (lease.deadline, lease.acked) for i, lease in model.leases_of(name).items()},
         "num_leased": (len(leased), len(model.experiences(name, leased))),
         "timeline": (len(retained), place.safe, place.last),
         "limiter": place.reader.get("limiter")

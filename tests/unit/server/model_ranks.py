@@ -23,10 +23,17 @@ def part(model: Model, lease: Lease, rank: int) -> list[list[str]]:
     return [[m.uid for m in model.groups[unit].live] for unit in units]
 
 
+def reached(lease: Lease, step: int) -> bool:
+    """Whether a rank has acknowledged its part with this step or a later one."""
+    return any(given >= step for given in lease.acked.values() if given is not None)
+
+
 def ack(model: Model, lease_id: int, step: int | None, rank: int) -> None:
-    """The lease ends with its last rank, at the latest of their steps."""
+    """The lease ends with its last rank, at the latest of their steps; for good if it is safe by now."""
     lease = model.leases[lease_id]
     lease.acked[rank] = step
     if len(lease.acked) == len(lease.parts):
-        given = [step for step in lease.acked.values() if step is not None]
-        model.ack(lease_id, max(given, default=None))
+        safe = model.places[lease.consumer].safe
+        last = max((given for given in lease.acked.values() if given is not None), default=None)
+        is_safe = last is not None and safe is not None and last <= safe
+        model.ack(lease_id, None if is_safe else last)

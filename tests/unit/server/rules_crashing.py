@@ -24,7 +24,10 @@ class Crashing(Ending, Changing):
             return
         self.port.crash_during(call, choose.number(0, 1))
         either = [self.port.expected(model) for model in (self.model, before[0])]
-        if self.port.observed(*either) != either[0]:
+        if either[0] == either[1]:
+            # Nobody can tell: the caller asks again, as it would.
+            call(self.port)
+        elif self.port.observed(*either) != either[0]:
             self.model, self.ended = before
 
     def _some_call(self, choose: Choose) -> Callable[[Port], object] | None:

@@ -24,10 +24,14 @@ class Ending(Sampling):
         safe = self.model.places[lease.consumer].safe
         self.step += choose.number(0, 1)
         low = max(self.step - 2, 0 if safe is None else safe + 1)
-        step = choose.one_of([None, low, max(low, self.step), max(low, self.step)])
-        if safe is not None and choose.number(0, 9) == 0:
+        steps = [None, low, max(low, self.step), max(low, self.step)]
+        if safe is not None and model_ranks.reached(lease, safe):
+            # Another rank was there before it became safe: the others may still follow.
+            steps.append(safe)
+        elif safe is not None and choose.number(0, 9) == 0:
             rank = 0 if lease.parts else None
             self.refused("FAILED_PRECONDITION", lambda: self.port.ack(lease_id, safe, rank))
+        step = choose.one_of(steps)
         left = [rank for rank in range(len(lease.parts)) if rank not in lease.acked]
         return step, choose.one_of(left) if left else None
 
