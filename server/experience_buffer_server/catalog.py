@@ -45,7 +45,9 @@ class Catalog:
     ) -> Unit:
         """The unit with this number, about to be delivered."""
         found = self.entries(settings, key) if entries is None else list(entries)
-        records = sorted((entry.record for entry in found), key=lambda record: record.seq)
+        records = [entry.record for entry in found]
+        if len(records) > 1:
+            records.sort(key=lambda record: record.seq)
         return Unit(
             key=key,
             seqs=tuple(record.seq for record in records),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from experience_buffer_server.catalog import Catalog, age_of, value_of
+from experience_buffer_server.consumer_settings import StalenessSettings
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.selectors import Choice
@@ -19,6 +20,8 @@ from experience_buffer_server.sampling.staleness import Verdict, judge
 from experience_buffer_server.sampling.units import Unit
 
 CutBy = Literal["", "message", "experiences", "bytes"]
+
+_FRESH = Verdict("fresh")
 
 
 @dataclass(slots=True)
@@ -115,16 +118,11 @@ class Picking:
         newest = max((e.record.max_version or published for e in entries), default=published)
         return newest if newest > published else None
 
-    def judge(self, consumer: Consumer, entries: Sequence[Entry], now: float) -> Verdict:
-        """Whether a unit is fresh enough for the consumer now."""
-        staleness = consumer.settings.staleness
-        return judge(
-            age_of(entries),
-            None if staleness is None else staleness.window,
-            published=self._published(),
-            now=now,
-            hold_future=self._hold_future(),
-        )
+    def _judge(self, settings: StalenessSettings, entries: Sequence[Entry], now: float) -> Verdict:
+        """Whether a unit is fresh enough now; what waits for its version was left out before."""
+        published = self._published()
+        age = age_of(entries)
+        return judge(age, settings.window, published=published, now=now, hold_future=False)
 
     def _look(self, consumer: Consumer, choice: Choice, picked: Picked, now: float) -> Unit | None:
         """The chosen unit; None, and out of the ready ones, if it isn't to be delivered now."""
@@ -132,19 +130,21 @@ class Picking:
         if not entries:
             consumer.ready.remove(choice.key)
             return None
-        verdict = self.judge(consumer, entries, now)
-        staleness = consumer.settings.staleness
-        if verdict.kind == "future":
+        version = self.awaited_version(entries)
+        if version is not None:
             consumer.ready.remove(choice.key)
-            consumer.held[choice.key] = self.awaited_version(entries) or 0
+            consumer.held[choice.key] = version
             return None
-        if verdict.kind == "stale" and staleness is not None and staleness.on_stale != "mark":
+        staleness = consumer.settings.staleness
+        verdict = _FRESH if staleness is None else self._judge(staleness, entries, now)
+        is_stale = verdict.kind == "stale"
+        if is_stale and staleness is not None and staleness.on_stale != "mark":
             consumer.ready.remove(choice.key)
             picked.stale.append((choice.key, verdict))
             return None
         unit = self._catalog.unit(consumer.settings, choice.key, entries)
         unit.probability = choice.probability
-        unit.stale = verdict.kind == "stale"
+        unit.stale = is_stale
         self._history(unit, consumer.name)
         return unit
 

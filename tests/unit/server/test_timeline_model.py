@@ -117,7 +117,7 @@ def machine(tmp_path: Path) -> Iterator[type[Histories]]:
     failures.clear()
 
 
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(600 if NUM_STEPS <= 24_000 else 0)
 def test_histories(machine: type[Histories]) -> None:
     Histories.num_steps = 0
     run_state_machine_as_test(
