@@ -126,6 +126,7 @@ class Consumer:
         """
         if key in self.ready:
             self.ready.remove(key)
+            self.unfit = (0, "")
         elif key in self.out:
             self.out[key].gone = True
         self.held.pop(key, None)

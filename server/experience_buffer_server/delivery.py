@@ -120,6 +120,7 @@ class Delivery:
             ]
             for key in due:
                 del consumer.held[key]
+            consumer.unfit = (0, "")
             self._make_ready(consumer, due)
 
     def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:

@@ -78,8 +78,11 @@ class Line:
         return units, self._shortfall(consumer, want, units)
 
     async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> list[Unit]:
-        if not consumer.waiters and (units := self._try(consumer, want)):
-            return units
+        if not consumer.waiters:
+            # What didn't fit then needn't be what comes next now: each call is tried itself.
+            consumer.unfit = (0, "")
+            if units := self._try(consumer, want):
+                return units
         was_first = not consumer.waiters
         if want.timeout_seconds > 0 and not stop.is_set():
             units, was_first = await self._wait_in_line(consumer, want, stop)
@@ -161,6 +164,7 @@ class Line:
 
     def _take_fewer(self, consumer: Consumer, want: Want) -> list[Unit]:
         """The largest batch that may go now, at least `min_batch_size`; or nothing."""
+        consumer.unfit = (0, "")
         size = self._largest(consumer, want)
         if size < want.min_batch_size:
             return []

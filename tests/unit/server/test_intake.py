@@ -201,3 +201,33 @@ async def test_a_batch_that_can_never_be_is_explained(
     lease, why = await buffer.desk.sample("trainer", want(4, min_batch_size=4), asyncio.Event())
     assert lease is None
     assert words in why
+
+
+@pytest.mark.parametrize("timeout_seconds", [0.0, 5.0])
+async def test_what_fits_goes_once_what_did_not_is_gone(
+    world: World, timeout_seconds: float
+) -> None:
+    """Neither a new call nor one that waits is kept by what was tried before."""
+    buffer = await world.create(group_by="none")
+    await push_all(buffer, (1, 0))
+    await push_all(buffer, (2, 0), prompt_text="long " * 400)
+    await push_all(buffer, (3, 0))
+    first, large, third = list(buffer.contents)
+    bound = first.record.payload_bytes + third.record.payload_bytes + 9
+    buffer.delivery.change_consumer(
+        settings(consumers=[{"name": "trainer", "max_leased_bytes": bound}]).consumers[0]
+    )
+    assert await sample(buffer, 1)
+    assert await sample(buffer, 1) == 0
+    waiting = asyncio.ensure_future(sample(buffer, 1, timeout_seconds=timeout_seconds))
+    await asyncio.sleep(0)
+    if timeout_seconds:
+        await buffer.removal.delete([large])
+        await push_all(buffer, (4, 0))
+    else:
+        assert await waiting == 0
+        await buffer.removal.delete([large])
+        waiting = asyncio.ensure_future(sample(buffer, 1))
+    lease = buffer.leasing.table.find(await waiting)
+    assert lease is not None
+    assert lease.units[0].seqs == (third.record.seq,)
