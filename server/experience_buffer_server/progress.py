@@ -164,10 +164,13 @@ class Progress:
     def undo_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
         """Take an ack back: it couldn't be stored, or its step was rewound."""
         was_used = self.is_used(entry)
-        entry.acked -= {consumer}
         row = self._row(entry)
-        if row.times_sampled.get(consumer):
-            row.times_sampled[consumer] -= 1
+        times = max(row.times_sampled.get(consumer, 0) - 1, 0)
+        if consumer in row.times_sampled:
+            row.times_sampled[consumer] = times
+        reader = self._consumers.get(consumer)
+        if reader is None or not 0 < reader.settings.max_times_sampled <= times:
+            entry.acked -= {consumer}
         self.usage.num_undone += was_used and not self.is_used(entry)
         if step is not None and step in row.steps.get(consumer, ()):
             row.steps[consumer].remove(step)

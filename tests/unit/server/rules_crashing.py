@@ -27,7 +27,13 @@ class Crashing(Ending, Changing):
         if either[0] == either[1]:
             # Nobody can tell: the caller asks again, as it would.
             call(self.port)
-        elif self.port.observed(*either) != either[0]:
+        elif (observed := self.port.observed(*either)) != either[0]:
+            wrong = [
+                {k: (observed[k], v) for k, v in e.items() if observed[k] != v} for e in either
+            ]
+            assert not wrong[1], (
+                f"observed, expected: neither after {wrong[0]} nor before {wrong[1]}"
+            )
             self.model, self.ended = before
 
     def _some_call(self, choose: Choose) -> Callable[[Port], object] | None:

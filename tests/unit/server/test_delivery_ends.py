@@ -125,3 +125,16 @@ async def test_what_is_deleted_is_not_retained_and_the_last_step_stays(world: Wo
     for one in (buffer, world.reload(buffer)):
         timeline = one.delivery.consumers["a"].timeline
         assert (timeline.num_retained, timeline.last_step) == (0, 4)
+
+
+async def test_final_acks_that_were_enough_outlive_a_rewind(world: World) -> None:
+    """A unit whose final acks reach max_times_sampled stays consumed when one more is undone."""
+    replay = {"name": "a", "replay": True, "max_times_sampled": 2, "with_replacement": True}
+    buffer = await create(world, replay, {"name": "b"})
+    await buffer.ingest.push(push_of((1, 0)))
+    await buffer.desk.ack((await sample(buffer, "a", 1)).id, step=3)
+    await buffer.desk.ack((await sample(buffer, "a", 2)).id)
+    await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    assert await nothing_comes(buffer, "a")
+    await buffer.drain()
+    assert await nothing_comes(world.reload(buffer), "a")
