@@ -8,18 +8,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
+from experience_buffer_server.computing import Computing
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.desk import Desk
+from experience_buffer_server.eviction import Eviction
 from experience_buffer_server.groups import Entry
-from experience_buffer_server.store.base import ProgressRow, Store, StoreFullError
+from experience_buffer_server.removal import Removal
+from experience_buffer_server.store.base import BufferRow, ProgressRow, Store, StoreFullError
 from experience_buffer_server.tasks import Tasks
 
-if TYPE_CHECKING:
-    from experience_buffer_server.buffer import Buffer
+
+class Owner(Protocol):
+    """The buffer whose settings change."""
+
+    row: BufferRow
+    settings: BufferSettings
+    closed: bool
+    computing: Computing
+    eviction: Eviction
+    removal: Removal
+
+    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
+        """Fields that the estimator needs and an entry lacks."""
+
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Bring durable entries and their groups as far as they can go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +59,14 @@ class SettingsChanges:
 
     def __init__(
         self,
-        buffer: Buffer,
+        owner: Owner,
         contents: Contents,
         desk: Desk,
         store: Store,
         computer: Computer,
         tasks: Tasks,
     ) -> None:
-        self._buffer = buffer
+        self._owner = owner
         self._contents = contents
         self._desk = desk
         self._store = store
@@ -58,7 +75,7 @@ class SettingsChanges:
 
     def start(self, new: BufferSettings) -> asyncio.Task[None]:
         """Let settings hold, and store them; see `Buffer.change_settings`."""
-        buffer, old = self._buffer, self._buffer.settings
+        owner, old = self._owner, self._owner.settings
         consumers = self._desk.delivery.consumers
         kinds = {consumer.name: (consumer.unit, consumer.raw) for consumer in new.consumers}
         going = [
@@ -72,50 +89,50 @@ class SettingsChanges:
         change = _Change(
             old=old,
             new=new,
-            moments=buffer.row.moments,
+            moments=owner.row.moments,
             counted=self._counted() if is_other else [],
             added=[name for name in kinds if name not in consumers],
             removed={name: self._desk.note_removed(batch, name) for name in going},
         )
         if is_other:
-            buffer.row.moments = ""
+            owner.row.moments = ""
             for entry in change.counted:
                 entry.counted = False
         self._hold(old, new)
         self._add_consumers(new, change.added)
-        batch.put_buffer(buffer.row)
+        batch.put_buffer(owner.row)
         return self._tasks.start(self._finish(change, self._store.commit(batch)))
 
     async def _finish(self, change: _Change, stored: Awaitable[None]) -> None:
         try:
             await stored
         except BaseException as error:
-            if not self._buffer.closed:
+            if not self._owner.closed:
                 self._take_back(change)
                 if isinstance(error, StoreFullError):
                     # Something else may have stored the new settings along with it.
                     self._tasks.spawn(self._store_row())
             raise
-        if not self._buffer.closed:
+        if not self._owner.closed:
             self._carry_out(change)
 
     def _hold(self, old: BufferSettings, new: BufferSettings) -> None:
         """What can be taken back by holding the old settings."""
-        buffer = self._buffer
-        buffer.settings = new
-        buffer.row.config = new.model_dump_json()
+        owner = self._owner
+        owner.settings = new
+        owner.row.config = new.model_dump_json()
         if new.advantage.estimator:
             self._computer.warm_up()
         if new.group_deadline_seconds != old.group_deadline_seconds:
             for group in self._contents.groups:
                 self._contents.groups.schedule(group, new)
         if new.advantage != old.advantage:
-            buffer.computing.settings_changed()
+            owner.computing.settings_changed()
             for entry in self._contents:
                 self._contents.set_quarantine(entry, "")
-                self._contents.set_missing(entry, buffer.missing_fields(entry))
+                self._contents.set_missing(entry, owner.missing_fields(entry))
         if (new.on_full, new.remover) != (old.on_full, old.remover):
-            buffer.eviction.settings_changed()
+            owner.eviction.settings_changed()
         if new.on_future_version != old.on_future_version:
             self._desk.delivery.release_held(None)
 
@@ -139,7 +156,7 @@ class SettingsChanges:
 
     def _take_back(self, change: _Change) -> None:
         """The settings could not be stored: the old ones hold again."""
-        self._buffer.row.moments = change.moments
+        self._owner.row.moments = change.moments
         for entry in change.counted:
             entry.counted = True
         self._hold(change.new, change.old)
@@ -151,13 +168,13 @@ class SettingsChanges:
 
     def _look_again(self) -> None:
         """What waited for a consumer that is gone leaves, what can be computed now is."""
-        self._buffer.removal.discard_done(self._contents)
-        self._buffer.advance([entry for entry in self._contents if entry.durable])
+        self._owner.removal.discard_done(self._contents)
+        self._owner.advance([entry for entry in self._contents if entry.durable])
 
     def _counted(self) -> list[Entry]:
         return [entry for entry in self._contents if entry.counted]
 
     async def _store_row(self) -> None:
         batch = self._store.batch()
-        batch.put_buffer(self._buffer.row)
+        batch.put_buffer(self._owner.row)
         await self._store.commit(batch)

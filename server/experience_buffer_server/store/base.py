@@ -6,11 +6,9 @@ sampling. The owner of a buffer decides, writes one `WriteBatch` and waits for i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
-
-from experience_buffer_server.store.magnitudes import Magnitudes
 
 MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
@@ -206,8 +204,8 @@ class BufferState:
     """By id."""
     progress: list[ProgressRow]
     consumers: list[ConsumerRow]
-    computed: Magnitudes
-    """Of the experiences that have an advantage row, by seq."""
+    computed: Mapping[int, float]
+    """Magnitudes of the experiences that have an advantage row, by seq."""
 
 
 class WriteBatch(Protocol):
