@@ -35,6 +35,8 @@ class Place:
     def ack(self, units: Iterable[str], step: int | None) -> None:
         for unit in units:
             self.acks.setdefault(unit, []).append(step)
+            # What was acknowledged once doesn't kill its consumer: tries count from the last ack.
+            self.tries.pop(unit, None)
         if step is not None:
             self.last = max(step, -1 if self.last is None else self.last)
             keep = self.reader.get("retain_steps", 0)
