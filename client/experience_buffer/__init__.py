@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from experience_buffer.options import AdvantageConfig as AdvantageConfig
     from experience_buffer.options import BufferConfig as BufferConfig
     from experience_buffer.options import ClientOptions as ClientOptions
+    from experience_buffer.options import Retention as Retention
     from experience_buffer.options import RetryOptions as RetryOptions
     from experience_buffer.options import TlsOptions as TlsOptions
     from experience_buffer.options import WriterOptions as WriterOptions
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from experience_buffer.values import RewindResult as RewindResult
     from experience_buffer.values import SafeResult as SafeResult
     from experience_buffer.values import SealedGroup as SealedGroup
+    from experience_buffer.values import SnapshotResult as SnapshotResult
     from experience_buffer.values import Stats as Stats
     from experience_buffer.values import StoredExperience as StoredExperience
     from experience_buffer.values import Tombstone as Tombstone
@@ -138,6 +140,7 @@ _NAMES: Final = {
         "AdvantageConfig",
         "BufferConfig",
         "ClientOptions",
+        "Retention",
         "RetryOptions",
         "TlsOptions",
         "WriterOptions",
@@ -161,6 +164,7 @@ _NAMES: Final = {
         "RewindResult",
         "SafeResult",
         "SealedGroup",
+        "SnapshotResult",
         "Stats",
         "StoredExperience",
         "Tombstone",

@@ -9,7 +9,7 @@ from experience_buffer import _buffer_calls
 from experience_buffer._async_connection import AsyncConnection
 from experience_buffer._policy_watch import AsyncPolicyVersions
 from experience_buffer.options import BufferChanges, BufferConfig
-from experience_buffer.values import BufferInfo, Reservation, Stats
+from experience_buffer.values import BufferInfo, Reservation, SnapshotResult, Stats
 
 
 class AsyncBufferVerbs(AsyncConnection):
@@ -96,6 +96,24 @@ class AsyncBufferVerbs(AsyncConnection):
         """
         call = _buffer_calls.reserve_groups(groups, buffer=buffer, ttl_seconds=ttl_seconds)
         return await self._run(call)
+
+    async def snapshot(self, label: str = "", *, timeout: float = 3600.0) -> SnapshotResult:
+        """Take a snapshot of the server's whole store, while it goes on.
+
+        It holds everything that was acknowledged before the call, and is in the folder that the
+        server's configuration names when this returns. While another one is taken the call waits
+        for its turn. A call that ends early doesn't end the snapshot.
+
+        Args:
+            label: Ends its name: 1 to 64 letters, digits, ".", "_" and "-"; empty: a number does.
+            timeout: Seconds to wait for it.
+
+        Raises:
+            WrongStateError: The server's configuration names no folder.
+            ResourceExhaustedError: No room on the server's disk; or others were taken all the time.
+            DataLossError: The store is damaged; no snapshot was taken.
+        """
+        return await self._run(_buffer_calls.snapshot(label), timeout)
 
     async def get_stats(self, buffer: str = "") -> Stats:
         """Read counts, depths and what is waited for, of one buffer or of all."""

@@ -79,7 +79,8 @@ class AsyncConnection(ClientSettings):
             raise closed_error("client")
         loop = asyncio.get_running_loop()
         if self._stub is None or self._loop is not loop:
-            arguments = _channel.arguments(self._options, self._tls)
+            _channel.note_use()
+            arguments = _channel.arguments(self._options, self._tls, target=self._target)
             self._channel = (
                 grpc.aio.insecure_channel(self._target, arguments)
                 if self._tls is None

@@ -15,7 +15,7 @@ from experience_buffer._calls import Call, build
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import BufferChanges, BufferConfig
 from experience_buffer.v1 import service_pb2 as pb
-from experience_buffer.values import BufferInfo, Reservation, Stats
+from experience_buffer.values import BufferInfo, Reservation, SnapshotResult, Stats
 
 
 def create_buffer(config: BufferConfig | str, *, exist_ok: bool) -> Call[BufferInfo]:
@@ -36,8 +36,7 @@ def update_buffer(name: str, changes: BufferChanges) -> Call[BufferInfo]:
     """
     config = BufferConfig(name, **changes)
     paths = _config.changed_fields(config)
-    if "pacing" in changes and config.pacing is None:
-        paths.append("pacing")
+    paths += [name for name in _config.OPTIONAL if name in changes and name not in paths]
     if not paths:
         raise InvalidRequestError("update_buffer changes nothing: give at least one field")
     request = build(
@@ -98,6 +97,23 @@ def reserve_groups(groups: Sequence[str], *, buffer: str, ttl_seconds: float) ->
 def get_stats(buffer: str) -> Call[Stats]:
     """Read statistics."""
     return Call("GetStats", build(pb.GetStatsRequest, buffer=buffer), _convert.stats)
+
+
+def snapshot(label: str) -> Call[SnapshotResult]:
+    """Take a snapshot of the store; twice takes two."""
+    return Call(
+        "Snapshot",
+        build(pb.SnapshotRequest, label=label),
+        lambda response: SnapshotResult(
+            name=response.name,
+            num_bytes=response.num_bytes,
+            num_experiences=response.num_experiences,
+            seconds=response.seconds,
+            create_time=response.create_time,
+            removed=tuple(response.removed),
+        ),
+        idempotent=False,
+    )
 
 
 def _buffer_of(response: Any) -> BufferInfo:

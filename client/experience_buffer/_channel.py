@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +48,9 @@ def is_local(target: str) -> bool:
         return host == "localhost"
 
 
-def arguments(options: ClientOptions, tls: TlsOptions | None) -> list[tuple[str, Any]]:
+def arguments(
+    options: ClientOptions, tls: TlsOptions | None, *, target: str = ""
+) -> list[tuple[str, Any]]:
     """The channel arguments."""
     args: list[tuple[str, Any]] = [
         ("grpc.max_send_message_length", options.max_message_bytes),
@@ -65,12 +69,45 @@ def arguments(options: ClientOptions, tls: TlsOptions | None) -> list[tuple[str,
         args += [
             ("grpc.keepalive_time_ms", int(options.keepalive_seconds * 1000)),
             ("grpc.keepalive_timeout_ms", int(options.keepalive_timeout_seconds * 1000)),
+            # Without it a ping has a minute, whatever the line above says.
+            ("grpc.http2.ping_timeout_ms", int(options.keepalive_timeout_seconds * 1000)),
             # An idle stream still pings: a sample stream may wait for hours.
             ("grpc.http2.max_pings_without_data", 0),
         ]
+    if is_local(target):
+        # What is for this machine mustn't leave it by a proxy that the environment names.
+        args.append(("grpc.enable_http_proxy", 0))
     if tls is not None and tls.server_name:
         args.append(("grpc.ssl_target_name_override", tls.server_name))
     return args
+
+
+class _Uses:
+    """Whether gRPC was used in this process, or in the one that it was forked from."""
+
+    here = False
+    before_fork = False
+
+    @classmethod
+    def forked(cls) -> None:
+        cls.before_fork = cls.before_fork or cls.here
+        cls.here = False
+
+
+os.register_at_fork(after_in_child=_Uses.forked)
+
+
+def note_use() -> None:
+    """Say that a channel is made in this process; warns where gRPC may not survive that."""
+    if _Uses.before_fork and not _Uses.here:
+        warnings.warn(
+            "this process was forked from one that had used gRPC: its locks may be held for ever, "
+            "and calls may hang or crash. Start workers by spawn or forkserver, for a DataLoader "
+            'with multiprocessing_context="spawn", or before the first call',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    _Uses.here = True
 
 
 def credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
@@ -91,5 +128,16 @@ def credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
 
 
 def metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    """The metadata that every call carries."""
-    return () if token is None else (("authorization", f"Bearer {token}"),)
+    """The metadata that every call carries.
+
+    Raises:
+        ValueError: The token has characters that no token has; they aren't repeated in the text.
+    """
+    if token is None:
+        return ()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"the token has {len(token)} characters, not all of them printable ASCII without white "
+            "space; strip() removes the end of a line that was read from a file"
+        )
+    return (("authorization", f"Bearer {token}"),)

@@ -17,7 +17,7 @@ from experience_buffer.consumer_options import (
     Staleness,
 )
 from experience_buffer.errors import InvalidRequestError
-from experience_buffer.options import AdvantageConfig, BufferConfig
+from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
 from experience_buffer.v1 import config_pb2
 from experience_buffer.values import BufferInfo
 
@@ -30,8 +30,12 @@ _NUMBERS: Final = (
     "max_items",
     "max_bytes",
     "duplicate_horizon_seconds",
+    "full_timeout_seconds",
+    "max_pending_bytes",
 )
-_MESSAGES: Final = ("consumers", "advantage", "remover", "pacing")
+_MESSAGES: Final = ("consumers", "advantage", "remover", "pacing", "retention")
+OPTIONAL: Final = ("pacing", "retention")
+"""Those of which None is a value of its own when a configuration is changed."""
 _CONSUMER: Final = (
     "name",
     "raw",
@@ -46,6 +50,7 @@ _CONSUMER: Final = (
 _LIMITER: Final = ("min_size", "samples_per_insert", "min_diff", "max_diff", "max_ahead_bytes")
 _WINDOW: Final = ("max_lag", "max_version_span", "max_age_seconds")
 _PACING: Final = ("consumer", "max_staleness", "batch_size", "max_running")
+_RETENTION: Final = ("max_age_seconds", "max_lag")
 _SELECTOR: Final = ("exponent", "decay", "seed")
 
 
@@ -68,6 +73,9 @@ def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
         message.remover.CopyFrom(_selector_to_message(config.remover, "remover"))
     if config.pacing is not None:
         _fill(message.pacing, config.pacing, _PACING, "pacing.")
+    if config.retention is not None:
+        message.retention.SetInParent()
+        _fill(message.retention, config.retention, _RETENTION, "retention.")
     return message
 
 
@@ -88,6 +96,8 @@ def config_from_message(message: config_pb2.BufferConfig) -> BufferConfig:
         values["remover"] = _selector_from_message(message.remover)
     if message.HasField("pacing"):
         values["pacing"] = Pacing(**{field: getattr(message.pacing, field) for field in _PACING})
+    if message.HasField("retention"):
+        values["retention"] = Retention(**_present(message.retention, _RETENTION))
     return BufferConfig(message.name, **values)
 
 

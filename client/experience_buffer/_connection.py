@@ -89,7 +89,8 @@ class Connection(ClientSettings):
             if self._stub is None or self._pid != os.getpid():
                 if self._channel is not None:
                     _INHERITED.append(self._channel)
-                arguments = _channel.arguments(self._options, self._tls)
+                _channel.note_use()
+                arguments = _channel.arguments(self._options, self._tls, target=self._target)
                 self._channel = (
                     grpc.insecure_channel(self._target, arguments)
                     if self._tls is None

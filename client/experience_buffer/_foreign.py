@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _SCALAR: Final = frozenset({"numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar"})
+_MAX_NAME: Final = 100
 _FORMATS: Final = {
     "b1": "?",
     "i1": "b",
@@ -49,7 +50,8 @@ class _DType(Foreign):
 
 def find(module: str, name: str) -> Foreign:
     """Name a global."""
-    return _Global(f"{module}.{name}")
+    # Both may be texts of any length that the pickle names again and again.
+    return _Global(f"{module[:_MAX_NAME]}.{name[:_MAX_NAME]}")
 
 
 def reduce(function: Foreign, args: object) -> object:
@@ -60,7 +62,8 @@ def reduce(function: Foreign, args: object) -> object:
     """
     if isinstance(function, _Global) and isinstance(args, tuple):
         if function.name == "numpy.dtype" and args and isinstance(args[0], str):
-            return _DType(f"numpy.{args[0]}", args[0])
+            code = args[0][:_MAX_NAME]
+            return _DType(f"numpy.{code}", code)
         if function.name in _SCALAR and len(args) == 2:
             dtype, data = args
             if isinstance(dtype, _DType) and isinstance(data, bytes):

@@ -43,7 +43,8 @@ def split_frame(
         raise trxp_error(f"TRXP version {version}; this reader knows {VERSION}", where="frame")
     if metadata_bytes > limits.max_metadata_bytes:
         raise trxp_error(
-            f"metadata of {metadata_bytes} bytes exceeds the limit of {limits.max_metadata_bytes}",
+            f"metadata of {metadata_bytes} bytes exceeds the limit of "
+            f"{limits.max_metadata_bytes} (max_metadata_bytes)",
             where="frame",
         )
     num_bytes = _FRAME.size + metadata_bytes + tensor_bytes

@@ -8,7 +8,7 @@ from typing import Any, Final
 from experience_buffer._frame import KEYS, join_frame
 from experience_buffer._normal import Normaliser
 from experience_buffer._safetensors import TensorView
-from experience_buffer._trxp_error import trxp_error
+from experience_buffer._trxp_error import shown, trxp_error
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
 
@@ -71,6 +71,8 @@ DTYPE_NAMES: Final = frozenset(
 _KEYS: Final = (*META_FIELDS, "custom_fields", "multi_modal_input_keys")
 _EID_KEYS: Final = {"batch", "task", "run", "step", "suffix"}
 _CUSTOM_KEYS: Final = {"source_field", "destination_field", "data_type"}
+_MAX_EID_CHARS: Final = 4096
+"""Size of batch, task and suffix each: uids are made of them, and shared texts would multiply."""
 _NONE: Final = type(None)
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "reward": (_NONE, float, int, bool),
@@ -185,6 +187,9 @@ def _checked_eid(parts: Any) -> EID:
         raise _ItemError(".eid", "batch and task are int or str")
     if type(run) is not int or type(step) is not int or type(suffix) is not str:
         raise _ItemError(".eid", "run and step are int, suffix is str")
+    for name, part in (("batch", batch), ("task", task), ("suffix", suffix)):
+        if type(part) is str and len(part) > _MAX_EID_CHARS:
+            raise _ItemError(f".eid.{name}", f"{len(part)} characters exceed {_MAX_EID_CHARS}")
     eid = EID(batch, task, run, step, suffix)
     uid = eid.uid
     if not uid.isascii():
@@ -203,18 +208,21 @@ def _check_custom_fields(fields: list[Any]) -> None:
         if not all(type(value) is str for value in entry.values()):
             raise _ItemError(path, "a value isn't text")
         if entry["data_type"] not in DTYPE_NAMES:
-            raise _ItemError(f"{path}.data_type", f"{entry['data_type']!r:.80} is no dtype")
+            raise _ItemError(f"{path}.data_type", f"{shown(entry['data_type'])} is no dtype")
 
 
 def _check_multi_modal(keys: list[Any], tensors: dict[str, TensorView]) -> None:
     if not all(type(key) in (str, int) for key in keys):
         raise _ItemError(".multi_modal_input_keys", "a key isn't text")
-    named = {f"{MULTI_MODAL_PREFIX}{key}" for key in keys}
-    present = {name for name in tensors if name.startswith(MULTI_MODAL_PREFIX)}
+    # One long text may be named many times: nothing is made of it.
+    named = {str(key) for key in keys}
+    start = len(MULTI_MODAL_PREFIX)
+    present = {name[start:] for name in tensors if name.startswith(MULTI_MODAL_PREFIX)}
     if named != present:
+        first = shown(MULTI_MODAL_PREFIX + min(named ^ present)[:_MAX_EID_CHARS])
         raise _ItemError(
             ".multi_modal_input_keys",
-            f"keys and tensors disagree about {sorted(named ^ present)!r:.200}",
+            f"keys and tensors disagree about {len(named ^ present)}, such as {first}",
         )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+_MAX_SHARED_BYTES: Final = 24 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,16 +15,29 @@ class Limits:
     The size of the payload itself is bounded by whoever receives it.
     """
 
+    max_message_bytes: int = 64 * 1024 * 1024
+    """A server's `max_message_bytes`. What the experiences may take each alone; see `max_alone_bytes`."""
     max_items: int = 65_536
     """Experiences in a payload."""
     max_metadata_bytes: int = 64 * 1024 * 1024
     """Size of the metadata section."""
     max_header_bytes: int = 8 * 1024 * 1024
     """Size of the JSON that describes the tensors, some 75 bytes each."""
+    max_tensors: int = 4_096
+    """Tensors of one experience."""
     max_nodes: int = 1_000_000
-    """Values in the metadata, a shared one counted as often as it is reached."""
+    """A server's `max_metadata_nodes`. Values in the metadata, a shared one counted as often as it is reached."""
     max_depth: int = 64
-    """Containers inside one another within an experience's metadata, the item itself included."""
+    """A server's `max_metadata_depth`. Containers inside one another within an experience's metadata, the item itself included."""
+
+    def max_alone_bytes(self, payload_bytes: int) -> int:
+        """What the experiences of a payload of this size may take, each in one of its own.
+
+        A text that they share is written with each: a megabyte could become many gigabytes. As much
+        as one message may bring without sharing is fine; a payload near that size, or over it, may
+        become twice as large and 24 MiB more.
+        """
+        return max(2 * payload_bytes + _MAX_SHARED_BYTES, self.max_message_bytes)
 
 
 DEFAULT_LIMITS = Limits()

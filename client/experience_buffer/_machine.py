@@ -30,6 +30,7 @@ class Machine:
         "limits",
         "marks",
         "memo",
+        "num_made",
         "num_sets",
         "pos",
         "stack",
@@ -45,6 +46,7 @@ class Machine:
         self.fence = 0  # stack height at the innermost mark: nothing below may be taken
         self.is_suspect = False
         self.has_composites = False  # whether a tuple or frozenset, so a costly key, may exist
+        self.num_made = 0  # characters and bytes of texts that no opcode spelled out
         self.num_sets = 0
 
     def error(self, message: str) -> TrxpError:
@@ -102,10 +104,33 @@ class Machine:
         if type(target) is dict:
             if self.has_composites or len(members) + 2 * len(target) > 2 * MAX_FREE_KEYS:
                 self.check_keys(members[::2], len(members) // 2 + len(target))
-            pairs = iter(members)
-            target.update(zip(pairs, pairs, strict=True))
+            for begin in range(0, len(members), 2 * MAX_FREE_KEYS):
+                part = members[begin : begin + 2 * MAX_FREE_KEYS]
+                expected = len(target) + len(part) // 2
+                pairs = iter(part)
+                target.update(zip(pairs, pairs, strict=True))
+                self.check_size(target, expected)
         elif not isinstance(target, Foreign):
             raise self.error(f"items set on a {type(target).__name__}")
+
+    def fill_set(self, target: set[Any], members: list[Any]) -> set[Any]:
+        """Add members to a set; returns it."""
+        self.check_keys(members, len(members) + len(target))
+        for begin in range(0, len(members), MAX_FREE_KEYS):
+            part = members[begin : begin + MAX_FREE_KEYS]
+            expected = len(target) + len(part)
+            target.update(part)
+            self.check_size(target, expected)
+        return target
+
+    def check_size(self, target: dict[Any, Any] | set[Any], expected: int) -> None:
+        """Refuse a key that is set twice, which no pickle of a dict or set does.
+
+        Two equal texts that are not one object are compared to their ends each time; a sender
+        could ask for that with every few bytes.
+        """
+        if len(target) != expected:
+            raise self.error(f"a key of a {type(target).__name__} is given twice")
 
     def extend(self, target: object, members: list[Any]) -> None:
         if type(target) is list:

@@ -5,17 +5,20 @@ Both directions pass here: what a sender's pickle held, and what an experience i
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from experience_buffer._foreign import Foreign
 from experience_buffer._limits import Limits
-from experience_buffer._trxp_error import trxp_error
+from experience_buffer._trxp_error import shown, trxp_error
 from experience_buffer.errors import TrxpError
 
 MAX_INT_BYTES: Final = 1024
 """Size of the largest integer; Python prints up to 4,300 digits, which is 1,785 bytes."""
 
+_MAX_KEY_PARTS: Final = 64
+_MAX_PATH: Final = 1000
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_CONTAINERS: Final = frozenset({dict, list, tuple, set, frozenset})
 _CURES: Final = (
     ("numpy", "send value.tolist(), or a tensor in `extra`"),
     ("torch", "send float(value) or value.tolist(), or put the tensor in `extra`"),
@@ -30,18 +33,40 @@ _CURES: Final = (
 class _NotPlainError(Exception):
     """A value that may not be sent; `trail` is filled in on the way out, innermost first."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, is_of_depth: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_of_depth = is_of_depth
+        """It is about where the value is, not about the value itself."""
         self.trail: list[object] = []
+
+    def copy(self) -> _NotPlainError:
+        """The same refusal, whose trail goes on apart."""
+        other = _NotPlainError(self.reason)
+        other.trail = list(self.trail)
+        return other
+
+
+class _Walked(NamedTuple):
+    """What became of a container that was walked to its end, or to what isn't plain in it."""
+
+    container: Any
+    """Kept, so that its id names nothing else."""
+    normal: Any
+    height: int
+    """How much deeper than itself its members go."""
+    num_nodes: int
+    refusal: _NotPlainError | None
 
 
 def is_key(key: object) -> bool:
-    """Whether a value may be a dict key or set member: a scalar, or a flat tuple of scalars."""
+    """Whether a value may be a dict key or set member: a scalar, or a short flat tuple of scalars."""
     kind = type(key)
-    return kind in _SCALARS or (
-        kind is tuple and all(type(part) in _SCALARS for part in key)  # type: ignore[attr-defined]
-    )
+    if kind is not tuple:
+        return kind in _SCALARS
+    # A tuple is hashed from its parts each time it is used.
+    parts: tuple[object, ...] = key  # type: ignore[assignment]
+    return len(parts) <= _MAX_KEY_PARTS and all(type(part) in _SCALARS for part in parts)
 
 
 class Normaliser:
@@ -50,11 +75,13 @@ class Normaliser:
     Not to be shared between threads.
     """
 
-    __slots__ = ("_budget", "_limits")
+    __slots__ = ("_budget", "_deepest", "_limits", "_walked")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._budget = limits.max_nodes
+        self._deepest = 0
+        self._walked: dict[int, _Walked] = {}
 
     def normal(self, value: Any, *, index: int) -> Any:
         """Return an item's metadata as plain data, the very same object if it is that already.
@@ -78,29 +105,69 @@ class Normaliser:
             if value.bit_length() >= 8 * MAX_INT_BYTES:
                 raise _NotPlainError(f"an integer of more than {MAX_INT_BYTES} bytes; send text")
             return value
-        if kind is dict:
-            self._enter(value, depth)
-            return self._normal_dict(value, depth)
-        if kind is list or kind is tuple:
-            self._enter(value, depth)
-            return self._normal_sequence(value, depth)
-        if kind is set or kind is frozenset:
-            self._enter(value, depth)
-            for member in value:
-                self._check_key(member)
-            return value
+        if kind in _CONTAINERS:
+            return self._normal_container(value, depth)
         return _unwrapped(value)
+
+    def _normal_container(self, value: Any, depth: int) -> Any:
+        """Walk a container once, however often it is reached; count it each time.
+
+        What is reached a million times may be stored once: walking it each time would let a few
+        hundred bytes take a tenth of a second.
+        """
+        known = self._walked.get(id(value))
+        if known is not None:
+            if depth + known.height > self._limits.max_depth:
+                raise self._too_deep()
+            self._spend(known.num_nodes)
+            if known.refusal is not None:
+                raise known.refusal.copy()
+            return known.normal
+        budget, outer_deepest, self._deepest = self._budget, self._deepest, depth
+        refusal, normal = None, None
+        self._enter(value, depth)
+        try:
+            normal = self._normal_members(value, depth)
+        except _NotPlainError as error:
+            if error.is_of_depth:
+                raise
+            refusal = error.copy()
+            raise
+        finally:
+            height, self._deepest = self._deepest - depth, max(self._deepest, outer_deepest)
+            if normal is not None or refusal is not None:
+                self._walked[id(value)] = _Walked(
+                    value, normal, height, budget - self._budget, refusal
+                )
+        return normal
+
+    def _normal_members(self, value: Any, depth: int) -> Any:
+        if type(value) is dict:
+            return self._normal_dict(value, depth)
+        if type(value) is list or type(value) is tuple:
+            return self._normal_sequence(value, depth)
+        for member in value:
+            self._check_key(member)
+        return value
 
     def _enter(self, container: Any, depth: int) -> None:
         if depth > self._limits.max_depth:
-            raise _NotPlainError(
-                f"nested more than {self._limits.max_depth} deep, or holds itself; flatten it"
-            )
-        self._budget -= len(container) + 1
+            raise self._too_deep()
+        self._spend(len(container) + 1)
+
+    def _too_deep(self) -> _NotPlainError:
+        return _NotPlainError(
+            f"nested more than {self._limits.max_depth} deep (max_metadata_depth), or holds "
+            "itself; flatten it",
+            is_of_depth=True,
+        )
+
+    def _spend(self, num_nodes: int) -> None:
+        self._budget -= num_nodes
         if self._budget < 0:
             raise trxp_error(
-                f"more than {self._limits.max_nodes:,} values, shared ones counted as often as "
-                "they are reached; send smaller batches",
+                f"more than {self._limits.max_nodes:,} values (max_metadata_nodes), shared ones "
+                "counted as often as they are reached; send smaller batches",
                 where="metadata",
             )
 
@@ -165,12 +232,14 @@ def _not_plain(name: str) -> str:
     return f"{name} isn't plain data; {cure}"
 
 
+def _is_short_name(step: object) -> bool:
+    return isinstance(step, str) and len(step) <= 80 and step.isidentifier()
+
+
 def _refused(refusal: _NotPlainError, index: int) -> TrxpError:
     trail = refusal.trail[::-1]
-    path = "".join(
-        f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{step!r:.80}]"
-        for step in trail
-    )
+    path = "".join(f".{step}" if _is_short_name(step) else f"[{shown(step)}]" for step in trail)
+    path = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
     reason = refusal.reason
     if trail == ["reward"]:
         reason += "; a reward is sent as float(reward)"

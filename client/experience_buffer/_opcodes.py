@@ -83,16 +83,14 @@ def _push_set(machine: Machine, members: list[Any] | None) -> None:
     if members is None:
         machine.stack.append(set())
     else:
-        machine.check_keys(members, len(members))
-        machine.stack.append(frozenset(members))
+        machine.stack.append(frozenset(machine.fill_set(set(), members)))
 
 
 def _add_items(machine: Machine) -> None:
     members = machine.take_marked()
     target = machine.top()
     if type(target) is set:
-        machine.check_keys(members, len(members) + len(target))
-        target.update(members)
+        machine.fill_set(target, members)
     elif not isinstance(target, Foreign):
         raise machine.error(f"members added to a {type(target).__name__}")
 
@@ -124,7 +122,13 @@ def _reduce(machine: Machine) -> None:
     function, args = machine.take(2)
     if not isinstance(function, Foreign):
         raise machine.error(f"a {type(function).__name__} is called")
-    _push_foreign(machine, reduce(function, args))
+    value = reduce(function, args)
+    if isinstance(value, str | bytes):
+        # Made anew of bytes that may be fetched from the memo over and over.
+        machine.num_made += len(value)
+        if machine.num_made > len(machine.data):
+            raise machine.error("NumPy texts longer than the pickle that holds them")
+    _push_foreign(machine, value)
 
 
 def _new_object(machine: Machine, num_operands: int) -> None:

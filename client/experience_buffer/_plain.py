@@ -96,8 +96,12 @@ def _run(machine: Machine) -> object:
                     if machine.has_composites:
                         machine.pos = pos
                         machine.check_keys(stack[start::2], 0)
+                    size = len(value) + (end - start) // 2
                     for i in range(start, end, 2):
                         value[stack[i]] = stack[i + 1]
+                    if len(value) != size:
+                        machine.pos = pos
+                        machine.check_size(value, size)
                 else:
                     machine.pos = pos
                     machine.set_items(value, stack[start:])
@@ -174,7 +178,8 @@ def _run(machine: Machine) -> object:
         else:
             machine.pos = pos
             raise machine.error(
-                f"more than {machine.limits.max_nodes:,} values; send smaller batches"
+                f"more than {machine.limits.max_nodes:,} values (max_metadata_nodes); send "
+                "smaller batches"
             )
     finally:
         machine.pos = pos

@@ -51,6 +51,8 @@ class Attempts:
         self._start_time = clock()
         self._deadline = self._start_time + timeout
         self._num_failed = 0
+        self._num_unreachable = 0
+        """Failures that the backoff grows by."""
         self._last_error: ExperienceBufferError | None = None
 
     def remaining(self) -> float:
@@ -74,19 +76,28 @@ class Attempts:
                 error.add_note(f"the attempt before failed with: {self._last_error}")
             raise error
         self._last_error = error
-        options = self._options
-        # The exponent is bounded so that weeks of attempts don't overflow the float.
-        backoff = options.initial_backoff_seconds * options.multiplier ** min(
-            self._num_failed - 1, 64
-        )
-        delay = min(backoff, options.max_backoff_seconds) * (1.0 - 0.5 * self._jitter())
-        delay = max(delay, error.retry_delay_seconds or 0.0)
-        last_attempt = 0 < options.max_attempts <= self._num_failed
+        delay = self._delay(error)
+        last_attempt = 0 < self._options.max_attempts <= self._num_failed
         if last_attempt or self._clock() + delay >= self._deadline:
             passed = self._clock() - self._start_time
             error.add_note(f"gave up after {self._num_failed} attempts in {passed:.1f} s")
             raise error
         return delay
+
+    def _delay(self, error: ExperienceBufferError) -> float:
+        asked = error.retry_delay_seconds or 0.0
+        if asked and isinstance(error, ResourceExhaustedError):
+            # The server is there and knows best. Whoever waited ever longer would find its place
+            # taken each time by those who have just come; whoever waits less gains nothing.
+            return asked * (1.0 + self._jitter())
+        options = self._options
+        # The exponent is bounded so that weeks of attempts don't overflow the float.
+        backoff = options.initial_backoff_seconds * options.multiplier ** min(
+            self._num_unreachable, 64
+        )
+        self._num_unreachable += 1
+        delay = min(backoff, options.max_backoff_seconds) * (1.0 - 0.5 * self._jitter())
+        return max(delay, asked)
 
 
 def is_retryable(error: ExperienceBufferError, *, idempotent: bool) -> bool:

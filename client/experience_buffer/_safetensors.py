@@ -86,7 +86,10 @@ def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorVi
         raise _error(f"the tensor section has {len(data)} bytes; a safetensors file has 8 or more")
     header_bytes = int.from_bytes(data[:8], "little")
     if header_bytes > max_header_bytes:
-        raise _error(f"a header of {header_bytes} bytes exceeds the limit of {max_header_bytes}")
+        raise _error(
+            f"a header of {header_bytes} bytes exceeds the limit of {max_header_bytes} "
+            "(max_header_bytes)"
+        )
     start = 8 + header_bytes
     if start > len(data):
         raise _error(f"a header of {header_bytes} bytes, but only {len(data) - 8} follow")
@@ -102,7 +105,7 @@ def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorVi
     for name, dtype, shape, begin, end in rows:
         item_bytes = ITEM_BYTES.get(dtype)
         if item_bytes is None:
-            raise _error(f"dtype {dtype!r} isn't one of {', '.join(ITEM_BYTES)}", name)
+            raise _error(f"dtype {dtype[:80]!r} isn't one of {', '.join(ITEM_BYTES)}", name)
         if len(shape) > _MAX_DIMENSIONS:
             raise _error(f"{len(shape)} dimensions exceed the limit of {_MAX_DIMENSIONS}", name)
         if prod(shape) * item_bytes != end - begin:

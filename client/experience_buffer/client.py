@@ -29,7 +29,8 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
     """Talks to an experience buffer server.
 
     It can be shared between threads, pickled, and used after a fork: the connection is made
-    when first needed, one per process.
+    when first needed, one per process. gRPC itself may not survive a fork of a process that has
+    used it; that is warned of.
 
     Args:
         address: "host", "host:port" (port 50051 unless given), "[v6 address]:port",

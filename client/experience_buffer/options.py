@@ -22,7 +22,7 @@ BadRewardPolicy: TypeAlias = Literal["refuse", "tombstone"]
 """What happens to an experience whose reward is NaN, or missing though the estimator needs it."""
 MissingFieldPolicy: TypeAlias = Literal["refuse", "wait"]
 """What happens to an experience without a field that the estimator needs."""
-FullPolicy: TypeAlias = Literal["refuse", "evict"]
+FullPolicy: TypeAlias = Literal["refuse", "evict", "block"]
 """What happens to a push that finds the buffer full."""
 FuturePolicy: TypeAlias = Literal["hold", "refuse", "deliver"]
 """What happens to an experience of a policy version newer than the published one."""
@@ -34,9 +34,10 @@ Parameter: TypeAlias = bool | int | float | str
 class RetryOptions:
     """When and for how long failed calls are tried again.
 
-    Attempt n waits `initial_backoff_seconds * multiplier**n`, at most `max_backoff_seconds`, less
-    a random part of up to half of it; never less than the delay that the server asked for. A
-    call gives up at its deadline.
+    After failure n to reach the server a call waits `initial_backoff_seconds * multiplier**n`, at
+    most `max_backoff_seconds`, less a random part of up to half of it; never less than the delay
+    that the server asked for. A server that is full names the delay: the call waits once to twice
+    that, however often it is refused. A call gives up at its deadline.
     """
 
     initial_backoff_seconds: float = 0.1
@@ -133,6 +134,16 @@ class AdvantageConfig:
     names that it doesn't know and values out of bounds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What leaves a buffer by itself, in whole units; never what is leased or kept for a rewind."""
+
+    max_age_seconds: float | None = None
+    """Most seconds since the push of a unit's oldest member; None: any."""
+    max_lag: int | None = None
+    """Most policy versions behind the published one, by a unit's lowest version; None: any."""
+
+
 @dataclass(frozen=True, slots=True)
 class BufferConfig:
     """Everything that can be set for a buffer; None takes the server's default."""
@@ -170,10 +181,17 @@ class BufferConfig:
     """For how long a consumed uid is remembered to recognise a repeated push."""
     on_full: FullPolicy | None = field(default=None, kw_only=True)
     """A push that finds the buffer full is refused with a delay after which to try again, or units
-    that `remover` chooses make room; leased and retained ones stay."""
+    that `remover` chooses make room, or it waits in line; leased and retained ones stay."""
+    full_timeout_seconds: float | None = field(default=None, kw_only=True)
+    """Under "block": the longest wait of a push for room."""
     remover: Selector | SelectorKind | None = field(default=None, kw_only=True)
     """What makes room under "evict", whole groups where there are groups; a kind alone becomes a
     `Selector` of that kind."""
+    max_pending_bytes: int | None = field(default=None, kw_only=True)
+    """Most bytes of pushes that wait for their commit, and as many in line for room; 0: the server's
+    bounds alone."""
+    retention: Retention | None = field(default=None, kw_only=True)
+    """What leaves by its age or its policy version; None: nothing does."""
     on_future_version: FuturePolicy | None = field(default=None, kw_only=True)
     """What happens to experiences of a policy version that isn't published yet, as after a
     rollback: held until it is, refused when pushed, or delivered like any other."""
@@ -188,7 +206,7 @@ class BufferConfig:
 class BufferChanges(TypedDict, total=False):
     """What `update_buffer` can change: the fields of `BufferConfig`, each only if given.
 
-    `pacing=None` ends the admission of tasks.
+    `pacing=None` ends the admission of tasks, `retention=None` keeps what is old.
     """
 
     group_by: GroupBy
@@ -206,6 +224,9 @@ class BufferChanges(TypedDict, total=False):
     max_bytes: int
     duplicate_horizon_seconds: float
     on_full: FullPolicy
+    full_timeout_seconds: float
     remover: Selector | SelectorKind
+    max_pending_bytes: int
+    retention: Retention | None
     on_future_version: FuturePolicy
     pacing: Pacing | None

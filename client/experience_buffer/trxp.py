@@ -16,7 +16,7 @@ from experience_buffer._item import Item, read_item, share_keys
 from experience_buffer._limits import DEFAULT_LIMITS, Limits
 from experience_buffer._normal import Normaliser
 from experience_buffer._safetensors import TensorView
-from experience_buffer._trxp_error import trxp_error
+from experience_buffer._trxp_error import shown, trxp_error
 from experience_buffer.errors import TrxpError
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def read(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Item | Trx
     tensors = _tensors_by_item(section, len(metas), limits)
     normaliser = Normaliser(limits) if is_suspect else None
     return [
-        read_item(index, meta, fields, keys=keys, normaliser=normaliser)
+        _too_many_tensors(index, len(fields), limits)
+        or read_item(index, meta, fields, keys=keys, normaliser=normaliser)
         for index, (meta, fields) in enumerate(zip(metas, tensors, strict=True))
     ]
 
@@ -70,9 +71,21 @@ def split(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     """Cut a payload into single ones, each as its producer would have written it alone.
 
     Raises:
-        TrxpError: The payload, or any of its experiences, is damaged.
+        TrxpError: The payload, or any of its experiences, is damaged; or they share so much that
+            what they take alone is out of all proportion.
     """
-    return [item.encode() for item in _sound(read(payload, limits=limits))]
+    singles = []
+    room = most = limits.max_alone_bytes(memoryview(payload).nbytes)
+    for item in _sound(read(payload, limits=limits)):
+        singles.append(item.encode())
+        room -= len(singles[-1])
+        if room < 0:
+            raise trxp_error(
+                f"the experiences share so much that each alone they take over {most} bytes; send "
+                "smaller batches",
+                where="metadata",
+            )
+    return singles
 
 
 def merge(payloads: Sequence[Buffer], *, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -200,12 +213,22 @@ def _tensors_by_item(
     return by_index.values()
 
 
+def _too_many_tensors(index: int, num_tensors: int, limits: Limits) -> TrxpError | None:
+    if num_tensors <= limits.max_tensors:
+        return None
+    return trxp_error(
+        f"{num_tensors} tensors exceed the limit of {limits.max_tensors} (max_tensors); join some",
+        where=f"items[{index}]",
+        item=index,
+    )
+
+
 def _checked_top(top: object, limits: Limits) -> tuple[tuple[str, ...], list[Any]]:
     """Return the keys as the payload's own objects, in canonical order, and the items."""
     if type(top) is not dict or top.keys() != set(KEYS):
         raise trxp_error("not a dict of version, num_items and items alone", where="metadata")
     if top["version"] != 1 or type(top["version"]) is not int:
-        raise trxp_error(f"version {top['version']!r:.80}; this reader knows 1", where="metadata")
+        raise trxp_error(f"version {shown(top['version'])}; this reader knows 1", where="metadata")
     metas = top["items"]
     if type(metas) is not list:
         raise trxp_error(f"items is a {type(metas).__name__}, not a list", where="metadata")
@@ -216,7 +239,7 @@ def _checked_top(top: object, limits: Limits) -> tuple[tuple[str, ...], list[Any
         )
     if type(top["num_items"]) is not int or top["num_items"] != len(metas):
         raise trxp_error(
-            f"num_items is {top['num_items']!r:.80}, but there are {len(metas)} items",
+            f"num_items is {shown(top['num_items'])}, but there are {len(metas)} items",
             where="metadata",
         )
     by_text = {key: key for key in top}

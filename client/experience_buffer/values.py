@@ -244,16 +244,40 @@ class BufferStats:
     """Experiences that lack a field the estimator needs, and wait for `annotate`."""
     computing_waits_for: str
     """What computing waits for, in words: missing fields, a batch that isn't full; else empty."""
+    num_damaged: int
+    """Experiences set aside because they can't be read back from the disk."""
     num_reserved_groups: int
     """Places that workers have reserved and not pushed to yet."""
     keep_ratio: float | None
     """Of the experiences that since the server started were acknowledged for the first time, or left
     without ever having been, the part that was acknowledged; raw consumers don't count. None
     before the first."""
+    num_waiting_pushes: int
+    """Pushes that wait in line for room."""
+    pushes_wait_for: str
+    """What they wait for, in words; empty when none waits."""
     oldest_open_group: str
     """In words; empty when there is none."""
     policy_version: int | None
     consumers: tuple[ConsumerStats, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotResult:
+    """A snapshot that is on disk and checked."""
+
+    name: str
+    """Its name in the server's folder of snapshots."""
+    num_bytes: int
+    """Size of its data."""
+    num_experiences: int
+    """In all buffers, tombstones not counted."""
+    seconds: float
+    """How long it took."""
+    create_time: float
+    """When it was taken, seconds since the Unix epoch."""
+    removed: tuple[str, ...]
+    """Older snapshots that were removed to keep the configured number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 from experience_buffer import errors
+from experience_buffer_server import steady_clock
 from experience_buffer_server.sampling.leases import Lease
 
 
@@ -54,7 +54,7 @@ def not_found(lease: Lease | None, lease_id: int, buffer_name: str) -> errors.Le
     elif lease.state == "ending":
         state = "is being acknowledged"
     else:
-        ago = max(time.time() - lease.deadline, 0.0)
+        ago = max(steady_clock.now() - lease.deadline, 0.0)
         again = "" if lease.state == "acked" else "; its experiences were offered again"
         state = f"was {lease.state} {ago:.1f} s ago{again}"
     return errors.LeaseNotFoundError(

@@ -14,7 +14,9 @@ from typing import Any
 
 import xxhash
 
+from experience_buffer._trxp_error import shown
 from experience_buffer.eid import EID
+from experience_buffer.errors import TrxpError
 from experience_buffer.trxp import Item, TensorView
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.inputs import (
@@ -81,7 +83,8 @@ RESPONSE_FIELDS = (
 )
 """Tensors with one value per response token; `logprobs` may also be empty."""
 
-_MAX_NOTE = 1024
+MAX_NOTE = 1024
+"""Characters of a reason that a client gives; longer ones are cut."""
 
 ORDINARY = 1 << 61
 """Bit of `Record.fields`: all tokens after the prompt are the response, and nothing was cut off."""
@@ -100,7 +103,10 @@ def admit(
         published: The published policy version, if there is one.
     """
     uid = item.uid
-    problem = check_uid(uid) or _check_numbers(item.eid) or _check_shapes(item)
+    if problem := check_uid(uid):
+        # The answer repeats no text that would be too long for a key.
+        return Refusal(Reason.INVALID, problem)
+    problem = _check_numbers(item.eid) or _check_shapes(item)
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
     reward = item.meta.get("reward")
@@ -126,7 +132,10 @@ def admit(
     priority = _priority(item)
     if isinstance(priority, str):
         return Refusal(Reason.INVALID, priority, uid)
-    payload = item.encode()
+    try:
+        payload = item.encode()
+    except TrxpError as error:
+        return Refusal(Reason.INVALID, str(error), uid)
     return Candidate(
         eid=item.eid,
         uid=uid,
@@ -177,7 +186,7 @@ def entomb(eid: EID, reason: str) -> Candidate | Refusal:
     """The candidate for a failed rollout."""
     problem = check_uid(eid.uid)
     if problem:
-        return Refusal(Reason.INVALID, problem, eid.uid)
+        return Refusal(Reason.INVALID, problem)
     return Candidate(
         eid=eid,
         uid=eid.uid,
@@ -188,7 +197,7 @@ def entomb(eid: EID, reason: str) -> Candidate | Refusal:
         min_version=None,
         max_version=None,
         tombstone=True,
-        note=reason[:_MAX_NOTE],
+        note=reason[:MAX_NOTE],
     )
 
 
@@ -224,7 +233,7 @@ def _check_shapes(item: Item) -> str:
             return f"tensor {name} has shape {list(tensors[name].shape)}; one dimension is expected"
     prompt_length = item.meta.get("prompt_length", 1)
     if isinstance(prompt_length, bool) or not isinstance(prompt_length, int) or prompt_length < 0:
-        return f"prompt_length is {prompt_length!r}; a number of tokens >= 0 is expected"
+        return f"prompt_length is {shown(prompt_length)}; a number of tokens >= 0 is expected"
     if prompt_length > tokens.shape[0]:
         return f"prompt_length {prompt_length} exceeds the {tokens.shape[0]} tokens"
     if "chosen" in tensors or "rejected" in tensors:
@@ -288,9 +297,9 @@ def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
     end = info.get("version_end", start)
     for name, value in (("version_start", start), ("version_end", end)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            return f"info: policy version {name} is {value!r}; an integer is expected"
+            return f"info: policy version {name} is {shown(value)}; an integer is expected"
         if value is not None and not -(2**63) <= value < 2**63:
-            return f"info: policy version {name} is {value}; 64 bits are expected"
+            return f"info: policy version {name} is {shown(value)}; 64 bits are expected"
     known = [value for value in (start, end) if value is not None and value >= 0]
     return (min(known), max(known)) if known else (None, None)
 
@@ -303,7 +312,7 @@ def _priority(item: Item) -> float | str:
     """The priority that an experience comes with, 1 without; or what is wrong with it."""
     value = info_of(item).get("priority", 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        return f"info: priority is {value!r:.100}; a finite number of at least 0 is expected"
+        return f"info: priority is {shown(value)}; a finite number of at least 0 is expected"
     # An integer may be beyond all floats.
     return float(min(value, MAX_PRIORITY))
 
@@ -317,5 +326,7 @@ def _tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
         return f"versions has dtype {tensor.dtype}; an integer dtype is expected"
     values: array[int] = array(code)
     values.frombytes(tensor.data)
-    known = [value for value in values if value >= 0]
-    return (min(known), max(known)) if known else (None, None)
+    # No list of them: it would take many times the room of the tensor.
+    known = (value for value in values if value >= 0)
+    highest = max(values, default=-1)
+    return (min(known), highest) if highest >= 0 else (None, None)

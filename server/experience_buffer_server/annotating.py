@@ -25,7 +25,14 @@ from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.removal import Removal
-from experience_buffer_server.store.base import Record, Store, StoreFullError, WriteBatch
+from experience_buffer_server.store.base import (
+    REPLACED,
+    Found,
+    Record,
+    Store,
+    StoreFullError,
+    WriteBatch,
+)
 from experience_buffer_server.tasks import Tasks
 
 _PART_BYTES = 8 * 1024 * 1024
@@ -64,11 +71,17 @@ class Owner(Protocol):
     def missing_fields(self, entry: Entry) -> tuple[str, ...]:
         """Fields that the estimator needs and an entry lacks."""
 
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+
     def advance(self, entries: Sequence[Entry]) -> None:
         """Bring durable entries and their groups as far as they can go."""
 
     def make_available(self, entries: Sequence[Entry]) -> None:
         """Let consumers sample the entries."""
+
+    def put_notes(self, entries: Sequence[Entry]) -> None:
+        """Store why entries were set aside while they were being changed."""
 
 
 class Annotating:
@@ -90,6 +103,7 @@ class Annotating:
         self._store = store
         self._tasks = tasks
         self._max_items = limits.max_push_items
+        self._payload_limits = limits.payload_limits
         self._max_payload_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
         # One request after the other: each reads payloads that the one before may have changed.
         self._turn = asyncio.Lock()
@@ -152,11 +166,13 @@ class Annotating:
         self, annotations: Sequence[Annotation]
     ) -> tuple[list[AnnotateOutcome], list[_Change]]:
         """Decide on each annotation; nothing is changed yet."""
-        payloads = self._store.payloads(self._owner.id, [a.uid for a in annotations])
+        # Of those that there are: a uid that is asked for may be too long for any key.
+        uids = [a.uid for a in annotations if self._contents.by_uid(a.uid) is not None]
+        payloads = dict(zip(uids, self._store.payloads(self._owner.id, uids), strict=True))
         outcomes: list[AnnotateOutcome] = []
         changes: list[_Change] = []
-        for annotation, payload in zip(annotations, payloads, strict=True):
-            decided = self._decide(annotation, payload)
+        for annotation in annotations:
+            decided = self._decide(annotation, payloads.get(annotation.uid))
             if isinstance(decided, AnnotateOutcome):
                 outcomes.append(decided)
             else:
@@ -164,17 +180,24 @@ class Annotating:
                 changes.append(decided)
         return outcomes, changes
 
-    def _decide(self, annotation: Annotation, payload: bytes | None) -> AnnotateOutcome | _Change:
+    def _decide(self, annotation: Annotation, payload: Found[bytes]) -> AnnotateOutcome | _Change:
         uid = annotation.uid
         entry = self._contents.by_uid(uid)
-        if entry is None or payload is None or not (entry.durable and entry.is_staying):
+        if entry is None or not (entry.durable and entry.is_staying):
             return self._unknown(uid)
+        if entry.damage or not isinstance(payload, bytes):
+            if payload is None and entry.record.tombstone:
+                return self._unknown(uid)
+            why = entry.damage or str(payload or "its payload is gone")
+            message = f"its stored payload can't be read back ({why}); delete the experience"
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, message)
         try:
             admitted = admit_annotated(
                 annotation,
                 payload,
                 settings=self._owner.settings,
                 max_payload_bytes=self._max_payload_bytes,
+                limits=self._payload_limits,
             )
         except errors.TrxpError as error:
             return AnnotateOutcome(uid, AnnotateReason.INVALID, str(error))
@@ -197,7 +220,7 @@ class Annotating:
             payload_bytes=len(admitted.payload),
             min_version=admitted.min_version,
             max_version=admitted.max_version,
-            fields=admitted.fields | (COUNTED if entry.counted else 0),
+            fields=admitted.fields | REPLACED | (COUNTED if entry.counted else 0),
         )
         return _Change(entry, record, admitted.payload, scope)
 
@@ -221,21 +244,28 @@ class Annotating:
     async def _store_changes(self, changes: Sequence[_Change]) -> None:
         scope = list({id(e): e for change in changes for e in change.scope}.values())
         were_available = [entry for entry in scope if entry.available]
+        magnitudes = [entry.magnitude for entry in scope]
         batch = self._store.batch()
         self._submit(batch, changes, scope)
         try:
             await self._committed(self._store.commit(batch))
         except BaseException:
-            for entry in scope:
+            for entry, magnitude in zip(scope, magnitudes, strict=True):
                 entry.changing = False
-            self._owner.make_available(were_available)
+                entry.magnitude = magnitude
+            self._owner.put_notes(scope)
+            self._owner.make_available([entry for entry in were_available if not entry.damage])
             self._owner.advance(scope)
             raise
         for change in changes:
-            self._contents.replace_record(change.entry, change.record)
+            # What was found damaged meanwhile stays set aside.
+            record = dataclasses.replace(change.record, note=change.entry.record.note)
+            self._contents.replace_record(change.entry, record)
         for entry in scope:
             entry.changing = False
             self._contents.set_missing(entry, self._owner.missing_fields(entry))
+        self._owner.put_notes(scope)
+        self._owner.revalue([change.entry for change in changes])
         self._owner.advance(scope)
 
     def _submit(
@@ -249,6 +279,7 @@ class Annotating:
             entry.generation += 1
             entry.changing = True
             entry.available = False
+            entry.magnitude = 0.0  # Before the disk: a read must not miss what is removed.
             self._contents.set_quarantine(entry, "")
             if entry.group is not None:
                 entry.group.available = False

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from experience_buffer import errors, trxp
-from experience_buffer.trxp import Item, TensorView
+from experience_buffer.trxp import Item, Limits, TensorView
 from experience_buffer_server import advantages
 from experience_buffer_server.admission import Candidate, Refusal, admit
 from experience_buffer_server.buffer_settings import BufferSettings
@@ -51,7 +51,12 @@ class AnnotateOutcome:
 
 
 def admit_annotated(
-    annotation: Annotation, payload: bytes, *, settings: BufferSettings, max_payload_bytes: int
+    annotation: Annotation,
+    payload: bytes,
+    *,
+    settings: BufferSettings,
+    max_payload_bytes: int,
+    limits: Limits = trxp.DEFAULT_LIMITS,
 ) -> Candidate | str:
     """The annotated experience, as if it had been pushed so; or why it can't be.
 
@@ -73,12 +78,12 @@ def admit_annotated(
             f"annotated it would take {len(admitted.payload)} bytes, more than a message may "
             f"hold ({max_payload_bytes} bytes, server.max_message_bytes)"
         )
-    _first(admitted.payload)
+    _first(admitted.payload, limits)
     return admitted
 
 
-def _first(payload: bytes) -> Item:
-    item = trxp.read(payload)[0]
+def _first(payload: bytes, limits: Limits = trxp.DEFAULT_LIMITS) -> Item:
+    item = trxp.read(payload, limits=limits)[0]
     if isinstance(item, errors.TrxpError):
         raise item
     return item

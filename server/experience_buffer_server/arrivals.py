@@ -34,6 +34,17 @@ class Arrivals:
                 if entry is not None:
                     yield entry
 
+    def since(self, seq: int) -> Iterator[Entry]:
+        """Those with larger numbers, in the order of their numbers; no changes meanwhile."""
+        first = (seq + 1) >> _BITS
+        for number, neighbours in self._lists.items():
+            if number < first:
+                continue
+            skip = (seq + 1) & _MASK if number == first else 0
+            for entry in neighbours[skip:]:
+                if entry is not None:
+                    yield entry
+
     def get(self, seq: int) -> Entry | None:
         """The entry with this number."""
         neighbours = self._lists.get(seq >> _BITS)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from experience_buffer import errors, trxp
 from experience_buffer.packed import Facts, PackedRow, pack
 from experience_buffer.v1 import types_pb2
 from experience_buffer_server.admission import ORDINARY
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.damage import LEFT, Unreadable
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.base import AdvantageRow, Record, Store
+from experience_buffer_server.store.base import AdvantageRow, DamagedRecordError, Record, Store
 
 _FLOAT32_BYTES = 4
 FRAME_BYTES = 1024 * 1024
@@ -22,41 +24,107 @@ FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
 """Details of a computation that travel with each delivered experience."""
 
 
-def read_payloads(
-    store: Store, buffer: Buffer, entries: Sequence[Entry]
-) -> list[tuple[bytes, AdvantageRow | None]]:
-    """The TRXP payloads of stored experiences, advantages and returns in place, and their rows.
+class _Read(NamedTuple):
+    """One experience as the store has it."""
+
+    entry: Entry
+    payload: bytes
+    row: AdvantageRow | None
+    """What was computed for it."""
+
+
+def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, AdvantageRow | None]:
+    """The TRXP payload of a stored experience, advantages and returns in place, and their row.
 
     Raises:
-        DataLossError: A payload is gone or damaged; the message names its uid.
+        DataLossError: A row of it is gone or damaged, now or before: it is set aside.
+        ExperienceNotFoundError: It is being removed.
     """
-    payloads = store.payloads(buffer.id, [entry.record.uid for entry in entries])
-    computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
-    result = []
-    for entry, payload, row in zip(entries, payloads, computed, strict=True):
-        payload = _there(buffer, entry, payload)
-        if row is not None:
-            payload = trxp.with_tensors(payload, _computed_tensors(payload, row))
-        result.append((payload, row))
-    return result
+    buffer.damage.check(entry)
+    reasons: dict[int, str] = {}
+    reads = _read(store, buffer, [entry], reasons)
+    payload = b"" if reasons else _filled(reads[0], reasons)
+    buffer.damage.set_aside(reasons)
+    buffer.damage.check(entry)
+    if reasons:
+        uid = entry.record.uid
+        raise errors.ExperienceNotFoundError(
+            f"experience {uid!r} of buffer {buffer.name!r} is being removed", subject=uid
+        )
+    return payload, reads[0].row
 
 
 def sampled(
-    store: Store, buffer: Buffer, units: Sequence[Unit]
+    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
 ) -> Iterator[list[types_pb2.SampledExperience]]:
-    """The experiences of leased units, unit by unit.
-
-    Raises:
-        DataLossError: A payload is gone or damaged.
-    """
+    """The experiences of leased units, unit by unit; what can't be read goes to `unreadable`."""
     for unit in list(units):
-        entries = buffer.contents.by_seqs(unit.seqs)
-        payloads = read_payloads(store, buffer, entries)
+        if unit in unreadable.units:
+            continue
+        reasons: dict[int, str] = {}
+        reads = _read(store, buffer, buffer.contents.by_seqs(unit.seqs), reasons)
+        payloads = [] if reasons else [_filled(read, reasons) for read in reads]
+        if reasons:
+            unreadable.add(unit, reasons)
+            continue
         yield [
             types_pb2.SampledExperience(
+                uid=read.entry.record.uid,
+                group=_group_key(read.entry),
+                payload=payload,
+                num_deliveries=unit.num_deliveries,
+                staleness=buffer.staleness(read.entry),
+                flags=_flags(unit, read.row),
+                probability=unit.probability,
+                times_sampled=unit.times_sampled,
+                generation=read.entry.record.generation,
+            )
+            for read, payload in zip(reads, payloads, strict=True)
+        ]
+
+
+def packed(
+    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
+) -> list[bytes | memoryview]:
+    """The experiences of leased units as one packed batch, in pieces.
+
+    What can't be read, or not be packed, goes to `unreadable` and isn't in the batch.
+    """
+    while True:
+        rows: list[PackedRow] = []
+        for unit in units:
+            if unit not in unreadable.units:
+                rows += _rows(store, buffer, unit, unreadable)
+        try:
+            return pack(rows)
+        except errors.DataLossError as error:
+            entry = buffer.contents.by_uid(error.subject)
+            culprit = next(
+                (unit for unit in units if entry is not None and entry.record.seq in unit.seqs),
+                None,
+            )
+            if entry is None or culprit is None or culprit in unreadable.units:
+                raise
+            unreadable.add(culprit, {entry.record.seq: str(error)})
+
+
+def _rows(store: Store, buffer: Buffer, unit: Unit, unreadable: Unreadable) -> list[PackedRow]:
+    reasons: dict[int, str] = {}
+    reads = _read(store, buffer, buffer.contents.by_seqs(unit.seqs), reasons)
+    rows = []
+    for entry, payload, row in reads:
+        try:
+            tensors = {} if row is None else _computed_tensors(payload, row)
+        except errors.TrxpError as error:
+            reasons[entry.record.seq] = f"its payload is damaged: {error}"
+            continue
+        rows.append(
+            PackedRow(
                 uid=entry.record.uid,
                 group=_group_key(entry),
                 payload=payload,
+                facts=_facts(entry.record),
+                tensors=tensors,
                 num_deliveries=unit.num_deliveries,
                 staleness=buffer.staleness(entry),
                 flags=_flags(unit, row),
@@ -64,52 +132,20 @@ def sampled(
                 times_sampled=unit.times_sampled,
                 generation=entry.record.generation,
             )
-            for entry, (payload, row) in zip(entries, payloads, strict=True)
-        ]
-
-
-def packed(store: Store, buffer: Buffer, units: Sequence[Unit]) -> list[bytes | memoryview]:
-    """The experiences of leased units as one packed batch, in pieces.
-
-    Raises:
-        DataLossError: A payload is gone or damaged.
-    """
-    rows = []
-    for unit in units:
-        entries = buffer.contents.by_seqs(unit.seqs)
-        payloads = store.payloads(buffer.id, [entry.record.uid for entry in entries])
-        computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
-        for entry, payload, row in zip(entries, payloads, computed, strict=True):
-            payload = _there(buffer, entry, payload)
-            rows.append(
-                PackedRow(
-                    uid=entry.record.uid,
-                    group=_group_key(entry),
-                    payload=payload,
-                    facts=_facts(entry.record),
-                    tensors={} if row is None else _computed_tensors(payload, row),
-                    num_deliveries=unit.num_deliveries,
-                    staleness=buffer.staleness(entry),
-                    flags=_flags(unit, row),
-                    probability=unit.probability,
-                    times_sampled=unit.times_sampled,
-                    generation=entry.record.generation,
-                )
-            )
-    return pack(rows)
+        )
+    if reasons:
+        unreadable.add(unit, reasons)
+        return []
+    return rows
 
 
 def frames(
-    store: Store, buffer: Buffer, units: Sequence[Unit]
+    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
 ) -> Iterator[list[types_pb2.SampledExperience]]:
-    """The experiences of leased units in parts of about `FRAME_BYTES`.
-
-    Raises:
-        DataLossError: A payload is gone or damaged.
-    """
+    """The experiences of leased units in parts of about `FRAME_BYTES`; see `sampled`."""
     part: list[types_pb2.SampledExperience] = []
     num_bytes = 0
-    for experiences in sampled(store, buffer, units):
+    for experiences in sampled(store, buffer, units, unreadable):
         for experience in experiences:
             if part and num_bytes + len(experience.payload) > FRAME_BYTES:
                 yield part
@@ -117,6 +153,43 @@ def frames(
             part.append(experience)
             num_bytes += len(experience.payload)
     yield part
+
+
+def _read(
+    store: Store, buffer: Buffer, entries: Sequence[Entry], reasons: dict[int, str]
+) -> list[_Read]:
+    """What the store has of entries; by seq, why some of it can't be read.
+
+    What isn't there because it is being removed is no damage: its reason is `LEFT`.
+    """
+    payloads = store.payloads(buffer.id, [entry.record.uid for entry in entries])
+    computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
+    reads = []
+    for entry, payload, row in zip(entries, payloads, computed, strict=True):
+        if not isinstance(payload, bytes):
+            reasons[entry.record.seq] = str(payload or "its payload is gone")
+        elif isinstance(row, DamagedRecordError):
+            reasons[entry.record.seq] = str(row)
+        elif row is None and entry.magnitude:
+            reasons[entry.record.seq] = "its advantages are gone"
+        else:
+            reads.append(_Read(entry, payload, row))
+            continue
+        if buffer.closed or entry.leaving:
+            # The disk may know of a removal before its commit has been answered here.
+            reasons[entry.record.seq] = LEFT
+    return reads
+
+
+def _filled(read: _Read, reasons: dict[int, str]) -> bytes:
+    """The payload with what was computed; or why that can't be put into it."""
+    if read.row is None:
+        return read.payload
+    try:
+        return trxp.with_tensors(read.payload, _computed_tensors(read.payload, read.row))
+    except errors.TrxpError as error:
+        reasons[read.entry.record.seq] = f"its payload is damaged: {error}"
+        return b""
 
 
 def _facts(record: Record) -> Facts | None:
@@ -141,18 +214,12 @@ def _flags(unit: Unit, row: AdvantageRow | None) -> list[str]:
     return [*flags, "stale"] if unit.stale else flags
 
 
-def _there(buffer: Buffer, entry: Entry, payload: bytes | None) -> bytes:
-    if payload is None:
-        raise errors.DataLossError(
-            f"the payload of {entry.record.uid!r} in buffer {buffer.name!r} is gone; "
-            "delete the experience",
-            subject=entry.record.uid,
-        )
-    return payload
-
-
 def _computed_tensors(payload: bytes, row: AdvantageRow) -> dict[str, trxp.TensorView]:
-    """What takes the place of the pushed tensors of these names."""
+    """What takes the place of the pushed tensors of these names.
+
+    Raises:
+        TrxpError: The payload can't be read.
+    """
     tensors = {"advantages": _column(row.advantages), "returns": _column(row.returns)}
     if row.details.get("masked"):
         tensors["action_mask"] = _zero_mask(payload, len(row.advantages) // _FLOAT32_BYTES)
@@ -163,7 +230,7 @@ def _zero_mask(payload: bytes, num_tokens: int) -> trxp.TensorView:
     """An all-zero action mask, of the pushed one's dtype."""
     item = trxp.read(payload)[0]
     if isinstance(item, errors.TrxpError):
-        raise errors.DataLossError(f"a stored payload is damaged: {item}")
+        raise item
     pushed = item.tensors.get("action_mask")
     if pushed is None:
         return trxp.TensorView("BOOL", (num_tokens,), memoryview(bytes(num_tokens)))

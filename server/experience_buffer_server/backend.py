@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from google.protobuf.message import Message
 
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import wire
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import MAX_GROUP_SIZE
+from experience_buffer_server.callers import caller_of
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.consumers import Want
 from experience_buffer_server.ingest import Push
+from experience_buffer_server.push_line import Patience
+from experience_buffer_server.quotas import Charge, Quotas
 from experience_buffer_server.registry import Registry
+from experience_buffer_server.responses import Responses
+from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sharing import RankOf
+from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.store.lmdb_store import LmdbStore
 
 _MAX_TIMEOUT_SECONDS = 3600.0
 _MAX_BATCH_SIZE = 65_536
 """Units in one batch: choosing them is one step, during which nothing else happens."""
 _MAX_LEASE_SECONDS = 7 * 86400
+_PUSH_MARGIN_SECONDS = 0.2
+"""Between the end of a push's wait for room and the deadline of its call: to commit, and to answer."""
 
 
 @dataclass(slots=True)
@@ -32,6 +44,15 @@ class Backend:
     limits: ServerSection
     draining: asyncio.Event
     """Set when the server stops: waits end, pushes are refused."""
+    snapshots: Snapshots
+    quotas: Quotas = field(init=False)
+    """What clients and buffers may hold at once."""
+    responses: Responses = field(init=False)
+    """What may be on its way to clients."""
+
+    def __post_init__(self) -> None:
+        self.quotas = Quotas(self.limits, self.registry.metrics)
+        self.responses = Responses(self.limits, self.registry.metrics)
 
     def buffer(self, name: str) -> Buffer:
         """The buffer with this name.
@@ -41,14 +62,39 @@ class Backend:
         """
         return self.registry.get(name)
 
-    async def push(self, request: service_pb2.PushRequest) -> service_pb2.PushResponse:
+    async def push(
+        self, request: service_pb2.PushRequest, *, remaining_seconds: float | None = None
+    ) -> service_pb2.PushResponse:
         """Store a push; answers after its commit.
+
+        Args:
+            request: The push.
+            remaining_seconds: Until the call's deadline; None where it has none.
 
         Raises:
             UnavailableError: The server is draining.
-            ResourceExhaustedError: Too much waits for its commit.
+            ResourceExhaustedError: Too much waits for its commit or for room.
         """
         buffer = self.buffer(request.buffer)
+        with self.pending(buffer, request) as charge:
+            return await self._push(buffer, request, remaining_seconds, charge)
+
+    def pending(self, buffer: Buffer, request: Message) -> AbstractContextManager[Charge]:
+        """Hold the bytes of a request that brings some, until it is answered."""
+        return self.quotas.pending(
+            caller_of(),
+            buffer.name,
+            request.ByteSize(),
+            max_of_buffer=buffer.settings.max_pending_bytes,
+        )
+
+    async def _push(
+        self,
+        buffer: Buffer,
+        request: service_pb2.PushRequest,
+        remaining_seconds: float | None,
+        charge: Charge,
+    ) -> service_pb2.PushResponse:
         self.check_can_store()
         if request.group_size > MAX_GROUP_SIZE:
             raise errors.InvalidRequestError(
@@ -60,12 +106,32 @@ class Backend:
                 payload=request.payload,
                 tombstones=wire.tombstones_from(request.tombstones),
                 group_size=request.group_size,
-            )
+            ),
+            self._patience(buffer, remaining_seconds),
+            charge,
         )
         return service_pb2.PushResponse(
             outcomes=[wire.outcome_message(i, outcome) for i, outcome in enumerate(outcomes)],
             policy_version=buffer.row.policy_version,
         )
+
+    def _patience(self, buffer: Buffer, remaining_seconds: float | None) -> Patience:
+        seconds = buffer.settings.full_timeout_seconds
+        if remaining_seconds is not None:
+            # What is stored after the client's deadline would have to be pushed again to be known.
+            seconds = min(seconds, max(remaining_seconds - _PUSH_MARGIN_SECONDS, 0.0))
+        return Patience(deadline=time.monotonic() + seconds, stop=self.draining)
+
+    async def sample(
+        self, buffer: Buffer, consumer: str, want: Want, rank_of: RankOf | None
+    ) -> tuple[Lease | None, str]:
+        """Lease one batch, waiting for it if need be; see `Desk.sample`.
+
+        Raises:
+            ResourceExhaustedError: The caller waits in too many calls.
+        """
+        with self.quotas.waiting_sample(caller_of()):
+            return await buffer.desk.sample(consumer, want, self.draining, rank_of=rank_of)
 
     def check_can_store(self) -> None:
         """Refuse what brings new bytes when there is no point in trying.

@@ -7,8 +7,9 @@ groups become whole, advantages arrive, units are offered. Everything runs on on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.admission import missing_fields
 from experience_buffer_server.annotating import Annotating
 from experience_buffer_server.buffer_settings import BufferSettings
@@ -16,6 +17,7 @@ from experience_buffer_server.compute import Computer
 from experience_buffer_server.computing import Computing
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
+from experience_buffer_server.damage import Damage
 from experience_buffer_server.desk import Desk
 from experience_buffer_server.eviction import Eviction
 from experience_buffer_server.grouping import Grouping
@@ -25,6 +27,7 @@ from experience_buffer_server.intake import Intake
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.pacing import Pacing
 from experience_buffer_server.removal import Removal
+from experience_buffer_server.retention import Retention
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings_change import SettingsChanges
 from experience_buffer_server.store.base import BufferRow, Store, WriteBatch
@@ -63,6 +66,7 @@ class Buffer:
         self.computing = Computing(self, store, computer, metrics, tasks)
         self.desk = desk = Desk(self, contents, store, metrics, tasks, limits)
         self.delivery, self.leasing = desk.delivery, desk.leasing
+        self.damage = Damage(self, contents, desk.delivery, desk.leasing, store, tasks)
         self.removal = Removal(
             self,
             contents,
@@ -77,6 +81,7 @@ class Buffer:
         self.grouping = Grouping(self, contents, self.removal, store, metrics, tasks)
         self.eviction = Eviction(self, contents, desk.progress, self.removal, metrics, tasks)
         consumers = desk.delivery.consumers
+        contents.on_removed = self.eviction.removed
         self.pacing = Pacing(self, contents, consumers, metrics)
         self.intake = Intake(self, contents, consumers, self.eviction, self.pacing, metrics)
         self.ingest = Ingest(
@@ -86,13 +91,17 @@ class Buffer:
             store,
             metrics,
             tasks,
-            max_items=limits.max_push_items,
+            limits=limits,
+        )
+        self.retention = Retention(
+            self, contents, self.removal, self.grouping, desk.progress, metrics, tasks
         )
         self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
         self._changing = SettingsChanges(self, contents, desk, store, computer, tasks)
         for consumer in self.settings.consumers:
             self.delivery.add_consumer(consumer)
         self.eviction.settings_changed()
+        self.retention.settings_changed()
         if self.settings.advantage.estimator:
             computer.warm_up()
 
@@ -147,6 +156,7 @@ class Buffer:
             return
         self.desk.offering.group(group)
         self.eviction.stored(group.members[:1])
+        self.damage.hold_back(group)
         can_be_computed = not any(
             e.computing or e.quarantine or e.missing or e.changing for e in votes
         )
@@ -193,11 +203,25 @@ class Buffer:
         """Deleted: calls that wait end, what is under way has no effect."""
         self.closed = self.leasing.closed = True
         self.version_changed.set()
+        self.ingest.line.look()
         self.computing.close()
         for name in list(self.delivery.consumers):
             self.delivery.remove_consumer(name)
 
+    def forget(self) -> None:
+        """Let go of what it held; after `close` and `drain`."""
+        self.contents.clear()
+        self.desk.progress.clear()
+
     # --- what others ask
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Offer experiences to nobody any more: by seq, what of each can't be read back."""
+        self.damage.set_aside(reasons)
+
+    def put_notes(self, entries: Sequence[Entry]) -> None:
+        """Store why entries were set aside while they were being changed."""
+        self.damage.put_notes(entries)
 
     def withhold(self, group: Group) -> None:
         """Discard a group whose rewards are all equal."""
@@ -205,7 +229,15 @@ class Buffer:
 
     def discard_units(self, units: Sequence[Unit]) -> None:
         """Units that nobody is to get any more came back."""
+        if not self._changing.is_pending:
+            units = self.retention.take(units, steady_clock.now())
         self.removal.discard_units(units)
+
+    def mark_expired(self, units: Sequence[Unit]) -> None:
+        """Units are about to come back: mark those that are too old; the others may be evicted."""
+        if not self._changing.is_pending:
+            self.retention.mark(units, steady_clock.now())
+        self.eviction.returned(units)
 
     def postpone(self, entries: Sequence[Entry]) -> None:
         """Remove what every consumer has done with, as soon as the store has room."""
@@ -264,7 +296,12 @@ class Buffer:
         self.grouping.expire(now)
         self.removal.tick(now)
         self.pacing.tick(now)
-        self.eviction.tick()
+        self.eviction.tick(now)
+        # What they remove could not be taken back.
+        if not self._changing.is_pending:
+            self.retention.tick(now)
+            self.eviction.shed()
+        self.ingest.line.look()
         self.computing.tick(now)
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_SECONDS

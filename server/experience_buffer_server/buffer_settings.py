@@ -57,6 +57,15 @@ class AdvantageSettings(BaseModel):
         return dict(self.model_extra or {})
 
 
+class RetentionSettings(Section):
+    """What leaves a buffer by itself, in whole units."""
+
+    max_age_seconds: float | None = Field(None, gt=0)
+    """Since the push of a unit's oldest member."""
+    max_lag: int | None = Field(None, ge=0, lt=2**63)
+    """Policy versions behind the published one, by a unit's lowest version."""
+
+
 class BufferSettings(Section):
     """How one buffer groups, computes, delivers, and what bounds it."""
 
@@ -83,10 +92,16 @@ class BufferSettings(Section):
     """Most payload bytes stored."""
     duplicate_horizon_seconds: float = Field(86400.0, ge=0)
     """For how long consumed uids and closed groups are remembered."""
-    on_full: Literal["refuse", "evict"] = "refuse"
-    """A push that finds the buffer full is refused, or what `remover` chooses makes room."""
+    on_full: Literal["refuse", "evict", "block"] = "refuse"
+    """A push that finds the buffer full is refused, or what `remover` chooses makes room, or it waits."""
+    full_timeout_seconds: float = Field(10.0, gt=0, le=3600)
+    """Under `on_full = "block"`: the longest wait of a push for room."""
     remover: SelectorSettings = SelectorSettings()
     """Which units leave first under `on_full = "evict"`; whole groups where there are groups."""
+    max_pending_bytes: int = Field(0, ge=0, lt=2**63)
+    """Most bytes of pushes that wait for their commit, and as many in line for room; 0: any."""
+    retention: RetentionSettings | None = None
+    """What leaves by its age or its policy version; None: nothing."""
     on_future_version: Literal["hold", "refuse", "deliver"] = "hold"
     """What happens to experiences of a policy version that isn't published yet."""
     pacing: PacingSettings | None = None

@@ -33,12 +33,15 @@ class Catalog:
         """Whether the buffer has an estimator now."""
 
     def entries(self, settings: ConsumerSettings, key: int) -> list[Entry]:
-        """The experiences of a unit that are staying; none where it has left."""
+        """The experiences of a unit that are staying; none where it has left, or was set aside."""
         if settings.unit == "item":
             entry = self._contents.by_seq(key)
-            return [entry] if entry is not None and entry.is_staying else []
+            sound = entry is not None and entry.is_staying and not entry.damage
+            return [entry] if entry is not None and sound else []
         group = self._contents.groups.by_id(key)
-        return [] if group is None else [entry for entry in group.votes if entry.is_staying]
+        if group is None or group.damage:
+            return []
+        return [entry for entry in group.votes if entry.is_staying]
 
     def unit(
         self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None

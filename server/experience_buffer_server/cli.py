@@ -1,20 +1,29 @@
-"""The command line: `experience-buffer serve | health`."""
+"""The command line: `experience-buffer serve | health | token | snapshot | ...`."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from experience_buffer_server import __version__
+from experience_buffer_server.commands import connection, snapshots, tokens, verify
 from experience_buffer_server.config import ConfigurationError, load_settings
 from experience_buffer_server.store.base import StoreError
 
 app = typer.Typer(
     help="The experience buffer server.", no_args_is_help=True, pretty_exceptions_enable=False
 )
+app.add_typer(tokens.app, name="token")
+
+
+app.command("snapshot")(snapshots.take)
+app.command("snapshots")(snapshots.list_all)
+app.command("restore")(snapshots.restore)
+app.command("verify")(verify.verify)
 
 
 @app.command()
@@ -30,8 +39,14 @@ def serve(
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Allow plain text beyond loopback.")
     ] = None,
+    update_buffers: Annotated[
+        bool | None,
+        typer.Option("--update-buffers", help="Stored buffers take over the file's settings."),
+    ] = None,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
+    # gRPC's own log has a line for each connection that fails: whoever knocks could fill a disk.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import uvloop
 
     from experience_buffer_server import app as server
@@ -46,6 +61,7 @@ def serve(
                 "metrics_host": metrics_host,
                 "metrics_port": metrics_port,
                 "insecure": insecure,
+                "update_buffers": update_buffers,
             },
             store={"path": data},
         )
@@ -60,14 +76,21 @@ def serve(
 
 @app.command()
 def health(
-    address: Annotated[str, typer.Option(help="host:port of a server.")] = "127.0.0.1:50051",
+    address: connection.Address = connection.DEFAULT_ADDRESS,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 3.0,
+    ca: connection.Ca = None,
+    certificate: connection.Certificate = None,
+    key: connection.Key = None,
+    server_name: connection.ServerName = "",
 ) -> None:
-    """Ask a running server whether it is serving; exit status 0 if it is."""
+    """Ask a running server whether it is serving; exit status 0 if it is. Takes no token."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with grpc.insecure_channel(address) as channel:
+    server = connection.Connection(
+        address=address, ca=ca, certificate=certificate, key=key, server_name=server_name
+    )
+    with server.channel() as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=timeout

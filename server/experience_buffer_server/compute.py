@@ -197,7 +197,11 @@ class Computer:
         outcome = "failed" if error else "computed"
         self._metrics.groups_computed(work.owner.name, work.estimator, outcome)
         if error:
-            return Result(job, error=error)
+            damaged = answer.get("damaged", {})
+            seqs = {entry.record.uid: entry.record.seq for entry in job.entries}
+            return Result(
+                job, error=error, damaged={seqs[uid]: why for uid, why in damaged.items()}
+            )
         rows = [
             AdvantageRow(
                 seq=entry.record.seq,

@@ -51,6 +51,15 @@ _BATCH_ID_BYTES = 16
 _FLAGS = ("singleton", "zero_mask", "bootstrapped")
 
 
+class _DamagedError(Exception):
+    """Payloads of a group can't be read back; by uid, why."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        first = next(iter(reasons))
+        super().__init__(f"its member {first!r} can't be read: {reasons[first]}")
+        self.reasons = reasons
+
+
 def compute_launch(
     reader: LmdbReader,
     request: Mapping[str, Any],
@@ -71,6 +80,8 @@ def compute_launch(
             groups.append(_inputs(reader, buffer_id, members, names=names))
             sound.append(place)
             answers.append(None)
+        except _DamagedError as error:
+            answers.append({"error": str(error), "damaged": error.reasons})
         except (TrxpError, LookupError) as error:
             answers.append({"error": str(error)})
     moments = request["moments"]
@@ -178,9 +189,15 @@ def _inputs(
 ) -> list[ExperienceInput]:
     payloads = reader.payloads(buffer_id, [uid for uid, _ in members])
     inputs = []
-    for (uid, run), payload in zip(members, payloads, strict=True):
-        if payload is None:
-            raise LookupError(f"payload of {uid!r} is gone")
+    damaged = {
+        uid: str(payload or "its payload is gone")
+        for (uid, _), payload in zip(members, payloads, strict=True)
+        if not isinstance(payload, bytes)
+    }
+    if damaged:
+        raise _DamagedError(damaged)
+    for (_, run), payload in zip(members, payloads, strict=True):
+        assert isinstance(payload, bytes)
         item = trxp.read(payload)[0]
         if isinstance(item, TrxpError):
             raise item

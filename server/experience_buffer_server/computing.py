@@ -7,9 +7,9 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Sequence
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.groups import Entry
@@ -70,7 +70,7 @@ class Computing:
             self._send([job])
             return
         if not self._gathered:
-            self._gather_time = time.time()
+            self._gather_time = steady_clock.now()
         self._gathered.append(job)
         if len(self._gathered) >= plan.parameters.batch_size:
             self._send_gathered()
@@ -113,7 +113,7 @@ class Computing:
         plan = self._owner.settings.advantage.plan
         if not self._gathered or plan is None:
             return ""
-        age = max(time.time() - self._gather_time, 0.0)
+        age = max(steady_clock.now() - self._gather_time, 0.0)
         return (
             f"{len(self._gathered)} of {plan.parameters.batch_size} for a batch with common "
             f"statistics after {age:.1f} s (batch_wait_seconds = "

@@ -18,12 +18,19 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from experience_buffer.trxp import DEFAULT_LIMITS, Limits
+from experience_buffer_server.access.settings import AccessSection, TlsSection
 from experience_buffer_server.advantages import custom
 from experience_buffer_server.buffer_settings import GIBI, KIBI, MEBI, BufferSettings
 from experience_buffer_server.consumer_settings import Name, Section
 from experience_buffer_server.estimators import Declarations, Estimators
+from experience_buffer_server.snapshot_settings import SnapshotsSection
 
 ENV_PREFIX = "EXPERIENCE_BUFFER_"
+COMPUTED_TENSORS = 8
+"""Of those that a trainer may get with one experience, how many the server may add."""
+COMPUTED_HEADER_BYTES = 4096
+"""Of the table that describes them, how much the server may add."""
 _FILE_ONLY = ("estimators",)
 """Sections that name code to be run: from the operator's file, and from nowhere else."""
 
@@ -42,22 +49,72 @@ class ServerSection(Section):
     metrics_port: int = Field(9464, ge=-1, le=65535)
     """0: a free port; -1: no metrics endpoint."""
     insecure: bool = False
-    """Allow plain text beyond the loopback interface."""
+    """Allow plain text and unknown callers beyond the loopback interface."""
+    update_buffers: bool = False
+    """Stored buffers take the settings given in `[buffers.NAME]` instead of keeping their own."""
     reflection: bool = True
     max_message_bytes: int = Field(64 * MEBI, ge=64 * KIBI, le=GIBI)
     """Largest request and response."""
     max_push_items: int = Field(4096, ge=1)
     """Most experiences in one push."""
+    max_metadata_bytes: int = Field(
+        DEFAULT_LIMITS.max_metadata_bytes, ge=KIBI, le=DEFAULT_LIMITS.max_metadata_bytes
+    )
+    """Largest metadata of one push."""
+    max_metadata_depth: int = Field(DEFAULT_LIMITS.max_depth, ge=4, le=DEFAULT_LIMITS.max_depth)
+    """Deepest nesting of an experience's metadata."""
+    max_metadata_nodes: int = Field(DEFAULT_LIMITS.max_nodes, ge=KIBI, le=DEFAULT_LIMITS.max_nodes)
+    """Most values in the metadata of one push."""
+    max_header_bytes: int = Field(
+        DEFAULT_LIMITS.max_header_bytes - COMPUTED_HEADER_BYTES,
+        ge=KIBI,
+        le=DEFAULT_LIMITS.max_header_bytes - COMPUTED_HEADER_BYTES,
+    )
+    """Largest table of a push's tensors: trainers must be able to read it with what is computed."""
+    max_tensors: int = Field(1024, ge=8, le=DEFAULT_LIMITS.max_tensors - COMPUTED_TENSORS)
+    """Most tensors of one experience."""
     max_pending_bytes: int = Field(256 * MEBI, ge=MEBI)
-    """Most bytes of pushes that wait for their commit; beyond, pushes are refused for a moment."""
-    max_waiting_samples: int = Field(1024, ge=1)
+    """Most bytes of pushes that wait for their commit, and half as many that wait for room."""
+    max_pending_bytes_per_client: int = Field(0, ge=0)
+    """Most of them from one client; 0: no more than what is left for all others."""
+    max_response_bytes: int = Field(256 * MEBI, ge=MEBI)
+    """Most bytes of responses that wait to be sent; beyond, calls are refused and streams wait."""
+    max_waiting_pushes: int = Field(1024, ge=1)
+    """Most pushes that wait in line for room, per buffer."""
+    max_waiting_samples: int = Field(4096, ge=1)
     """Most sample calls and streams that wait at once, per buffer."""
+    max_waiting_samples_per_client: int = Field(2048, ge=0)
+    """Most of them from one client, over all buffers; 0: any number."""
+    max_streams: int = Field(8192, ge=0)
+    """Most open streams; 0: any number."""
+    max_streams_per_client: int = Field(4096, ge=0)
+    """Most of them from one client; 0: any number."""
+    max_calls: int = Field(16384, ge=1)
+    """Most calls under way, streams included."""
+    max_buffers: int = Field(1024, ge=1)
+    """Most buffers."""
     max_leased_experiences: int = Field(1_000_000, ge=1)
     """Most experiences leased at once, per consumer."""
+    keepalive_seconds: float = Field(60.0, ge=0)
+    """A peer that has been silent for so long is asked whether it lives; 0: never."""
+    keepalive_timeout_seconds: float = Field(20.0, gt=0)
+    """How long a peer has to answer that, and a new connection to say what it wants."""
     shutdown_grace_seconds: float = Field(10.0, ge=0)
     log_format: Literal["auto", "text", "json"] = "auto"
     """auto: text on a terminal, else JSON lines."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @property
+    def payload_limits(self) -> Limits:
+        """What a pushed payload may ask of its reader, never more than a trainer's reader allows."""
+        return Limits(
+            max_message_bytes=self.max_message_bytes,
+            max_metadata_bytes=self.max_metadata_bytes,
+            max_header_bytes=self.max_header_bytes,
+            max_tensors=self.max_tensors,
+            max_nodes=self.max_metadata_nodes,
+            max_depth=self.max_metadata_depth,
+        )
 
 
 class StoreSection(Section):
@@ -96,6 +153,9 @@ class Settings(BaseSettings):
     server: ServerSection = ServerSection()
     store: StoreSection = StoreSection()
     compute: ComputeSection = ComputeSection()
+    snapshots: SnapshotsSection = SnapshotsSection()
+    tls: TlsSection = TlsSection()
+    access: AccessSection = AccessSection()
     buffers: dict[Name, BufferSettings] = Field(
         default_factory=lambda: {"default": BufferSettings()}
     )

@@ -131,6 +131,14 @@ class Consumer:
             self.out[key].gone = True
         self.held.pop(key, None)
 
+    def set_aside(self, key: int) -> None:
+        """Neither deliver nor count a unit any more: it can't be read. One that is out comes back."""
+        if key in self.ready:
+            self.ready.remove(key)
+            self.unfit = (0, "")
+        self.held.pop(key, None)
+        self.tally.forget(key)
+
     def take_on(self, settings: ConsumerSettings, values: Iterable[tuple[int, float]]) -> None:
         """Go on with other settings; `values` are the ready units as the new selector needs them."""
         old, self.settings = self.settings, settings

@@ -5,10 +5,11 @@ Changed by the buffer's rooms only, on its event loop. No rules, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from experience_buffer_server.arrivals import Arrivals
 from experience_buffer_server.groups import Entry, GroupTable
+from experience_buffer_server.sampling.versions import Versions
 from experience_buffer_server.store.base import Record
 from experience_buffer_server.store.interning import Interner
 
@@ -26,10 +27,16 @@ class Contents:
         """By seq, oldest first, the entries that lack a field the estimator needs."""
         self.quarantined: dict[int, Entry] = {}
         """By seq, the entries whose advantages can't be computed."""
+        self.versions = Versions()
+        """Seqs by lowest policy version, where it is known; retention takes out what it looks at."""
         self._by_uid: dict[str, Entry] = {}
         self._by_seq = Arrivals()
         self._last_seq = 0
         self._interner = Interner()
+        self.on_less: Callable[[], None] | None = None
+        """Called when there is less than before: what waits for room may have it."""
+        self.on_removed: Callable[[Entry], None] | None = None
+        """Called with an entry that was removed, while its group still has it."""
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries, oldest first."""
@@ -37,6 +44,19 @@ class Contents:
 
     def __len__(self) -> int:
         return len(self._by_seq)
+
+    def since(self, seq: int) -> Iterator[Entry]:
+        """The entries with larger numbers, oldest first."""
+        return self._by_seq.since(seq)
+
+    @property
+    def last_seq(self) -> int:
+        """The number that was given last."""
+        return self._last_seq
+
+    def reserve(self, seq: int) -> None:
+        """Give numbers above this one only: it was given, to what isn't here any more."""
+        self._last_seq = max(self._last_seq, seq)
 
     def next_seq(self) -> int:
         """A number above all before: for a new entry, or for a new priority of an old one."""
@@ -51,6 +71,7 @@ class Contents:
             self._interner.intern(record)
         self._by_uid[record.uid] = entry
         self._by_seq.add(record.seq, entry)
+        self.add_version(entry)
         self._last_seq = max(self._last_seq, record.generation)
         self.num_items += not record.tombstone
         self.num_bytes += record.payload_bytes
@@ -60,10 +81,39 @@ class Contents:
         record = entry.record
         del self._by_uid[record.uid]
         self._by_seq.remove(record.seq)
+        self._discard_version(record)
         self.lacking.pop(record.seq, None)
         self.quarantined.pop(record.seq, None)
         self.num_items -= not record.tombstone
         self.num_bytes -= record.payload_bytes
+        if self.on_removed is not None:
+            self.on_removed(entry)
+        if self.on_less is not None:
+            self.on_less()
+
+    def add_version(self, entry: Entry) -> None:
+        """Let an entry be found by its version, if that is known."""
+        if entry.record.min_version is not None:
+            self.versions.add(entry.record.min_version, entry.record.seq)
+
+    def _discard_version(self, record: Record) -> None:
+        if record.min_version is not None:
+            self.versions.discard(record.min_version, record.seq)
+
+    def clear(self) -> None:
+        """Forget everything: the buffer was deleted.
+
+        Entries and their groups hold each other, and what has been there for long isn't looked
+        through by the collector (`memory.calm_collector`): what isn't let go here would stay.
+        """
+        self.groups.clear()
+        self._by_uid.clear()
+        self._by_seq = Arrivals()
+        self.versions = Versions()
+        self._interner = Interner()
+        self.lacking.clear()
+        self.quarantined.clear()
+        self.num_items = self.num_bytes = 0
 
     def set_missing(self, entry: Entry, fields: tuple[str, ...]) -> None:
         """Note which fields an entry lacks."""
@@ -74,9 +124,9 @@ class Contents:
             self.lacking.pop(entry.record.seq, None)
 
     def set_quarantine(self, entry: Entry, reason: str) -> None:
-        """Note why an entry can't be delivered; empty: it can."""
-        entry.quarantine = reason
-        if reason and self._by_seq.get(entry.record.seq) is entry:
+        """Note why an entry can't be delivered; empty: it can, unless it was set aside."""
+        entry.quarantine = reason or entry.damage
+        if entry.quarantine and self._by_seq.get(entry.record.seq) is entry:
             self.quarantined[entry.record.seq] = entry
         else:
             self.quarantined.pop(entry.record.seq, None)
@@ -86,7 +136,11 @@ class Contents:
         if self._by_seq.get(record.seq) is not entry:
             return
         self.num_bytes += record.payload_bytes - entry.record.payload_bytes
+        self._discard_version(entry.record)
         entry.record = record
+        self.add_version(entry)
+        if self.on_less is not None:
+            self.on_less()
 
     def by_uid(self, uid: str) -> Entry | None:
         """The entry with this uid."""

@@ -6,10 +6,10 @@ Wires the rooms of delivery, each with those that it calls. Belongs to one buffe
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.catalog import Catalog, key_of
 from experience_buffer_server.config import ServerSection
@@ -55,6 +55,9 @@ class Owner(Protocol):
 
     def discard_units(self, units: Sequence[Unit]) -> None:
         """Units that nobody is to get any more came back."""
+
+    def mark_expired(self, units: Sequence[Unit]) -> None:
+        """Units are about to come back: mark those that nobody is to get any more."""
 
     def postpone(self, entries: Sequence[Entry]) -> None:
         """Remove what every consumer has done with, as soon as the store has room."""
@@ -178,7 +181,7 @@ class Desk:
         return lease
 
     def _note_delivery(self, consumer: Consumer, units: Sequence[Unit]) -> None:
-        now = time.time()
+        now = steady_clock.now()
         entries = self._contents.by_seqs(seq for unit in units for seq in unit.seqs)
         ages = self._owner.staleness
         self._metrics.sampled(
@@ -287,10 +290,12 @@ class Desk:
 
     def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
         """A lease ended with an ack."""
+        self._owner.mark_expired(units)
         self.delivery.consumed(lease, units)
 
     def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
         """A lease ended without an ack."""
+        self._owner.mark_expired(units)
         self.delivery.returned(lease, units, redeliver=redeliver)
 
     def blame(self, batch: WriteBatch, consumer: str, unit: Unit, reason: str) -> None:

@@ -29,6 +29,12 @@ _BUFFER_GAUGES: tuple[tuple[str, str, Callable[[BufferStats], float | None]], ..
         "Experiences that lack a field the estimator needs.",
         lambda stats: stats.num_waiting_for_fields,
     ),
+    ("waiting_pushes", "Pushes that wait for room.", lambda stats: stats.num_waiting_pushes),
+    (
+        "damaged_experiences",
+        "Experiences set aside because a row can't be read back.",
+        lambda stats: stats.num_damaged,
+    ),
     ("reserved_groups", "Places taken by workers.", lambda stats: stats.num_reserved_groups),
     ("policy_version", "Newest published policy version.", lambda stats: stats.policy_version),
 )

@@ -5,11 +5,11 @@ Belongs to one buffer and its event loop. Who may join which group is in `groups
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
+from experience_buffer_server import steady_clock
 from experience_buffer_server.admission import check_uid
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.contents import Contents
@@ -126,7 +126,7 @@ class Grouping:
         if group is not None:
             return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
         batch = self._store.batch()
-        batch.remember(self._owner.id, "group", key, b"dropped", time.time())
+        batch.remember(self._owner.id, "group", key, b"dropped", steady_clock.now())
         await self._tasks.finish(self._store.commit(batch))
         # Members may have come while nothing said yet that they are too late.
         group = self._contents.groups.get(key)
@@ -160,6 +160,10 @@ class Grouping:
             else:
                 self._tasks.spawn(self._drop(group, _not_whole(group), "group_dropped"))
 
+    def expire_open(self, group: Group, note: str, label: str) -> None:
+        """Drop a group that can't be kept for longer; `label` is one of the metrics'."""
+        self._tasks.spawn(self._drop(group, note, label))
+
     def _use_partial(self, group: Group, lacking: Sequence[Entry]) -> None:
         """Close a group with the members it has, without those that lack fields."""
         was_open, previous_size = group.is_open, group.row.size
@@ -178,7 +182,7 @@ class Grouping:
                 raise
             finally:
                 # Where that failed, the deadline is looked at again.
-                self._contents.groups.postpone(group, time.time() + _POSTPONE_SECONDS)
+                self._contents.groups.postpone(group, steady_clock.now() + _POSTPONE_SECONDS)
                 if removed is not None:
                     await removed
             self._metrics.dropped(self._owner.name, "missing_field", len(lacking))
@@ -203,7 +207,7 @@ class Grouping:
         if not lacking:
             return ""
         oldest = next(iter(lacking.values()))
-        age = max(time.time() - oldest.record.push_time, 0.0)
+        age = max(steady_clock.now() - oldest.record.push_time, 0.0)
         return (
             f"{len(lacking)} experiences wait for fields, the oldest, {oldest.record.uid!r}, for "
             f"{', '.join(oldest.missing)} for {age:.1f} s; add them with Annotate"
@@ -215,7 +219,7 @@ class Grouping:
         if not open_groups:
             return ""
         oldest = min(open_groups, key=lambda group: group.row.open_time)
-        age = max(time.time() - oldest.row.open_time, 0.0)
+        age = max(steady_clock.now() - oldest.row.open_time, 0.0)
         return (
             f"{len(open_groups)} groups incomplete; oldest open group {oldest.row.key!r} has "
             f"{oldest.describe()} after {age:.1f} s"
@@ -243,7 +247,7 @@ class Grouping:
             batch.delete_group(self._owner.id, group.row.id)
             if not group.is_open:
                 closed = group.row.closed.encode()
-                batch.remember(self._owner.id, "group", group.row.key, closed, time.time())
+                batch.remember(self._owner.id, "group", group.row.key, closed, steady_clock.now())
         return self._store.commit(batch)
 
     async def _drop(self, group: Group, reason: str, label: str) -> int:

@@ -52,6 +52,11 @@ class Entry:
     """Its removal is on its way to the disk, or has got there."""
 
     @property
+    def damage(self) -> str:
+        """Why it was set aside: a row of it can't be read back; empty where it wasn't."""
+        return "" if self.record.tombstone else self.record.note
+
+    @property
     def is_staying(self) -> bool:
         """Neither on its way out nor a member of a dropped group."""
         return not self.leaving and (self.group is None or self.group.row.closed != "dropped")
@@ -87,6 +92,16 @@ class Group:
         """Closed, not dropped, and every member is on disk."""
         closed = self.row.closed
         return closed not in ("", "dropped") and self.num_durable == len(self.members)
+
+    @property
+    def damage(self) -> str:
+        """Why it isn't delivered as a group: rows of it can't be read back; empty where it is."""
+        if self.row.quarantined:
+            return self.row.note
+        for entry in self.members:
+            if entry.record.note and entry.damage and not entry.leaving:
+                return f"its member {entry.record.uid!r} is set aside: {entry.damage}"
+        return ""
 
     @property
     def num_members(self) -> int:
@@ -148,6 +163,19 @@ class GroupTable:
     def by_id(self, group_id: int) -> Group | None:
         """The group with this id."""
         return self._by_id.get(group_id)
+
+    def clear(self) -> None:
+        """Forget all groups, and let go of their members."""
+        for group in self._by_id.values():
+            group.members.clear()
+        self._newest.clear()
+        self._by_id.clear()
+        self._open.clear()
+        self._deadlines.clear()
+
+    def reserve(self, group_id: int) -> None:
+        """Give ids above this one only: it was given, though no group can be found that has it."""
+        self._last_id = max(self._last_id, group_id)
 
     def restore(self, row: GroupRow, settings: BufferSettings) -> Group:
         """Put back a group as stored; its members follow with `Group.members`."""

@@ -10,12 +10,17 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any
 
-import grpc
 from grpc_health.v1 import health_pb2
 
+from experience_buffer import errors
+
 if TYPE_CHECKING:
+    import grpc
+
     Context = grpc.aio.ServicerContext[Any, Any]
 
+_MAX_NAME = 100
+"""Characters of a name, in a message."""
 _Response = health_pb2.HealthCheckResponse
 
 
@@ -27,10 +32,15 @@ class HealthServicer:
         self._draining = draining
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Any:
-        """The status now."""
+        """The status now.
+
+        Raises:
+            NotFoundError: There is no such service.
+        """
         if request.service not in self._services:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} is served here"
+            raise errors.NotFoundError(
+                f"no service {request.service[:_MAX_NAME]!r} is served here; the empty name stands "
+                "for the server"
             )
         return self._status()
 
@@ -44,6 +54,7 @@ class HealthServicer:
     ) -> AsyncIterator[Any]:
         """The status now and when the server drains; then the stream ends."""
         is_known = request.service in self._services
+        del request  # The stream may last for days.
         yield self._status() if is_known else _Response(status=_Response.SERVICE_UNKNOWN)
         if not self._draining.is_set():
             await self._draining.wait()

@@ -9,25 +9,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
-from experience_buffer import errors, trxp
-from experience_buffer.eid import EID
+from experience_buffer import errors
+from experience_buffer_server import steady_clock
 from experience_buffer_server.admission import (
     Candidate,
-    Reason,
     Refusal,
-    admit,
-    entomb,
     missing_fields,
 )
+from experience_buffer_server.arrival import Arrived, Outcome, Push, PushStatus, Reading
 from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group, group_key, groups_of
 from experience_buffer_server.intake import Intake
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.push_line import Patience, Place, PushLine, Shortage
+from experience_buffer_server.quotas import Charge
 from experience_buffer_server.store.base import (
     BufferRow,
     Record,
@@ -37,33 +36,9 @@ from experience_buffer_server.store.base import (
 )
 from experience_buffer_server.tasks import Tasks
 
+__all__ = ["Ingest", "Outcome", "Push", "PushStatus"]
 
-class PushStatus(StrEnum):
-    """What became of one item; the wire has the same names."""
-
-    STORED = "stored"
-    DUPLICATE = "duplicate"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one pushed experience or tombstone."""
-
-    uid: str
-    status: PushStatus
-    reason: Reason | None = None
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Push:
-    """One request."""
-
-    payload: bytes
-    tombstones: Sequence[tuple[EID, str]] = ()
-    """Failed rollouts: identity and reason."""
-    group_size: int = 0
+_UNCOUNTED = Charge()
 
 
 class Owner(Protocol):
@@ -71,6 +46,7 @@ class Owner(Protocol):
 
     row: BufferRow
     settings: BufferSettings
+    closed: bool
 
     @property
     def id(self) -> int:
@@ -99,37 +75,91 @@ class Ingest:
         metrics: Metrics,
         tasks: Tasks,
         *,
-        max_items: int,
+        limits: ServerSection,
     ) -> None:
         self._owner = owner
         self._contents = contents
         self._intake = intake
         self._store = store
         self._metrics = metrics
-        self._max_items = max_items
+        self._reading = Reading(owner, contents, store, limits)
         self._tasks = tasks
+        self.line = PushLine(owner, intake.may_go, metrics, max_waiting=limits.max_waiting_pushes)
+        """Pushes that wait for room."""
+        contents.on_less = self.line.look
 
-    async def push(self, push: Push) -> list[Outcome]:
+    async def push(
+        self, push: Push, patience: Patience | None = None, charge: Charge = _UNCOUNTED
+    ) -> list[Outcome]:
         """Store what can be stored; one outcome per experience, then one per tombstone.
+
+        Args:
+            push: The request.
+            patience: For how long it may wait for room where the settings say so; None: not at all.
+            charge: What it holds, and may hold.
 
         Raises:
             TrxpError: The payload as a whole can't be read; nothing is stored.
             InvalidRequestError: More items than a push may hold; nothing is stored.
             BufferFullError: No room; nothing of this push is stored.
-            ResourceExhaustedError: A limiter or the pacing holds it back; nothing of it is stored.
+            ResourceExhaustedError: A limiter or the pacing holds it back, or too much is under way;
+                nothing of it is stored.
+            UnavailableError: The server stops while it waits; nothing of it is stored.
+            BufferNotFoundError: The buffer was deleted while it waited.
         """
         self._metrics.pushed_bytes(self._owner.name, len(push.payload))
-        candidates = self._candidates(push)
-        repeats: dict[int, int] = {}
-        outcomes = self._outcomes(candidates, repeats)
-        fresh = [
-            (index, candidate)
-            for index, candidate in enumerate(candidates)
-            if outcomes[index] is None and isinstance(candidate, Candidate)
-        ]
-        self._intake.check([candidate for _, candidate in fresh])
-        batch, entries = self._store.batch(), []
-        for index, joined in self._join_groups(batch, fresh, push.group_size):
+        arrived = self._read(push, charge)
+        batch = self._store.batch()
+        place: Place | None = None
+        try:
+            while shortage := self._intake.check(
+                [candidate for _, candidate in arrived.fresh],
+                may_wait=patience is not None,
+                is_behind=self.line.is_behind(place),
+            ):
+                charge.waits()
+                place = place or self.line.join(shortage, [new.uid for _, new in arrived.fresh])
+                place.shortage = shortage._replace(label=place.shortage.label)
+                # Each experience alone can take many times its part of the request.
+                del arrived
+                await self._wait(place, shortage, patience)
+                arrived = self._read(push, charge)
+            entries = self._enter(batch, arrived, push.group_size)
+        finally:
+            if place is not None:
+                self.line.leave(place)
+                charge.has_waited()
+        if len(self.line):
+            self.line.stored([entry.record.uid for entry in entries])
+        await self._make_durable(batch, entries, arrived.outcomes)
+        return self._count([outcome for outcome in arrived.outcomes if outcome is not None])
+
+    def _read(self, push: Push, charge: Charge) -> Arrived:
+        """Read a push as it is now: what is stored, and the settings, change while it waits."""
+        arrived = self._reading.read(push)
+        charge.takes(sum(len(candidate.payload) for _, candidate in arrived.fresh))
+        return arrived
+
+    async def _wait(self, place: Place, shortage: Shortage, patience: Patience | None) -> None:
+        """Wait in line for room.
+
+        Raises:
+            BufferFullError: Its time is over before.
+        """
+        assert patience is not None
+        if not await self.line.turn(place, patience):
+            waited_seconds = time.monotonic() - place.since
+            raise self._intake.refusal(shortage, waited_seconds=waited_seconds)
+        if self._owner.closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {self._owner.name!r} was deleted while the push waited for room",
+                subject=self._owner.name,
+            )
+
+    def _enter(self, batch: WriteBatch, arrived: Arrived, group_size: int) -> list[Entry]:
+        """Take in what is new: its entries, with the rows in the batch and the outcomes filled in."""
+        entries, outcomes = [], arrived.outcomes
+        for index, joined in self._join_groups(batch, arrived.fresh, group_size):
             if isinstance(joined, Entry):
                 entries.append(joined)
                 outcomes[index] = Outcome(joined.record.uid, PushStatus.STORED)
@@ -137,74 +167,16 @@ class Ingest:
                 outcomes[index] = Outcome(
                     joined.uid, PushStatus.REFUSED, joined.reason, joined.message
                 )
-        for index, first in repeats.items():
+        for index, first in arrived.repeats.items():
             if (origin := outcomes[first]) is not None and origin.status is PushStatus.REFUSED:
                 outcomes[index] = origin
-        await self._make_durable(batch, entries, outcomes)
-        return self._count([outcome for outcome in outcomes if outcome is not None])
-
-    def _candidates(self, push: Push) -> list[Candidate | Refusal]:
-        items = trxp.read(push.payload) if push.payload else []
-        count = len(items) + len(push.tombstones)
-        if count > self._max_items:
-            raise errors.InvalidRequestError(
-                f"{count} experiences in one push, the limit server.max_push_items is "
-                f"{self._max_items}; split the push",
-                subject="payload",
-            )
-        settings = self._owner.settings
-        candidates = [
-            Refusal(Reason.INVALID, str(item))
-            if isinstance(item, errors.TrxpError)
-            else admit(item, settings, published=self._owner.row.policy_version)
-            for item in items
-        ] + [entomb(eid, reason) for eid, reason in push.tombstones]
-        if settings.group_by == "none":
-            return [_without_tombstone(candidate) for candidate in candidates]
-        return candidates
-
-    def _outcomes(
-        self, candidates: Sequence[Candidate | Refusal], repeats: dict[int, int]
-    ) -> list[Outcome | None]:
-        """Refusals, repeats and conflicts; None for what is new.
-
-        `repeats` receives the items that repeat an earlier item of this push, whose fate they share.
-        """
-        uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
-        remembered = iter(self._store.recall(self._owner.id, "uid", uids))
-        in_this_push: dict[str, tuple[int, bytes]] = {}
-        outcomes: list[Outcome | None] = []
-        for index, candidate in enumerate(candidates):
-            uid = candidate.uid
-            if isinstance(candidate, Refusal):
-                outcomes.append(
-                    Outcome(uid, PushStatus.REFUSED, candidate.reason, candidate.message)
-                )
-                continue
-            entry, past = self._contents.by_uid(uid), next(remembered)
-            known = entry.record.digest if entry else past
-            first, first_digest = in_this_push.setdefault(uid, (index, candidate.digest))
-            if known is None and first != index:
-                known = first_digest
-                repeats[index] = first
-            if known is None:
-                outcomes.append(None)
-            elif known == candidate.digest:
-                outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
-            else:
-                repeats.pop(index, None)
-                where = "is stored" if entry else "was consumed" if past else "is in this push"
-                message = (
-                    f"uid {uid!r} {where} with other content; give the experience its own suffix"
-                )
-                outcomes.append(Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message))
-        return outcomes
+        return entries
 
     def _join_groups(
         self, batch: WriteBatch, fresh: Sequence[tuple[int, Candidate]], stated_size: int
     ) -> Iterable[tuple[int, Entry | Refusal]]:
         """Give each new candidate its place; rows of changed groups go into the batch."""
-        now = time.time()
+        now = steady_clock.now()
         group_by = self._owner.settings.group_by
         changed: dict[int, Group] = {}
         for index, candidate in fresh:
@@ -330,15 +302,3 @@ class Ingest:
         for (status, reason), count in kinds.items():
             self._metrics.pushed(self._owner.name, status, reason, count)
         return outcomes
-
-
-def _without_tombstone(candidate: Candidate | Refusal) -> Candidate | Refusal:
-    """In a buffer without groups a tombstone has nothing to complete and would never leave."""
-    if isinstance(candidate, Refusal) or not candidate.tombstone:
-        return candidate
-    return Refusal(
-        Reason.INVALID,
-        f"a tombstone ({candidate.note}) completes its group, but this buffer has group_by = "
-        '"none"; leave it out',
-        candidate.uid,
-    )

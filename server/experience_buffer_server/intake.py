@@ -17,16 +17,22 @@ from experience_buffer_server.eviction import Eviction
 from experience_buffer_server.groups import group_key_of
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.pacing import Pacing
+from experience_buffer_server.push_line import Shortage
 from experience_buffer_server.sampling.limiter import Answer, can_insert
 
 _LIMITER_DELAY_SECONDS = 0.1
 """Before a push is tried again that a limiter holds back: a batch may be sampled any moment."""
+MAX_TOMBSTONES = 1_000_000
+"""Failed rollouts stored at once, in a buffer."""
+_FULL_DELAY_SECONDS = 1.0
+"""Before a push is tried again that found the buffer full."""
 
 
 class Owner(Protocol):
     """The buffer that is pushed to."""
 
     settings: BufferSettings
+    closed: bool
 
     @property
     def name(self) -> str:
@@ -53,24 +59,50 @@ class Intake:
         self._pacing = pacing
         self._metrics = metrics
 
-    def check(self, candidates: Sequence[Candidate]) -> None:
+    def check(
+        self, candidates: Sequence[Candidate], *, may_wait: bool = False, is_behind: bool = False
+    ) -> Shortage | None:
         """Refuse a push as a whole when the buffer takes no more, or make room for it.
 
+        Args:
+            candidates: What is new in it.
+            may_wait: It can wait in line for room, where the settings say so.
+            is_behind: Others that came earlier wait already.
+
+        Returns:
+            What it has to wait for; None when it is admitted.
+
         Raises:
-            BufferFullError: No room, and none can be made.
+            BufferFullError: No room, and none can be made or waited for.
             ResourceExhaustedError: A limiter or the pacing holds it back.
         """
         fresh = [candidate for candidate in candidates if not candidate.tombstone]
         if not candidates:
-            return
+            return None
         gated = self._owner.settings.pacing is not None or any(
             consumer.settings.limiter is not None for consumer in self._consumers.values()
         )
         keys = self._new_groups(candidates) if gated or self._pacing.num_reserved else []
         self._check_limiters(fresh, keys)
         self._pacing.check(fresh, keys)
-        self._check_room(fresh)
-        self._pacing.arrived(candidates)
+        self._check_tombstones(len(candidates) - len(fresh))
+        may_wait = may_wait and self._owner.settings.on_full == "block"
+        shortage = self._check_room(fresh, may_wait=may_wait, is_behind=may_wait and is_behind)
+        if shortage is None:
+            self._pacing.arrived(candidates)
+        return shortage
+
+    def may_go(self, shortage: Shortage) -> bool:
+        """Whether a push that waits has reason to try again: there is room, or no waiting any more.
+
+        Where the limits have become too small for it, it is to be refused: in line it would keep
+        out those behind it.
+        """
+        if self._owner.settings.on_full != "block" or self._owner.closed:
+            return True
+        if not self._fits(shortage.num_items, shortage.num_bytes):
+            return True
+        return not any(over > 0 for _, over in self._over(shortage.num_items, shortage.num_bytes))
 
     def _new_groups(self, candidates: Sequence[Candidate]) -> list[str]:
         """Keys of the groups that the push would open, each once."""
@@ -123,14 +155,42 @@ class Intake:
             return self._contents.num_items
         return len(self._contents.groups)
 
-    def _check_room(self, fresh: Sequence[Candidate]) -> None:
+    def _check_tombstones(self, num_new: int) -> None:
+        """Those count neither as items nor as bytes, and take memory all the same."""
+        have = len(self._contents) - self._contents.num_items
+        if num_new and have + num_new > MAX_TOMBSTONES:
+            self._metrics.push_refused(self._owner.name, "max_tombstones")
+            raise errors.BufferFullError(
+                f"buffer {self._owner.name!r} holds {have} tombstones, {num_new} more exceed the "
+                f"limit of {MAX_TOMBSTONES}; complete or drop their groups",
+                subject=self._owner.name,
+                retry_delay_seconds=_FULL_DELAY_SECONDS,
+            )
+
+    def _fits(self, num_items: int, num_bytes: int) -> bool:
+        """Whether so many would have room if there were nothing else."""
+        settings = self._owner.settings
+        return num_items <= (settings.max_items or num_items) and num_bytes <= settings.max_bytes
+
+    def _over(self, num_items: int, num_bytes: int) -> tuple[tuple[str, int], tuple[str, int]]:
+        """By how much so many more would exceed each limit; 0 or less: there is room."""
         settings, contents = self._owner.settings, self._contents
-        num_bytes = sum(len(candidate.payload) for candidate in fresh)
-        over_items = contents.num_items + len(fresh) - self._eviction.num_items
+        over_items = contents.num_items + num_items - self._eviction.num_items
         over_bytes = contents.num_bytes + num_bytes - self._eviction.num_bytes
         over_items -= settings.max_items or over_items
         over_bytes -= settings.max_bytes
-        fits = len(fresh) <= (settings.max_items or len(fresh)) and num_bytes <= settings.max_bytes
+        return (
+            ("max_items", over_items if num_items else 0),
+            ("max_bytes", over_bytes if num_bytes else 0),
+        )
+
+    def _check_room(
+        self, fresh: Sequence[Candidate], *, may_wait: bool, is_behind: bool
+    ) -> Shortage | None:
+        settings, contents = self._owner.settings, self._contents
+        num_bytes = sum(len(candidate.payload) for candidate in fresh)
+        fits = self._fits(len(fresh), num_bytes)
+        (_, over_items), (_, over_bytes) = self._over(len(fresh), num_bytes)
         if settings.on_full == "evict" and fits and (over_items > 0 or over_bytes > 0):
             freed = self._eviction.make_room(over_items, over_bytes)
             over_items, over_bytes = over_items - freed.num_items, over_bytes - freed.num_bytes
@@ -138,19 +198,37 @@ class Intake:
             ("max_items", over_items, len(fresh), contents.num_items),
             ("max_bytes", over_bytes, num_bytes, contents.num_bytes),
         ):
-            if new and over > 0:
-                self._refuse_as_full(what, have, new)
+            limit = getattr(settings, what)
+            # One that can't fit is told what it doesn't fit into, whatever else there is no room in.
+            if new and over > 0 and (fits or new > (limit or new)):
+                words = f"{have} + {new} exceed {what} = {limit}"
+                shortage = Shortage(what, words, len(fresh), num_bytes)
+                if may_wait and fits:
+                    return shortage
+                raise self.refusal(shortage, fits=fits)
+        if is_behind and fresh:
+            return Shortage("line", "others came earlier", len(fresh), num_bytes)
+        return None
 
-    def _refuse_as_full(self, what: str, have: int, new: int) -> None:
-        limit = getattr(self._owner.settings, what)
-        self._metrics.push_refused(self._owner.name, what)
+    def refusal(
+        self, shortage: Shortage, *, fits: bool = True, waited_seconds: float = 0.0
+    ) -> errors.BufferFullError:
+        """What a push is refused with, counted.
+
+        Args:
+            shortage: What it lacks.
+            fits: It would fit into an empty buffer.
+            waited_seconds: How long it has waited.
+        """
+        self._metrics.push_refused(self._owner.name, shortage.label)
+        what = "the limits" if shortage.label == "line" else shortage.label
         cure = "acknowledge batches or drop groups that can't complete" + self._retained()
-        cure = cure if new <= limit else "split the push"
-        raise errors.BufferFullError(
-            f"buffer {self._owner.name!r} is full: {have} + {new} exceed {what} = {limit}; "
-            f"{cure}, or raise {what}",
+        cure = cure if fits else "split the push"
+        waited = f" after {waited_seconds:.1f} s in line" if waited_seconds else ""
+        return errors.BufferFullError(
+            f"buffer {self._owner.name!r} is full{waited}: {shortage.words}; {cure}, or raise {what}",
             subject=self._owner.name,
-            retry_delay_seconds=1.0 if new <= limit else None,
+            retry_delay_seconds=_FULL_DELAY_SECONDS if fits else None,
         )
 
     def _retained(self) -> str:

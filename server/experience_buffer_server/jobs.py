@@ -34,6 +34,8 @@ class Result:
     rows: list[AdvantageRow] = field(default_factory=list)
     error: str = ""
     """Why it can't be computed, now or ever."""
+    damaged: Mapping[int, str] = field(default_factory=dict)
+    """By seq, what of its experiences can't be read back."""
 
     @property
     def is_withheld(self) -> bool:

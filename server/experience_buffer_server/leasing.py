@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Literal, Protocol
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.acks import check_ack, not_found, step_of
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.metrics import Metrics
@@ -92,7 +92,8 @@ class Leasing:
         Raises:
             StoreFullError: The lease can't be stored; the units are offered again.
         """
-        lease = self.table.grant(consumer, units, time.time() + seconds, part_sizes=part_sizes)
+        deadline = steady_clock.now() + seconds
+        lease = self.table.grant(consumer, units, deadline, part_sizes=part_sizes)
         self._desk.lent(lease)
         batch = self._store.batch()
         self._settlement.bring_along(batch)
@@ -215,7 +216,7 @@ class Leasing:
         """
         lease = self._find(lease_id, ("open", "ending"))
         if lease.state == "open":
-            self.table.extend(lease, time.time() + seconds)
+            self.table.extend(lease, steady_clock.now() + seconds)
             await self._tasks.finish(self._store_row(lease))
         return lease
 
@@ -305,7 +306,7 @@ class Leasing:
 
     def _close(self, lease: Lease, state: LeaseState) -> list[Unit]:
         units = list(lease.units)
-        self._settlement.forget(self.table.end(lease, state, time.time()))
+        self._settlement.forget(self.table.end(lease, state, steady_clock.now()))
         return units
 
     def _find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:

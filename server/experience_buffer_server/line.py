@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
+from experience_buffer_server import steady_clock
 from experience_buffer_server.consumers import Consumer, WaitClock, Waiter, Want
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.picking import Picking
@@ -48,7 +49,7 @@ class Line:
         *,
         max_waiting: int,
         max_leased: int,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         self._owner = owner
         self._consumers = consumers

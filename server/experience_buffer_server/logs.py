@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What ends lines, moves the cursor, or changes the direction of what follows."""
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
 
 
 class JsonFormatter(logging.Formatter):
@@ -37,7 +46,9 @@ class TextFormatter(logging.Formatter):
         extra = "".join(
             f" {key}={value}" for key, value in vars(record).items() if key not in _STANDARD
         )
-        text = f"{clock} {record.levelname} {record.getMessage()}{extra}"
+        # Callers choose some of the texts: no line of theirs may look like one of the server's.
+        said = _CONTROL.sub(_escaped, f"{record.getMessage()}{extra}")
+        text = f"{clock} {record.levelname} {said}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text

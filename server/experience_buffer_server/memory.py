@@ -15,6 +15,8 @@ _MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024
 _TRIM_THRESHOLD_BYTES = 256 * 1024 * 1024
 _OLDEST_THRESHOLD = 10_000
 """Collections of the middle generation before the oldest is looked through, too."""
+_ENTRIES_PER_LEFTOVER = 5_000
+"""So many entries are looked through for the sake of one deleted buffer: some milliseconds."""
 
 
 def keep_large_blocks() -> None:
@@ -46,6 +48,25 @@ def loading() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
+
+
+def sweep(*, num_leftovers: int, num_entries: int) -> bool:
+    """Collect what deleted buffers have left, unless looking through what is stored costs more.
+
+    The rooms of a buffer hold each other, and those of an old one are where the calm collector doesn't
+    look. A million entries take a second to look through: that is worth it for many buffers only.
+
+    Args:
+        num_leftovers: Buffers that were deleted since it was last done.
+        num_entries: Experiences stored in others.
+
+    Returns:
+        Whether it was done.
+    """
+    if num_leftovers * _ENTRIES_PER_LEFTOVER < num_entries:
+        return False
+    gc.collect()
+    return True
 
 
 def calm_collector() -> None:

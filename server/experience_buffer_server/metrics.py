@@ -6,13 +6,16 @@ Names follow Prometheus' conventions; labels are bounded: buffers, consumers, me
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+
+from experience_buffer_server.series import SeriesByBuffer
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +37,17 @@ class Metrics:
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
 
+        self._by_buffer = SeriesByBuffer()
+        self._of = self._by_buffer.of
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(_PREFIX + name, text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
             return Histogram(_PREFIX + name, text, labels, registry=registry, buckets=buckets)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(_PREFIX + name, text, registry=registry)
 
         buffer, consumer = "buffer", "consumer"
         self._pushed = counter(
@@ -83,6 +92,17 @@ class Metrics:
             "pushes_held_back", "Pushes and new tasks told to come again, by reason.",
             buffer, "reason",
         )  # fmt: skip
+        self._push_waits = counter(
+            "push_waits", "Pushes that had to wait in line for room, by the limit.",
+            buffer, "reason",
+        )  # fmt: skip
+        self._push_waited = counter(
+            "push_waited_seconds", "Time that pushes waited in line for room, by the limit.",
+            buffer, "reason",
+        )  # fmt: skip
+        self._calls_refused = counter(
+            "calls_refused", "Calls and streams told to come again, by the limit.", "reason"
+        )
         self._waits = counter(
             "sample_waits", "Sample calls that had to wait, by what kept them at first.",
             buffer, consumer, "reason",
@@ -113,6 +133,24 @@ class Metrics:
         self._age = histogram(
             "queue_age_seconds", "Push to delivery, per experience.", _SLOW, buffer, consumer
         )
+        self._access_refused = counter(
+            "access_refusals", "Calls that their callers may not make, by reason.",
+            "method", "reason",
+        )  # fmt: skip
+        self._reloads = counter(
+            "credential_reloads", "Changed certificates or grants that were read.",
+            "section", "outcome",
+        )  # fmt: skip
+        self._snapshots = counter("snapshots", "Snapshots by outcome.", "outcome")
+        self._snapshot_seconds = histogram(
+            "snapshot_seconds", "Copying and checking, per snapshot.", _SLOW
+        )
+        self._snapshot_bytes = gauge("snapshot_bytes", "Size of the newest snapshot.")
+        self._snapshot_time = gauge(
+            "snapshot_time_seconds", "When the newest snapshot was taken, Unix time; NaN: none was."
+        )
+        for newest in (self._snapshot_bytes, self._snapshot_time):
+            newest.set(math.nan)
         rpc = ("grpc_type", "grpc_service", "grpc_method")
         self._rpc_started = Counter("grpc_server_started", "RPCs started.", rpc, registry=registry)
         self._rpc_handled = Counter(
@@ -123,17 +161,21 @@ class Metrics:
             buckets=_CALLS,
         )  # fmt: skip
 
+    def forget_buffer(self, buffer: str) -> None:
+        """A buffer was deleted: its series end, or those of all buffers that ever were would stay."""
+        self._by_buffer.forget(buffer)
+
     def pushed(self, buffer: str, outcome: str, reason: str, count: int) -> None:
         """Items of a push had this outcome."""
-        self._pushed.labels(buffer, outcome, reason).inc(count)
+        self._of(self._pushed, buffer, outcome, reason).inc(count)
 
     def pushed_bytes(self, buffer: str, num_bytes: int) -> None:
         """A payload came in."""
-        self._pushed_bytes.labels(buffer).inc(num_bytes)
+        self._of(self._pushed_bytes, buffer).inc(num_bytes)
 
     def group_closed(self, buffer: str, reason: str) -> None:
         """A group takes no more members."""
-        self._closed.labels(buffer, reason).inc()
+        self._of(self._closed, buffer, reason).inc()
 
     def sampled(
         self,
@@ -145,26 +187,26 @@ class Metrics:
         staleness: Iterable[int],
     ) -> None:
         """A batch was delivered: one age in seconds per experience."""
-        self._sampled.labels(buffer, consumer).inc(len(ages))
-        self._sampled_bytes.labels(buffer, consumer).inc(num_bytes)
-        observe_age = self._age.labels(buffer, consumer).observe
+        self._of(self._sampled, buffer, consumer).inc(len(ages))
+        self._of(self._sampled_bytes, buffer, consumer).inc(num_bytes)
+        observe_age = self._of(self._age, buffer, consumer).observe
         for age in ages:
             observe_age(max(age, 0.0))
-        observe_staleness = self._staleness.labels(buffer, consumer).observe
+        observe_staleness = self._of(self._staleness, buffer, consumer).observe
         for versions in staleness:
             observe_staleness(versions)
 
     def acked(self, buffer: str, consumer: str, count: int) -> None:
         """A lease was acknowledged."""
-        self._acked.labels(buffer, consumer).inc(count)
+        self._of(self._acked, buffer, consumer).inc(count)
 
     def redelivered(self, buffer: str, consumer: str, reason: str, count: int) -> None:
         """A lease ended without an ack; `reason` is one of a fixed few."""
-        self._redelivered.labels(buffer, consumer, reason).inc(count)
+        self._of(self._redelivered, buffer, consumer, reason).inc(count)
 
     def dropped(self, buffer: str, reason: str, count: int) -> None:
         """Experiences left without being consumed."""
-        self._dropped.labels(buffer, reason).inc(count)
+        self._of(self._dropped, buffer, reason).inc(count)
 
     def quarantined(self, buffer: str, uid: str, count: int, reason: str) -> None:
         """Experiences can't be delivered."""
@@ -175,33 +217,45 @@ class Metrics:
 
     def shortfall(self, buffer: str, consumer: str) -> None:
         """A sample call was answered with less than it asked for."""
-        self._shortfalls.labels(buffer, consumer).inc()
+        self._of(self._shortfalls, buffer, consumer).inc()
 
     def push_refused(self, buffer: str, reason: str) -> None:
         """A push or a new task was held back; `reason` is one of a fixed few."""
-        self._held_back.labels(buffer, reason).inc()
+        self._of(self._held_back, buffer, reason).inc()
+
+    def push_wait_began(self, buffer: str, reason: str) -> None:
+        """A push has to wait in line for room; `reason` is one of a fixed few."""
+        self._of(self._push_waits, buffer, reason).inc()
+
+    def push_waited(self, buffer: str, reason: str, seconds: float) -> None:
+        """A push has left the line, with room or without."""
+        self._of(self._push_waited, buffer, reason).inc(seconds)
+
+    def call_refused(self, reason: str) -> None:
+        """A call or stream was told to come again; `reason` is one of a fixed few."""
+        self._calls_refused.labels(reason).inc()
 
     def wait_began(self, buffer: str, consumer: str, reason: str, num_ready: int) -> None:
         """A sample call has to wait; `reason` is one of a fixed few."""
-        self._waits.labels(buffer, consumer, reason or _FRESH).inc()
-        self._depth.labels(buffer, consumer).observe(num_ready)
+        self._of(self._waits, buffer, consumer, reason or _FRESH).inc()
+        self._of(self._depth, buffer, consumer).observe(num_ready)
 
     def waited(self, buffer: str, consumer: str, seconds: Mapping[str, float]) -> None:
         """A sample call waited in line for so long; by reason, which is one of a fixed few."""
         for reason, of_one in seconds.items():
-            self._waited.labels(buffer, consumer, reason or _FRESH).inc(of_one)
+            self._of(self._waited, buffer, consumer, reason or _FRESH).inc(of_one)
 
     def stale(self, buffer: str, consumer: str, policy: str, reason: str, count: int) -> None:
         """Experiences were too stale for a consumer; policy and reason are of a fixed few."""
-        self._stale.labels(buffer, consumer, policy, reason).inc(count)
+        self._of(self._stale, buffer, consumer, policy, reason).inc(count)
 
     def unit_quarantined(self, buffer: str, consumer: str) -> None:
         """A unit isn't offered to a consumer any more."""
-        self._quarantined.labels(buffer, consumer).inc()
+        self._of(self._quarantined, buffer, consumer).inc()
 
     def sample_wait(self, buffer: str, consumer: str, seconds: float) -> None:
         """A sample call has ended its wait."""
-        self._wait.labels(buffer, consumer).observe(seconds)
+        self._of(self._wait, buffer, consumer).observe(seconds)
 
     def written(self, *, num_transactions: int, num_batches: int, seconds: float) -> None:
         """The store's writer has put batches on disk, in one or several transactions."""
@@ -215,18 +269,41 @@ class Metrics:
 
     def groups_computed(self, buffer: str, estimator: str, outcome: str) -> None:
         """A group of a launch was computed, or failed."""
-        self._advantage_groups.labels(buffer, estimator, outcome).inc()
+        self._of(self._advantage_groups, buffer, estimator, outcome).inc()
 
     def advantages(self, buffer: str, details: Sequence[Mapping[str, Any]]) -> None:
         """A group's advantages are there, or withheld: one mapping of details per experience."""
         for flag in _FLAGS:
             count = sum(bool(of_one.get(flag)) for of_one in details)
             if count:
-                self._advantage_flags.labels(buffer, flag).inc(count)
+                self._of(self._advantage_flags, buffer, flag).inc(count)
         for stage in ("reward", "advantage"):
             ratio = details[0].get(f"{stage}_clip_fraction")
             if ratio is not None:
-                self._clip_ratio.labels(buffer, stage).observe(ratio)
+                self._of(self._clip_ratio, buffer, stage).observe(ratio)
+
+    def access_refused(self, method: str, reason: str) -> None:
+        """A call was refused because of who made it; `reason` is one of a fixed few."""
+        self._access_refused.labels(method, reason).inc()
+
+    def files_read(self, section: str, outcome: str) -> None:
+        """Files of a section of the configuration have changed, and were taken ("ok") or not."""
+        self._reloads.labels(section, outcome).inc()
+
+    def snapshot_taken(self, *, seconds: float, num_bytes: int, create_time: float) -> None:
+        """A snapshot is on disk; `create_time` is in seconds since the Unix epoch."""
+        self._snapshots.labels("taken").inc()
+        self._snapshot_seconds.observe(seconds)
+        self.snapshot_found(num_bytes=num_bytes, create_time=create_time)
+
+    def snapshot_found(self, *, num_bytes: int, create_time: float) -> None:
+        """The newest snapshot there is."""
+        self._snapshot_bytes.set(num_bytes)
+        self._snapshot_time.set(create_time)
+
+    def snapshot_failed(self, outcome: str) -> None:
+        """No snapshot was taken; `outcome` is one of a fixed few."""
+        self._snapshots.labels(outcome).inc()
 
     def rpc_started(self, kind: str, service: str, method: str) -> None:
         """An RPC began."""

@@ -98,6 +98,8 @@ class Offering:
     def _group(self, consumer: Consumer, group: Group) -> None:
         if consumer.settings.unit != "group":
             return
+        if group.damage:
+            return
         if group.available or (consumer.settings.raw and group.is_whole):
             staying = [entry for entry in group.votes if entry.is_staying]
             self._offer(consumer, group.row.id, staying)
@@ -113,7 +115,7 @@ class Offering:
 def _may_have_entry(consumer: Consumer, entry: Entry) -> bool:
     """Whether a consumer of items may have an entry now."""
     ready = entry.available or (consumer.settings.raw and entry.durable)
-    return ready and entry.is_staying and not entry.record.tombstone
+    return ready and entry.is_staying and not entry.record.tombstone and not entry.damage
 
 
 def _wants(consumer: Consumer, key: int, entries: Sequence[Entry]) -> bool:

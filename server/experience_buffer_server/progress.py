@@ -40,6 +40,12 @@ class Progress:
         """Seqs of rows of which the disk has an older version, or none."""
         self.usage = Usage()
 
+    def clear(self) -> None:
+        """Forget everything: the buffer was deleted."""
+        for by_seq in (self._rows, self._passed, self._acking):
+            by_seq.clear()
+        self._behind.clear()
+
     def restore(self, rows: Iterable[ProgressRow], consumers: Iterable[ConsumerRow]) -> None:
         """Take over the progress as stored."""
         for row in consumers:
@@ -129,6 +135,17 @@ class Progress:
         """A consumer may be rewound to before it had consumed it."""
         row = self._rows.get(entry.record.seq)
         return row is not None and any(row.steps.get(name) for name in self._consumers)
+
+    def was_rewound(self, entry: Entry) -> bool:
+        """A consumer had consumed it and was rewound: it is to get it again."""
+        row = self._rows.get(entry.record.seq)
+        if row is None:
+            return False
+        return any(
+            not row.steps.get(name, True) and not consumer.settings.replay
+            for name, consumer in self._consumers.items()
+            if name not in entry.acked
+        )
 
     def ack_begun(self, entry: Entry, consumer: str) -> None:
         """An ack is on its way to the disk, and `ack_ended` will follow."""

@@ -24,6 +24,9 @@ from experience_buffer_server.tasks import Tasks
 
 _log = logging.getLogger(__name__)
 
+_MAX_UIDS = 10_000
+"""Experiences that one call may name."""
+
 
 class _Released(NamedTuple):
     """A unit that is to be offered again once that is on disk."""
@@ -78,8 +81,14 @@ class Quarantine:
 
         Raises:
             ExperienceNotFoundError: A named one isn't stored, or isn't quarantined.
+            InvalidRequestError: Too many are named.
+            WrongStateError: A named one is damaged.
             StoreFullError: It can't be stored; they stay quarantined.
         """
+        if len(uids) > _MAX_UIDS:
+            raise errors.InvalidRequestError(
+                f"{len(uids)} uids are over the limit of {_MAX_UIDS}; split them", subject="uids"
+            )
         keys = set(consumer.quarantined)
         if uids:
             keys = {self._key(consumer, uid) for uid in uids}
@@ -87,6 +96,12 @@ class Quarantine:
 
     def _key(self, consumer: Consumer, uid: str) -> int:
         entry = self._contents.by_uid(uid)
+        if entry is not None and entry.damage:
+            raise errors.WrongStateError(
+                f"experience {uid!r:.200} of buffer {self._name()!r} can't be offered again: "
+                f"{entry.damage}",
+                subject=uid,
+            )
         key = 0 if entry is None else key_of(consumer.settings, entry)
         if key not in consumer.quarantined:
             raise errors.ExperienceNotFoundError(

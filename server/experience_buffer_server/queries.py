@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server import wire
-from experience_buffer_server.assembly import read_payloads
+from experience_buffer_server.assembly import read_payload
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.store.base import Store
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _MAX_DELETE_UIDS = 10_000
+_MAX_LOOKS = 20_000
+"""Experiences that are looked at for one page: meanwhile nobody is answered."""
 _PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
+
+
+def stored_bytes(buffer: Buffer, uid: str) -> int:
+    """Size of an experience's payload; 0 where there is none."""
+    entry = buffer.contents.by_uid(uid)
+    return 0 if entry is None else entry.record.payload_bytes
 
 
 def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
@@ -27,13 +35,14 @@ def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
         DataLossError: Its payload is gone or damaged.
     """
     entry = buffer.contents.by_uid(uid)
-    if entry is None or not entry.durable:
+    # Of one that is leaving the payload may be gone already, which isn't damage.
+    if entry is None or not entry.durable or entry.leaving:
         raise errors.ExperienceNotFoundError(
             f"buffer {buffer.name!r} holds no experience {uid!r}", subject=uid
         )
     response = service_pb2.GetResponse(summary=wire.summary_message(buffer, entry))
     if not entry.record.tombstone:
-        ((response.payload, row),) = read_payloads(store, buffer, [entry])
+        response.payload, row = read_payload(store, buffer, entry)
         if row is not None:
             response.computation.update(row.details)
     return response
@@ -69,9 +78,14 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
             f"page_token {request.page_token!r} is not one that List returned", subject="page_token"
         )
     after = int(request.page_token or 0)
-    found = _matching(buffer, request.filter)
-    page = list(itertools.islice((e for e in found if e.record.seq > after), size + 1))
-    token = str(page[size - 1].record.seq) if len(page) > size else ""
+    looked = list(itertools.islice(buffer.contents.since(after), _MAX_LOOKS + 1))
+    found = _matching(buffer, request.filter, looked[:_MAX_LOOKS])
+    page = list(itertools.islice(found, size + 1))
+    if len(page) > size:
+        token = str(page[size - 1].record.seq)
+    else:
+        # Perhaps there is more beyond what was looked at.
+        token = str(looked[_MAX_LOOKS - 1].record.seq) if len(looked) > _MAX_LOOKS else ""
     return service_pb2.ListResponse(
         experiences=[wire.summary_message(buffer, entry) for entry in page[:size]],
         next_page_token=token,
@@ -103,15 +117,17 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
             "give uids or a filter; to remove everything, use DeleteBuffer", subject="filter"
         )
     else:
-        entries = list(_matching(buffer, request.filter))
+        entries = list(_matching(buffer, request.filter, buffer.contents))
     held, num_deleted = await buffer.removal.delete(entries)
     response.leased_uids.extend(entry.record.uid for entry in held)
     response.num_deleted = num_deleted
     return response
 
 
-def _matching(buffer: Buffer, wanted: service_pb2.Filter) -> Iterator[Entry]:
-    for entry in buffer.contents:
+def _matching(
+    buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Entry]
+) -> Iterator[Entry]:
+    for entry in entries:
         record = entry.record
         if (
             entry.durable

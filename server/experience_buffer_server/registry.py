@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 from collections.abc import Awaitable, Mapping
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from experience_buffer import errors
+from experience_buffer_server import memory, steady_clock
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.callers import current_caller
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ConfigurationError, Settings, explain
 from experience_buffer_server.consumer_settings import Name
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.overrides import differences
 from experience_buffer_server.restore import restore
 from experience_buffer_server.store.base import BufferRow, Store, StoreError
 from experience_buffer_server.tasks import Tasks
 
+_log = logging.getLogger(__name__)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
+_MAX_CONFIG_BYTES = 256 * 1024
+"""Of one buffer's settings: an operator's estimator may have parameters of any length."""
 
 
 class Registry:
@@ -35,14 +42,19 @@ class Registry:
         self._tasks = Tasks()
         self._buffers: dict[str, Buffer] = {}
         self._last_id = 0
+        self._num_deleted = 0
+        """Buffers since what deleted ones have left was collected."""
         self._update_turn = asyncio.Lock()
 
     async def load(self) -> None:
         """Restore what the store holds, then create configured buffers that don't exist.
 
+        With `server.update_buffers` those that exist take over the settings given for them.
+
         Raises:
             ConfigurationError: The settings of a stored buffer can't be used; the usual reason is an
-                estimator of the operator's own that isn't declared any more.
+                estimator of the operator's own that isn't declared any more. Or it can't take over
+                those that are configured, as `server.update_buffers` asks.
         """
         for state in self._store.load():
             try:
@@ -53,10 +65,46 @@ class Registry:
                     "your own, declare [estimators.NAME] as it was: the buffer can then be changed "
                     "or deleted"
                 ) from error
-            restore(buffer, state)
+            restore(buffer, state, self._store)
+        self._last_id = max(self._last_id, self._store.last_buffer_id)
+        overrides = self._overrides()
         for name, settings in self._settings.buffers.items():
             if name not in self._buffers:
                 await self.create(name, settings)
+        for name, changes in overrides.items():
+            await self.update(name, changes)
+            _log.info("buffer %r has taken over the configured %s", name, ", ".join(changes))
+
+    def _overrides(self) -> dict[str, dict[str, Any]]:
+        """What stored buffers take over of the settings given for them; logs what they don't.
+
+        Raises:
+            ConfigurationError: One of them can't; no buffer is changed.
+        """
+        overrides: dict[str, dict[str, Any]] = {}
+        for name, given in self._settings.buffers.items():
+            buffer = self._buffers.get(name)
+            changes = {} if buffer is None else differences(buffer.settings, given)
+            if buffer is None or not changes:
+                continue
+            if not self._settings.server.update_buffers:
+                _log.warning(
+                    "buffer %r keeps its stored settings, the configured ones differ in %s; "
+                    "serve --update-buffers lets it take them over",
+                    name, ", ".join(changes),
+                )  # fmt: skip
+                continue
+            try:
+                _changed_settings(buffer, changes)
+            except errors.ExperienceBufferError as error:
+                raise ConfigurationError(f"--update-buffers: buffers.{name}: {error}") from error
+            overrides[name] = changes
+        return overrides
+
+    @property
+    def metrics(self) -> Metrics:
+        """Where its buffers count what happens."""
+        return self._metrics
 
     def get(self, name: str) -> Buffer:
         """The buffer with this name.
@@ -68,7 +116,7 @@ class Registry:
         if buffer is None:
             raise errors.BufferNotFoundError(
                 f"no buffer {name!r}; create it with CreateBuffer or in the configuration; "
-                f"there are {sorted(self._buffers)}",
+                f"there are {sorted(filter(current_caller().covers, self._buffers))}",
                 subject=name,
             )
         return buffer
@@ -85,6 +133,7 @@ class Registry:
         Raises:
             InvalidRequestError: The name isn't one.
             AlreadyExistsError: The name is taken (with `exist_ok`: by a buffer of other settings).
+            ResourceExhaustedError: There are too many buffers.
         """
         _check_name(name)
         existing = self._buffers.get(name)
@@ -93,12 +142,19 @@ class Registry:
                 return existing
             other = " with other settings; change it with UpdateBuffer" if exist_ok else ""
             raise errors.AlreadyExistsError(f"buffer {name!r} exists{other}", subject=name)
+        if len(self._buffers) >= self._settings.server.max_buffers:
+            self._metrics.call_refused("max_buffers")
+            raise errors.ResourceExhaustedError(
+                f"there are {len(self._buffers)} buffers, the limit server.max_buffers is "
+                f"{self._settings.server.max_buffers}; delete some, or raise the limit",
+                subject=name,
+            )
         row = BufferRow(
             id=self._last_id + 1,
             name=name,
             config=settings.model_dump_json(),
             policy_version=None,
-            create_time=time.time(),
+            create_time=steady_clock.now(),
         )
         buffer = self._open(row)
         try:
@@ -123,16 +179,8 @@ class Registry:
         # One after the other: what the next starts from may not turn out to be refused.
         async with self._update_turn:
             buffer = self.get(name)
-            old = buffer.settings
-            new = checked_settings(old.model_dump() | dict(changes))
-            if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
-                raise errors.WrongStateError(
-                    f"buffer {name!r} holds {len(buffer.contents)} experiences grouped by "
-                    f"{old.group_by}; group_by can change only while it is empty",
-                    subject=name,
-                )
-            # No push comes between the check above and the change.
-            await buffer.change_settings(new)
+            # No push comes between the check and the change.
+            await buffer.change_settings(_changed_settings(buffer, changes))
             return buffer
 
     async def delete(self, name: str, *, force: bool) -> int:
@@ -159,6 +207,13 @@ class Registry:
         batch = self._store.batch()
         batch.delete_buffer(buffer.id)
         await self._store.commit(batch)
+        buffer.forget()
+        if buffer.name not in self._buffers:
+            self._metrics.forget_buffer(buffer.name)
+        self._num_deleted += 1
+        num_entries = sum(len(one.contents) for one in self._buffers.values())
+        if memory.sweep(num_leftovers=self._num_deleted, num_entries=num_entries):
+            self._num_deleted = 0
 
     async def publish(self, name: str, version: int) -> int | None:
         """Note the policy version that the trainer has published; returns the one before."""
@@ -198,6 +253,24 @@ class Registry:
         return self._store.commit(batch)
 
 
+def _changed_settings(buffer: Buffer, changes: Mapping[str, object]) -> BufferSettings:
+    """The settings of a buffer after a change.
+
+    Raises:
+        InvalidRequestError: They don't fit together.
+        WrongStateError: The grouping changes while experiences are stored.
+    """
+    old = buffer.settings
+    new = checked_settings(old.model_dump() | dict(changes))
+    if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
+        raise errors.WrongStateError(
+            f"buffer {buffer.name!r} holds {len(buffer.contents)} experiences grouped by "
+            f"{old.group_by}; group_by can change only while it is empty",
+            subject=buffer.name,
+        )
+    return new
+
+
 def _check_name(name: str) -> None:
     try:
         _NAME.validate_python(name)
@@ -215,6 +288,13 @@ def checked_settings(values: Mapping[str, object]) -> BufferSettings:
         InvalidRequestError: A key is unknown or out of bounds; the message names it.
     """
     try:
-        return BufferSettings.model_validate(values)
+        settings = BufferSettings.model_validate(values)
     except ValidationError as error:
         raise errors.InvalidRequestError(explain(error), subject="config") from error
+    if (size := len(settings.model_dump_json())) > _MAX_CONFIG_BYTES:
+        raise errors.InvalidRequestError(
+            f"a configuration of {size} bytes is over the limit of {_MAX_CONFIG_BYTES}; shorten the "
+            "texts in it",
+            subject="config",
+        )
+    return settings

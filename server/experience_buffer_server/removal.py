@@ -74,6 +74,18 @@ class Removal:
         """True if a consumer holds it, or is about to."""
         return self._delivery.is_leased(entry)
 
+    def is_idle(self, entry: Entry) -> bool:
+        """True if it is on disk and nobody holds it, computes it or changes it."""
+        busy = entry.computing or entry.changing or entry.leaving
+        return entry.durable and not busy and not self.is_leased(entry)
+
+    def offer_again(self, entries: Sequence[Entry]) -> None:
+        """Offer units that were withdrawn to those who may have them."""
+        for entry in entries:
+            self._offering.entry(entry)
+        for group in groups_of(entries):
+            self._offering.group(group)
+
     def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
         """Stop offering the units that hold any of the entries, to raw consumers too or not."""
         self._delivery.withdraw(entries, keep_raw=keep_raw)
@@ -194,10 +206,7 @@ class Removal:
         try:
             await self._removed(leaving, stored, "discarded")
         except BaseException:
-            for entry in entries:
-                self._offering.entry(entry)
-            for group in groups_of(entries):
-                self._offering.group(group)
+            self.offer_again(entries)
             raise
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:

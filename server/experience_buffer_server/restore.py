@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.admission import COUNTED
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.groups import Entry
+from experience_buffer_server.restore_damage import miss_members, rebuild_groups, reserve_numbers
 from experience_buffer_server.restore_leases import restore_leases
-from experience_buffer_server.store.base import BufferState
+from experience_buffer_server.store.base import BufferState, Store
 
 
-def restore(buffer: Buffer, state: BufferState) -> None:
+def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
     """Fill an empty buffer: groups, entries, progress, leases; then offer what isn't leased.
 
     Whole groups without advantages are computed again, leases keep their deadlines.
     """
     contents = buffer.contents
+    _go_on_in_time(state)
+    rebuild_groups(buffer, state)
     groups = {
         row.id: contents.groups.restore(row, buffer.settings)
         for row in sorted(state.groups, key=lambda row: row.id)
@@ -30,9 +34,13 @@ def restore(buffer: Buffer, state: BufferState) -> None:
         )
         contents.add(entry)
         contents.set_missing(entry, buffer.missing_fields(entry))
+        if entry.damage:
+            contents.set_quarantine(entry, entry.damage)
         if group is not None:
             group.members.append(entry)
             group.num_durable += 1
+    reserve_numbers(buffer, state)
+    miss_members(buffer, state, store)
     for group in groups.values():
         votes = group.votes
         # Who left, and why, isn't stored: take it for consumed.
@@ -43,12 +51,20 @@ def restore(buffer: Buffer, state: BufferState) -> None:
     for consumer in buffer.delivery.consumers.values():
         buffer.desk.offering.everything(consumer)
     buffer.eviction.settings_changed()
+    buffer.retention.settings_changed()
     buffer.advance([entry for entry in contents if not entry.available])
     for group in groups.values():
         if group.row.closed == "dropped":
             buffer.check_whole(group)
     buffer.grouping.tidy()
     _remove_leftovers(buffer, state)
+
+
+def _go_on_in_time(state: BufferState) -> None:
+    """Let no time pass again that the store has seen pass, whatever the machine's clock says."""
+    pushed = max((record.push_time for record in state.records), default=0.0)
+    ended = max((row.deadline for row in state.leases if row.state != "open"), default=0.0)
+    steady_clock.not_before(max(pushed, ended), what=f"the newest row of buffer {state.row.name!r}")
 
 
 def _remove_leftovers(buffer: Buffer, state: BufferState) -> None:

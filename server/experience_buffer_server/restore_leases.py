@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterable, Sequence
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
@@ -32,9 +32,9 @@ def restore_leases(buffer: Buffer, rows: Sequence[LeaseRow]) -> None:
     ended = []
     for row in sorted(rows, key=lambda row: row.id):
         if row.state == "open" and not any(parts[row.id]):
-            state: LeaseState = "expired" if row.deadline <= time.time() else "nacked"
+            state: LeaseState = "expired" if row.deadline <= steady_clock.now() else "nacked"
             row = dataclasses.replace(
-                row, state=state, units=[], acked_parts={}, deadline=time.time()
+                row, state=state, units=[], acked_parts={}, deadline=steady_clock.now()
             )
             ended.append(row)
         _restore(buffer, row, parts.get(row.id, []))
@@ -99,10 +99,12 @@ def _take_units(
 
 def _is_unit(consumer: Consumer, entries: Sequence[Entry], num_leased: int) -> bool:
     """Whether leased entries are what the consumer gets as one now: an item, or a whole group."""
+    if any(entry.damage for entry in entries):
+        return False
     if consumer.settings.unit == "item":
         return num_leased == 1
     group = entries[0].group
-    if group is None or len(entries) != len(group.votes):
+    if group is None or group.damage or len(entries) != len(group.votes):
         return False
     return all(entry.group is group for entry in entries)
 

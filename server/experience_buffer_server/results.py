@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +48,9 @@ class Owner(Protocol):
 
     def make_available(self, entries: Sequence[Entry]) -> None:
         """Let consumers sample the entries."""
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Offer experiences to nobody any more: by seq, what of each can't be read back."""
 
     def withhold(self, group: Group) -> None:
         """Discard a group whose rewards are all equal."""
@@ -190,6 +193,7 @@ class Results:
         self._release(result.job)
         for entry in entries:
             self._owner.contents.set_quarantine(entry, result.error)
+        self._owner.set_aside(result.damaged)
         self._metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
 
     def _withhold(self, result: Result) -> None:

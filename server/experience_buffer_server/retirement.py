@@ -7,10 +7,10 @@ Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.departures import Departures
@@ -43,6 +43,8 @@ class Retirement:
         """A live view: the buffer's consumers now."""
         self._progress = progress
         self._departures = Departures(consumers, progress)
+        self._noted_seq = 0
+        """Up to here the store knows without any record which seqs were given."""
 
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
         """Count a delivery that ended without an ack."""
@@ -133,7 +135,7 @@ class Retirement:
         leaving = [entry for entry in entries if not entry.leaving]
         for entry in leaving:
             entry.leaving = True
-        now = time.time()
+        now = steady_clock.now()
         for group in groups_of(leaving):
             if group.is_open:
                 self._leave_open(batch, group, leaving, reason)
@@ -141,6 +143,10 @@ class Retirement:
                 self._note_leaving(group, leaving, reason)
                 leaving += self._leave_closed(batch, group, reason, now)
         self._departures.leaving(batch, leaving, consumed=reason == "consumed")
+        if any(entry.record.generation > self._noted_seq for entry in leaving):
+            # After a crash none of them says any more that its number was given.
+            self._noted_seq = self._contents.last_seq
+            batch.put_last_seq(self._id, self._noted_seq)
         for entry in leaving:
             record = entry.record
             batch.remove(self._id, record)
@@ -197,6 +203,7 @@ class Retirement:
 
     def stay(self, leaving: Sequence[Entry], reason: LeaveReason) -> None:
         """The batch failed: the entries are still here."""
+        self._noted_seq = 0
         self._departures.stay(leaving)
         for entry in leaving:
             entry.leaving = False

@@ -8,29 +8,34 @@ ranks share stay: the other ranks hold them, too, and the rank gets its part whe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from experience_buffer import errors
 from experience_buffer.packed import frames as packed_frames
 from experience_buffer.status import to_request_error
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server import wire
+from experience_buffer_server import steady_clock, wire
+from experience_buffer_server.admission import MAX_NOTE
 from experience_buffer_server.assembly import FRAME_BYTES, frames, packed
 from experience_buffer_server.backend import Backend, rank_of
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.callers import caller_of
 from experience_buffer_server.consumers import Want
 from experience_buffer_server.credits import Credits
+from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.faults import as_client_error
+from experience_buffer_server.outgoing import MAX_BYTES, Outgoing
+from experience_buffer_server.responses import Hold
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store.base import StoreError
 
-_MAX_OUTGOING = 4
-"""Messages of one stream that wait to be sent; beyond, no more is assembled."""
 _DEFAULT_TIMEOUT_SECONDS = 10.0
+_MAX_IDS = 10_000
+"""Leases that one message may name."""
 
 
 class SampleSession:
@@ -41,9 +46,7 @@ class SampleSession:
     ) -> None:
         self._backend = backend
         self._requests = aiter(requests)
-        self._outgoing: asyncio.Queue[service_pb2.SampleStreamResponse | None] = asyncio.Queue(
-            _MAX_OUTGOING
-        )
+        self._outgoing = Outgoing()
         self._credits = Credits()
         self._leases: set[int] = set()
         """Open leases that end with the stream."""
@@ -72,17 +75,16 @@ class SampleSession:
             loop.create_task(self._deliver(buffer, asked.consumer, want)),
         ]
         try:
-            while (message := await self._outgoing.get()) is not None:
-                yield message
+            async with contextlib.aclosing(self._outgoing.messages()) as messages:
+                async for message in messages:
+                    yield message
             for task in tasks:
                 if task.done():
                     task.result()
         finally:
             for task in tasks:
                 task.cancel()
-            while not self._outgoing.empty():
-                # A cancelled task says that it ends, though nobody reads any more: it needs room.
-                self._outgoing.get_nowait()
+            self._outgoing.close()
             buffer.leasing.give_back(self._leases, "stream_closed")
 
     async def _opening(self) -> service_pb2.SampleStreamRequest | None:
@@ -111,14 +113,14 @@ class SampleSession:
                 elif kind == "extend":
                     await self._settle(buffer, request.extend.lease_id, request)
                 elif kind in ("ack", "nack"):
-                    for lease_id in request.ack.ids if kind == "ack" else request.nack.ids:
+                    for lease_id in _checked(request.ack.ids or request.nack.ids):
                         await self._settle(buffer, lease_id, request)
                 else:
                     raise errors.InvalidRequestError(
                         f"unexpected message {kind!r} on an open SampleStream", subject=kind or ""
                     )
         finally:
-            await self._outgoing.put(None)
+            await self._outgoing.end()
 
     async def _settle(
         self, buffer: Buffer, lease_id: int, request: service_pb2.SampleStreamRequest
@@ -136,7 +138,7 @@ class SampleSession:
                 result.num_waiting_ranks = lease.num_waiting_ranks
                 self._leases.discard(lease_id)
             else:
-                reason = request.nack.reason or "nacked on its stream"
+                reason = request.nack.reason[:MAX_NOTE] or "nacked on its stream"
                 await buffer.leasing.nack(lease_id, reason=reason)
                 self._leases.discard(lease_id)
         except (errors.ExperienceBufferError, StoreError) as error:
@@ -150,68 +152,127 @@ class SampleSession:
         draining = self._backend.draining
         try:
             while await self._credits.take(draining):
-                lease, shortfall = None, ""
-                while lease is None and not draining.is_set():
+                is_sent = False
+                while not is_sent and not draining.is_set():
                     lease, shortfall = await self._sample(buffer, consumer, want)
-                    if lease is None and not draining.is_set():
+                    if lease is not None:
+                        is_sent = await self._send_or_return(buffer, lease, shortfall, want)
+                    elif not draining.is_set():
                         buffer.delivery.consumer(consumer)
                         note = service_pb2.SampleStreamResponse(waiting=shortfall)
                         await self._outgoing.put(note)
-                if lease is not None:
-                    await self._send_or_return(buffer, lease, shortfall)
         finally:
-            await self._outgoing.put(None)
+            await self._outgoing.end()
 
     async def _sample(self, buffer: Buffer, consumer: str, want: Want) -> tuple[Lease | None, str]:
         """A batch, or why there is none; a limit that acks relieve is a reason to wait."""
         try:
-            return await buffer.desk.sample(
-                consumer, want, self._backend.draining, rank_of=self._rank_of
-            )
+            return await self._backend.sample(buffer, consumer, want, self._rank_of)
         except errors.ResourceExhaustedError as error:
             if error.retry_delay_seconds is None:
                 raise
             await asyncio.sleep(error.retry_delay_seconds)
             return None, str(error)
 
-    async def _send_or_return(self, buffer: Buffer, lease: Lease, shortfall: str) -> None:
+    async def _send_or_return(
+        self, buffer: Buffer, lease: Lease, shortfall: str, want: Want
+    ) -> bool:
         try:
-            await self._send(buffer, lease, shortfall)
+            return await self._send(buffer, lease, shortfall, least=want.min_batch_size)
         except (errors.ExperienceBufferError, StoreError):
             # With the stream its leases end, and those count as deliveries.
             buffer.leasing.give_back([lease.id], "undeliverable")
             raise
 
-    async def _send(self, buffer: Buffer, lease: Lease, shortfall: str) -> None:
+    async def _send(self, buffer: Buffer, lease: Lease, shortfall: str, *, least: int) -> bool:
+        """Send a batch without its units that can't be read; False if they are too many of it."""
         if self._rank_of is None:
             self._leases.add(lease.id)
             units = list(lease.units)
         else:
             self._rank_of = dataclasses.replace(self._rank_of, after_lease_id=lease.id)
             units = lease.part(self._rank_of.rank)
+        await self._outgoing.room()
+        hold = await self._backend.responses.wait(caller_of(), self._held_bytes(units))
+        is_sent = False
+        try:
+            is_sent = await self._send_parts(buffer, lease, units, shortfall, least, hold)
+        finally:
+            if not is_sent:
+                hold.release()
+        return is_sent
+
+    async def _send_parts(
+        self,
+        buffer: Buffer,
+        lease: Lease,
+        units: Sequence[Unit],
+        shortfall: str,
+        least: int,
+        hold: Hold,
+    ) -> bool:
         num_bytes = sum(unit.num_bytes for unit in units)
-        self._credits.spend(num_bytes)
-        parts = self._parts(buffer, units)
+        unreadable, is_begun, is_settled = Unreadable(), False, False
+        parts = self._parts(buffer, units, unreadable)
         part: service_pb2.SampleFrame | None = next(parts)
         while part is not None:
+            await self._outgoing.room()
             following = next(parts, None)
-            part.lease.CopyFrom(wire.lease_message(lease, time.time()))
+            if unreadable and not is_settled and (following is None or self._packed):
+                # A packed batch is read as a whole before anything of it is sent. What has been
+                # sent of another can't be taken back: its rest follows, however small.
+                enough = 0 if is_begun else least
+                if not buffer.damage.settle(lease, unreadable, least=enough):
+                    self._leases.discard(lease.id)
+                    return False
+                is_settled = True
+            if not is_begun:
+                self._credits.spend(num_bytes)
+                is_begun = True
+            part.lease.CopyFrom(wire.lease_message(lease, steady_clock.now()))
             if following is None:
                 part.last = True
-                part.num_units = len(units)
-                part.shortfall = shortfall
+                part.num_units = unreadable.left_of(units)
+                part.shortfall = unreadable.explain(shortfall)
                 part.batch_bytes = num_bytes
                 if buffer.row.policy_version is not None:
                     part.policy_version = buffer.row.policy_version
-            await self._outgoing.put(service_pb2.SampleStreamResponse(frame=part))
+            message = service_pb2.SampleStreamResponse(frame=part)
+            await self._outgoing.put(message, last_of=hold if following is None else None)
             part = following
+        return True
 
-    def _parts(self, buffer: Buffer, units: Sequence[Unit]) -> Iterator[service_pb2.SampleFrame]:
+    def _held_bytes(self, units: Sequence[Unit]) -> int:
+        """Of a batch, what is in memory at once while it is being sent."""
+        num_bytes = sum(unit.num_bytes for unit in units)
+        if self._packed:
+            return num_bytes
+        # A unit is read as a whole, and its experiences are copied into frames.
+        return min(num_bytes, MAX_BYTES + 2 * max(unit.num_bytes for unit in units))
+
+    def _parts(
+        self, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
+    ) -> Iterator[service_pb2.SampleFrame]:
         """The batch in frames of bounded size, at least one."""
         store = self._backend.store
         if not self._packed:
-            for experiences in frames(store, buffer, units):
+            for experiences in frames(store, buffer, units, unreadable):
                 yield service_pb2.SampleFrame(experiences=experiences)
             return
-        for data in packed_frames(packed(store, buffer, units), frame_bytes=FRAME_BYTES):
+        pieces = packed(store, buffer, units, unreadable)
+        for data in packed_frames(pieces, frame_bytes=FRAME_BYTES):
             yield service_pb2.SampleFrame(packed=data)
+
+
+def _checked(lease_ids: Sequence[int]) -> Sequence[int]:
+    """The leases that a message names.
+
+    Raises:
+        InvalidRequestError: There are too many.
+    """
+    if len(lease_ids) > _MAX_IDS:
+        raise errors.InvalidRequestError(
+            f"{len(lease_ids)} leases in one message, the limit is {_MAX_IDS}; split them",
+            subject="ids",
+        )
+    return lease_ids

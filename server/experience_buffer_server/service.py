@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from experience_buffer import errors
-from experience_buffer.v1 import service_pb2, service_pb2_grpc, types_pb2
-from experience_buffer_server import __version__, queries, wire, wire_config
-from experience_buffer_server.assembly import packed, sampled
-from experience_buffer_server.backend import Backend, rank_of
+from experience_buffer.v1 import service_pb2, service_pb2_grpc
+from experience_buffer_server import __version__, queries, steady_clock, wire, wire_config
+from experience_buffer_server.admission import MAX_NOTE
+from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.callers import caller_of, current_caller
 from experience_buffer_server.pacing import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from experience_buffer_server.responses import Hold
+from experience_buffer_server.sample_call import sample
 from experience_buffer_server.sample_stream import SampleSession
-from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.stats import buffer_stats
 from experience_buffer_server.streams import PushSession, policy_versions
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
-_ENVELOPE_BYTES = 64 * 1024
-"""Room in a response for everything but payloads."""
+_SMALL_RESPONSE_BYTES = 4096
+"""Of a response without payload."""
 
 
 class Service(service_pb2_grpc.ExperienceBufferServicer):
@@ -38,7 +41,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.PushRequest, context: Context
     ) -> service_pb2.PushResponse:
         """Store experiences."""
-        return await self._backend.push(request)
+        return await self._backend.push(request, remaining_seconds=context.time_remaining())
 
     def PushStream(
         self, request_iterator: AsyncIterator[service_pb2.PushStreamRequest], context: Context
@@ -61,7 +64,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.DropGroupResponse:
         """Discard a group."""
         buffer = self._backend.buffer(request.buffer)
-        num_dropped = await buffer.grouping.drop(request.group, request.reason)
+        num_dropped = await buffer.grouping.drop(request.group, request.reason[:MAX_NOTE])
         buffer.pacing.release(request.group)
         return service_pb2.DropGroupResponse(num_dropped=num_dropped)
 
@@ -69,56 +72,17 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.SampleRequest, context: Context
     ) -> service_pb2.SampleResponse:
         """Lease one batch."""
-        backend = self._backend
-        buffer = backend.buffer(request.buffer)
         remaining = context.time_remaining()
         timeout = request.timeout_seconds
         if remaining is not None:
             # Answer before the client's deadline: a batch that comes after it is lost to its lease.
             timeout = min(timeout, max(remaining - 0.1, 0.0))
-        max_bytes = backend.limits.max_message_bytes - _ENVELOPE_BYTES
-        want = backend.want(buffer, request, timeout_seconds=timeout, max_bytes=max_bytes)
-        part = rank_of(request)
-        lease, shortfall = await buffer.desk.sample(
-            request.consumer, want, backend.draining, rank_of=part
+        return await sample(
+            self._backend,
+            request,
+            timeout_seconds=timeout,
+            until_sent=functools.partial(_until_sent, context),
         )
-        response = service_pb2.SampleResponse(
-            shortfall=shortfall, policy_version=buffer.row.policy_version
-        )
-        if lease is None:
-            return response
-        units = lease.units if part is None else lease.part(part.rank)
-        try:
-            self._fill(response, buffer, units, request)
-        except BaseException:
-            buffer.leasing.give_back([lease.id], "undeliverable")
-            raise
-        response.lease.CopyFrom(wire.lease_message(lease, time.time()))
-        response.num_units = len(units)
-        return response
-
-    def _fill(
-        self,
-        response: service_pb2.SampleResponse,
-        buffer: Buffer,
-        units: Sequence[Unit],
-        request: service_pb2.SampleRequest,
-    ) -> None:
-        """Put the experiences into the response, in the format that was asked for."""
-        backend = self._backend
-        if request.format == types_pb2.SAMPLE_FORMAT_PACKED:
-            response.packed = b"".join(packed(backend.store, buffer, units))
-        else:
-            for experiences in sampled(backend.store, buffer, units):
-                response.experiences.extend(experiences)
-        if response.ByteSize() > backend.limits.max_message_bytes:
-            unit = buffer.delivery.consumer(request.consumer).settings.unit
-            what = f"one {unit} takes" if len(units) == 1 else f"{len(units)} {unit}s take"
-            raise errors.ResourceExhaustedError(
-                f"{what} {response.ByteSize()} bytes, the limit server.max_message_bytes is "
-                f"{backend.limits.max_message_bytes}; use SampleStream, or raise the limit",
-                subject=request.consumer,
-            )
 
     def SampleStream(
         self, request_iterator: AsyncIterator[service_pb2.SampleStreamRequest], context: Context
@@ -144,7 +108,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.NackResponse:
         """End a lease: offered again."""
         leasing = self._backend.buffer(request.buffer).leasing
-        count = await leasing.nack(request.lease_id, reason=request.reason)
+        count = await leasing.nack(request.lease_id, reason=request.reason[:MAX_NOTE])
         return service_pb2.NackResponse(num_experiences=count)
 
     async def ExtendLease(
@@ -154,7 +118,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         buffer = self._backend.buffer(request.buffer)
         seconds = self._backend.lease_seconds(buffer, request.lease_seconds)
         lease = await buffer.leasing.extend(request.lease_id, seconds)
-        return service_pb2.ExtendLeaseResponse(lease=wire.lease_message(lease, time.time()))
+        return service_pb2.ExtendLeaseResponse(lease=wire.lease_message(lease, steady_clock.now()))
 
     async def Rewind(
         self, request: service_pb2.RewindRequest, context: Context
@@ -203,20 +167,30 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.GetRequest, context: Context
     ) -> service_pb2.GetResponse:
         """One experience."""
-        return queries.get(self._backend.store, self._backend.buffer(request.buffer), request.uid)
+        buffer = self._backend.buffer(request.buffer)
+        hold = self._backend.responses.take(
+            caller_of(), queries.stored_bytes(buffer, request.uid) + _SMALL_RESPONSE_BYTES
+        )
+        _until_sent(context, hold)
+        return queries.get(self._backend.store, buffer, request.uid)
 
     async def List(
         self, request: service_pb2.ListRequest, context: Context
     ) -> service_pb2.ListResponse:
         """A page of summaries."""
-        return queries.list_page(self._backend.buffer(request.buffer), request)
+        response = queries.list_page(self._backend.buffer(request.buffer), request)
+        hold = self._backend.responses.take(caller_of(), response.ByteSize())
+        _until_sent(context, hold)
+        return response
 
     async def Annotate(
         self, request: service_pb2.AnnotateRequest, context: Context
     ) -> service_pb2.AnnotateResponse:
         """Add late fields."""
         self._backend.check_can_store()
-        return await queries.annotate(self._backend.buffer(request.buffer), request)
+        buffer = self._backend.buffer(request.buffer)
+        with self._backend.pending(buffer, request):
+            return await queries.annotate(buffer, request)
 
     async def Delete(
         self, request: service_pb2.DeleteRequest, context: Context
@@ -255,7 +229,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.ListBuffersRequest, context: Context
     ) -> service_pb2.ListBuffersResponse:
         """All buffers."""
-        buffers = self._backend.registry.all()
+        buffers = self._visible_buffers()
         return service_pb2.ListBuffersResponse(buffers=map(wire_config.buffer_message, buffers))
 
     async def DeleteBuffer(
@@ -293,7 +267,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
                 subject="ttl_seconds",
             )
         pacing = self._backend.buffer(request.buffer).pacing
-        reserved = pacing.reserve(request.groups, now=time.time(), ttl_seconds=ttl_seconds)
+        reserved = pacing.reserve(request.groups, now=steady_clock.now(), ttl_seconds=ttl_seconds)
         return service_pb2.ReserveGroupsResponse(
             granted=reserved.granted,
             reason=reserved.reason,
@@ -304,10 +278,45 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.GetStatsRequest, context: Context
     ) -> service_pb2.GetStatsResponse:
         """Counts and waits."""
-        registry = self._backend.registry
-        buffers = [registry.get(request.buffer)] if request.buffer else registry.all()
+        if request.buffer:
+            buffers = [self._backend.buffer(request.buffer)]
+        else:
+            buffers = self._visible_buffers()
         return service_pb2.GetStatsResponse(
             buffers=[wire.stats_message(buffer_stats(buffer)) for buffer in buffers],
             server_version=__version__,
             uptime_seconds=time.monotonic() - self._started,
         )
+
+    async def Snapshot(
+        self, request: service_pb2.SnapshotRequest, context: Context
+    ) -> service_pb2.SnapshotResponse:
+        """Take a snapshot of the store."""
+        taken = await self._backend.snapshots.take(request.label)
+        return service_pb2.SnapshotResponse(
+            name=taken.name,
+            num_bytes=taken.num_bytes,
+            num_experiences=taken.num_experiences,
+            seconds=taken.seconds,
+            create_time=taken.create_time,
+            removed=taken.removed,
+        )
+
+    def _visible_buffers(self) -> list[Buffer]:
+        """All buffers that the caller may see, by name."""
+        covers = current_caller().covers
+        return [buffer for buffer in self._backend.registry.all() if covers(buffer.name)]
+
+
+def _until_sent(context: Context, hold: Hold) -> None:
+    """Release it with the end of the call.
+
+    What a handler returns stays in memory until it is sent: for ever, to a reader that stands still.
+    """
+
+    def ended(_: object) -> None:
+        hold.release()
+
+    # The stubs ask for a class where the server takes any function.
+    callback: Any = ended
+    context.add_done_callback(callback)

@@ -17,7 +17,9 @@ from experience_buffer_server.contents import Contents
 from experience_buffer_server.desk import Desk
 from experience_buffer_server.eviction import Eviction
 from experience_buffer_server.groups import Entry
+from experience_buffer_server.ingest import Ingest
 from experience_buffer_server.removal import Removal
+from experience_buffer_server.retention import Retention
 from experience_buffer_server.store.base import BufferRow, ProgressRow, Store, StoreFullError
 from experience_buffer_server.tasks import Tasks
 
@@ -30,7 +32,9 @@ class Owner(Protocol):
     closed: bool
     computing: Computing
     eviction: Eviction
+    ingest: Ingest
     removal: Removal
+    retention: Retention
 
     def missing_fields(self, entry: Entry) -> tuple[str, ...]:
         """Fields that the estimator needs and an entry lacks."""
@@ -72,6 +76,12 @@ class SettingsChanges:
         self._store = store
         self._computer = computer
         self._tasks = tasks
+        self._num_pending = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether settings hold that aren't on disk yet."""
+        return bool(self._num_pending)
 
     def start(self, new: BufferSettings) -> asyncio.Task[None]:
         """Let settings hold, and store them; see `Buffer.change_settings`."""
@@ -101,18 +111,21 @@ class SettingsChanges:
         self._hold(old, new)
         self._add_consumers(new, change.added)
         batch.put_buffer(owner.row)
+        self._num_pending += 1
         return self._tasks.start(self._finish(change, self._store.commit(batch)))
 
     async def _finish(self, change: _Change, stored: Awaitable[None]) -> None:
         try:
             await stored
         except BaseException as error:
+            self._num_pending -= 1
             if not self._owner.closed:
                 self._take_back(change)
                 if isinstance(error, StoreFullError):
                     # Something else may have stored the new settings along with it.
                     self._tasks.spawn(self._store_row())
             raise
+        self._num_pending -= 1
         if not self._owner.closed:
             self._carry_out(change)
 
@@ -133,6 +146,9 @@ class SettingsChanges:
                 self._contents.set_missing(entry, owner.missing_fields(entry))
         if (new.on_full, new.remover) != (old.on_full, old.remover):
             owner.eviction.settings_changed()
+        if new.retention != old.retention:
+            owner.retention.settings_changed()
+        owner.ingest.line.look()
         if new.on_future_version != old.on_future_version:
             self._desk.delivery.release_held(None)
 

@@ -8,10 +8,10 @@ leases on disk. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 
+from experience_buffer_server import steady_clock
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.retirement import Retirement
 from experience_buffer_server.sampling.leases import Lease, LeaseState
@@ -147,7 +147,7 @@ def row_of(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
         id=lease.id,
         consumer=lease.consumer,
         units=[] if ended else [list(unit.seqs) for unit in lease.units],
-        deadline=time.time() if ended else lease.deadline,
+        deadline=steady_clock.now() if ended else lease.deadline,
         state=state or lease.state,
         num_experiences=lease.num_experiences,
         part_sizes=list(lease.part_sizes),

@@ -51,6 +51,8 @@ class BufferStats:
     consumers: tuple[ConsumerStats, ...]
     num_waiting_for_fields: int
     """Experiences that lack a field the estimator needs."""
+    num_damaged: int
+    """Experiences set aside: a row of theirs can't be read back."""
     num_reserved_groups: int
     computing_waits_for: str
     """Missing fields, or a batch that isn't full, in words; empty when it waits for nothing."""
@@ -58,6 +60,10 @@ class BufferStats:
     """Experiences acknowledged for the first time, again after a rewind, since the start."""
     num_unused: int
     """Experiences that left without ever having been acknowledged, since the start."""
+    num_waiting_pushes: int
+    """Pushes that wait in line for room."""
+    pushes_wait_for: str
+    """What they wait for, in words; empty when none waits."""
     keep_ratio: float | None
     """Of those two, less what was rewound, the part that was used; None: neither happened yet."""
 
@@ -80,10 +86,13 @@ def buffer_stats(buffer: Buffer) -> BufferStats:
         ),
         num_waiting_for_fields=len(contents.lacking),
         computing_waits_for=buffer.describe_computing(),
+        num_damaged=buffer.damage.num_experiences,
         num_reserved_groups=buffer.pacing.num_reserved,
         num_used=usage.num_used,
         num_unused=usage.num_unused,
         keep_ratio=usage.keep_ratio,
+        num_waiting_pushes=len(buffer.ingest.line),
+        pushes_wait_for=buffer.ingest.line.describe(),
     )
 
 

@@ -7,8 +7,8 @@ tasks are cancelled and leases that weren't acknowledged are offered again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import TypeVar
 
 from experience_buffer import errors
 from experience_buffer.status import to_request_error
@@ -19,9 +19,7 @@ from experience_buffer_server.store.base import StoreError
 
 _MAX_PUSHES = 64
 """Pushes of one stream that are under way at once; beyond, the stream isn't read."""
-_MAX_OUTGOING = 4
-"""Messages of one stream that wait to be sent; beyond, no more is assembled."""
-_DEFAULT_TIMEOUT_SECONDS = 10.0
+_T = TypeVar("_T")
 
 
 class PushSession:
@@ -45,25 +43,35 @@ class PushSession:
             await reader
         finally:
             reader.cancel()
-            _make_room(self._answers)
+            # What is under way is stored all the same; what still waits for room is given up.
+            for push in _taken(self._answers):
+                if push is not None:
+                    push.cancel()
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         stopping = loop.create_task(self._backend.draining.wait())
         requests = aiter(self._requests)
+        following: asyncio.Future[service_pb2.PushStreamRequest | None] | None = None
         try:
             while not self._backend.draining.is_set():
                 following = asyncio.ensure_future(anext(requests, None))
                 await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if not following.done():
-                    following.cancel()
                     break
                 request = following.result()
                 if request is None:
                     break
-                await self._answers.put(loop.create_task(self._push(request)))
+                push = loop.create_task(self._push(request))
+                try:
+                    await self._answers.put(push)
+                except asyncio.CancelledError:
+                    push.cancel()
+                    raise
         finally:
             stopping.cancel()
+            if following is not None:
+                following.cancel()
             await self._answers.put(None)
 
     async def _push(self, request: service_pb2.PushStreamRequest) -> service_pb2.PushStreamResponse:
@@ -101,7 +109,7 @@ async def policy_versions(
         stopping.cancel()
 
 
-def _make_room(queue: asyncio.Queue[Any]) -> None:
-    """Let a cancelled task say that it ends, though nobody reads the queue any more."""
+def _taken(queue: asyncio.Queue[_T]) -> Iterator[_T]:
+    """All that is in a queue; whoever waits to put something in has room then."""
     while not queue.empty():
-        queue.get_nowait()
+        yield queue.get_nowait()

@@ -206,8 +206,11 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
         ],
         num_waiting_for_fields=stats.num_waiting_for_fields,
         computing_waits_for=stats.computing_waits_for,
+        num_damaged=stats.num_damaged,
         num_reserved_groups=stats.num_reserved_groups,
         keep_ratio=stats.keep_ratio,
+        num_waiting_pushes=stats.num_waiting_pushes,
+        pushes_wait_for=stats.pushes_wait_for,
     )
 
 

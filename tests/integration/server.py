@@ -18,6 +18,7 @@ import grpc
 
 from experience_buffer.v1 import service_pb2_grpc
 
+DEFAULT_MODULE = "experience_buffer_server"
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 CHANNEL_OPTIONS = [
@@ -44,6 +45,7 @@ class Server:
         toml: str = "",
         environment: dict[str, str] | None = None,
         max_file_bytes: int = 0,
+        module: str = DEFAULT_MODULE,
     ) -> None:
         self.folder = folder
         self.data = folder / "data"
@@ -51,6 +53,8 @@ class Server:
         self.environment = environment or {}
         self.max_file_bytes = max_file_bytes
         """Beyond this the disk is full; 0: as large as it is."""
+        self.module = module
+        """What is run: the server, or something around it."""
         self.port = 0
         self.metrics_port = 0
         self.log: list[str] = []
@@ -75,7 +79,7 @@ class Server:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.toml"
         config.write_text(self.toml, encoding="utf-8")
-        command = [sys.executable, "-m", "experience_buffer_server", "serve"]
+        command = [sys.executable, "-m", self.module, "serve"]
         command += ["--config", str(config), "--data", str(self.data)]
         command += ["--port", str(self.port), "--metrics-port", str(self.metrics_port)]
         if self.max_file_bytes:
@@ -90,23 +94,29 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
-        begun = threading.Event()
-        reader = threading.Thread(target=self._read_log, args=(self._process, begun), daemon=True)
+        begun, listening = threading.Event(), threading.Event()
+        ends = (self._process, begun, listening)
+        reader = threading.Thread(target=self._read_log, args=ends, daemon=True)
         self._readers.append(reader)
         reader.start()
         assert begun.wait(START_SECONDS), f"no server in time:\n{self.tail()}"
-        assert self._process.poll() is None, f"it ended at once:\n{self.tail()}"
+        if not listening.is_set():
+            raise AssertionError(f"it ended at once, with {self.wait()}:\n{self.tail()}")
         return self
 
-    def _read_log(self, process: subprocess.Popen[str], begun: threading.Event) -> None:
+    def _read_log(
+        self, process: subprocess.Popen[str], begun: threading.Event, listening: threading.Event
+    ) -> None:
         """Collect the log of one life; `begun` is set when it listens, or has ended before."""
         assert process.stderr is not None
         for line in process.stderr:
             self.log.append(line)
             if '"listening"' in line:
                 entry: dict[str, Any] = json.loads(line)
-                self.port = int(entry["address"].rpartition(":")[2])
+                if not entry["address"].startswith("unix:"):
+                    self.port = int(entry["address"].rpartition(":")[2])
                 self.metrics_port = int(entry["metrics_port"])
+                listening.set()
                 begun.set()
         # The children hold the other end too: when it closes, all of that life is gone.
         process.stderr.close()

@@ -147,6 +147,7 @@ def test_the_first_batch_is_waited_for_as_long_as_asked(client: Client, name: st
         ),
         batch_size=None,
         num_workers=1,
+        multiprocessing_context="forkserver",
     )
     with pytest.raises(DeadlineExceededError, match="no first batch of 2"):
         next(iter(loader))

@@ -14,12 +14,13 @@ from experience_buffer import (
     ConsumerConfig,
     Limiter,
     ResourceExhaustedError,
+    Retention,
     Selector,
     trxp,
 )
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, summaries
-from tests.integration.server import Server
+from tests.integration.server import Server, eventually
 
 
 @pytest.fixture
@@ -197,3 +198,43 @@ def test_eviction_goes_on_after_a_restart(make_server: Callable[..., Server]) ->
     with Client(server.address) as client, server.stub() as stub:
         client.push(group(3, 2), buffer="b")
         assert tasks(stub, "b") == ["1", "2", "3"]
+
+
+def test_what_exceeds_a_lowered_limit_leaves(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(evicting(name, max_items=20))
+    client.push([one for task in range(9) for one in group(task, 2)], buffer=name)
+    leased = client.sample(2, buffer=name)
+    client.update_buffer(name, max_items=7)
+    eventually(lambda: len(stored(stub, name)) <= 7, "the surplus to leave")
+    assert tasks(stub, name) == ["0", "1", "8"], "0 and 1 are leased"
+    leased.ack()
+    size = summaries(stub, name)[0].payload_bytes
+    client.push(group(9, 2), buffer=name)
+    client.update_buffer(name, max_bytes=3 * size)
+    eventually(lambda: tasks(stub, name) == ["9"], "what takes too many bytes to leave")
+
+
+def test_retention_is_set_live(client: Client, stub: ExperienceBufferStub, name: str) -> None:
+    client.create_buffer(BufferConfig(name, group_by="none"))
+    for version in (1, 2, 3):
+        info = {"model_version": version}
+        client.push([experience(version, 0, info=info)], buffer=name)
+    client.publish_policy_version(4, buffer=name)
+    changed = client.update_buffer(name, retention=Retention(max_lag=2))
+    assert changed.config.retention == Retention(max_lag=2)
+    eventually(lambda: tasks(stub, name) == ["2", "3"], "what is outdated to leave")
+    client.publish_policy_version(5, buffer=name)
+    eventually(lambda: tasks(stub, name) == ["3"], "the next to leave")
+    leased = client.sample(1, buffer=name)
+    client.update_buffer(name, retention=Retention(max_age_seconds=0.2))
+    fresh = client.update_buffer(name, lease_seconds=500.0)
+    assert fresh.config.retention == Retention(max_age_seconds=0.2)
+    client.push([experience(7, 0)], buffer=name)
+    eventually(lambda: tasks(stub, name) == ["3"], "what is old to leave, but for what is leased")
+    leased.nack()
+    eventually(lambda: not stored(stub, name), "what came back to leave")
+    again = client.push([experience(7, 0)], buffer=name)
+    assert again.num_duplicates == 1, "it is remembered"
+    assert client.update_buffer(name, retention=None).config.retention is None

@@ -14,6 +14,7 @@ from experience_buffer import (
     BufferFullError,
     Client,
     ClientOptions,
+    InvalidRequestError,
     MessageTooLargeError,
     ResourceExhaustedError,
     RetryOptions,
@@ -94,6 +95,25 @@ def test_too_many_items_in_a_push(small: Server, name: str) -> None:
     with small.stub() as stub:
         code, message, _ = error_of(lambda: push(stub, name, group(0, 11)))
         assert (code, "server.max_push_items is 7" in message) == ("INVALID_ARGUMENT", True)
+
+
+def test_what_a_group_shares_is_stored_with_each(
+    make_server: Callable[..., Server], name: str
+) -> None:
+    """A prompt with an image travels once per push."""
+    messages = [{"role": "user", "content": "A" * 1_400_000}]
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(BufferConfig(name, group_by="none"))
+        rollouts = group(0, 32, info={"messages": messages})
+        assert client.push(rollouts, buffer=name).num_stored == 32
+        rollouts = group(1, 60, info={"messages": messages})
+        with pytest.raises(InvalidRequestError, match="push the group in parts") as refused:
+            client.push(rollouts, buffer=name)
+        assert "server.max_message_bytes" in str(refused.value)
+        options = ClientOptions(max_push_items=30)
+        with Client(server.address, options=options) as careful:
+            assert careful.push(rollouts, buffer=name).num_stored == 60
 
 
 def test_a_unit_larger_than_a_response_is_left_to_streams(small: Server, name: str) -> None:

@@ -43,6 +43,12 @@ ELSEWHERE = {
         "integration/test_kill.py::test_no_acknowledged_push_is_lost",
         "integration/test_kill.py::test_delivery_survives_the_death_of_everyone",
     ],
+    "Reverb: no TLS, and whoever connects may do everything": [
+        "integration/test_tls.py::test_a_listener_on_the_network_reads_nothing",
+        "integration/test_tls.py::test_only_a_certificate_of_the_right_authority_gets_in",
+        "integration/test_access.py::test_without_a_token_nothing_is_served",
+        "integration/test_access.py::test_each_role_may_make_the_calls_of_the_table",
+    ],
     "Reverb: no health service": [
         "integration/test_lifecycle.py::test_health_reflection_and_metrics_answer"
     ],

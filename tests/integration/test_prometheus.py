@@ -55,7 +55,8 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     prometheus, folder = _tool("prometheus"), tmp_path_factory.mktemp("prometheus")
     port, metrics_port, prometheus_port = _free_ports(3)
     serve = [sys.executable, "-m", "experience_buffer_server", "serve", "--data", "data"]
-    serve += ["--port", str(port), "--metrics-port", str(metrics_port)]
+    serve += ["--port", str(port), "--metrics-port", str(metrics_port), "--config", "server.toml"]
+    (folder / "server.toml").write_text('[snapshots]\npath = "snapshots"\n', encoding="utf-8")
     scrape = [prometheus, "--config.file=prometheus.yml", "--storage.tsdb.path=series"]
     scrape += [f"--web.listen-address=127.0.0.1:{prometheus_port}"]
     _write_configuration(folder / "prometheus.yml", f"127.0.0.1:{metrics_port}")
@@ -107,6 +108,15 @@ def test_promtool_accepts_the_configuration() -> None:
     command = [_tool("promtool"), "check", "config", str(DOCKER / "prometheus.yml")]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_rules_are_evaluated(monitored: Monitored) -> None:
+    def rules() -> list[Any]:
+        (group,) = _ask(monitored, "/api/v1/rules")["groups"]
+        return list(group["rules"])
+
+    _wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), "an evaluation")
+    assert [rule["lastError"] for rule in rules() if rule["health"] != "ok"] == []
 
 
 def test_every_dashboard_query_returns_data(monitored: Monitored) -> None:
@@ -176,6 +186,7 @@ def _make_traffic(client: Client, number: int) -> None:
     client.sample(1, buffer=BUFFER, timeout=30.0).ack()
     missing = client.sample(1, buffer=BUFFER, timeout=0.01)
     assert missing.shortfall
+    client.snapshot()
     with pytest.raises(NotFoundError):
         client.get("no such uid", buffer=BUFFER)
 
@@ -213,7 +224,10 @@ def _free_ports(count: int) -> list[int]:
 def _write_configuration(path: Path, target: str) -> None:
     """The configuration that users get, with this target and without their patience."""
     config = yaml.safe_load((DOCKER / "prometheus.yml").read_text(encoding="utf-8"))
-    config["global"].update(scrape_interval="300ms", scrape_timeout="300ms")
+    config["global"].update(
+        scrape_interval="300ms", scrape_timeout="300ms", evaluation_interval="300ms"
+    )
+    config["rule_files"] = [str(DOCKER / name) for name in config["rule_files"]]
     for job in config["scrape_configs"]:
         job["static_configs"] = [{"targets": [target]}]
     path.write_text(yaml.safe_dump(config), encoding="utf-8")

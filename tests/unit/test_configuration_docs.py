@@ -10,8 +10,13 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from experience_buffer_server.access.settings import AccessSection, TlsSection
 from experience_buffer_server.advantages import ESTIMATORS, custom
-from experience_buffer_server.buffer_settings import AdvantageSettings, BufferSettings
+from experience_buffer_server.buffer_settings import (
+    AdvantageSettings,
+    BufferSettings,
+    RetentionSettings,
+)
 from experience_buffer_server.config import (
     ComputeSection,
     ServerSection,
@@ -27,17 +32,22 @@ from experience_buffer_server.consumer_settings import (
     StalenessSettings,
 )
 from experience_buffer_server.estimators import EstimatorSettings
+from experience_buffer_server.snapshot_settings import SnapshotsSection
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "configuration.md").read_text("utf-8")
 SECTIONS: dict[str, type[BaseModel]] = {
     "`[server]`": ServerSection,
     "`[store]`": StoreSection,
     "`[compute]`": ComputeSection,
+    "`[snapshots]`": SnapshotsSection,
+    "`[tls]`": TlsSection,
+    "`[access]`": AccessSection,
     "`[buffers.NAME]`": BufferSettings,
     "`[[buffers.NAME.consumers]]`": ConsumerSettings,
     "`[buffers.NAME.consumers.selector]` and `[buffers.NAME.remover]`": SelectorSettings,
     "`[buffers.NAME.consumers.limiter]`": LimiterSettings,
     "`[buffers.NAME.consumers.staleness]`": StalenessSettings,
+    "`[buffers.NAME.retention]`": RetentionSettings,
     "`[buffers.NAME.pacing]`": PacingSettings,
     "`[buffers.NAME.advantage]`": AdvantageSettings,
     "`[estimators.NAME]`": EstimatorSettings,

@@ -1,7 +1,8 @@
-"""The boundary of every RPC: counts it, times it, and turns errors into statuses."""
+"""The boundary of every RPC: counts it, times it, guards it, and turns errors into statuses."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -13,12 +14,21 @@ import grpc
 
 from experience_buffer import errors
 from experience_buffer.status import to_status
+from experience_buffer_server.access.calls import GuardedCall
+from experience_buffer_server.access.guard import Guard
+from experience_buffer_server.callers import caller_of
 from experience_buffer_server.faults import as_client_error
 from experience_buffer_server.interceptors import size
+from experience_buffer_server.interceptors.crowd import Crowd
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.quotas import Quotas
 from experience_buffer_server.store.base import StoreError
 
 _log = logging.getLogger(__name__)
+_REQUEST_SECONDS = 120.0
+"""For the request of a call to come: enough for a large one on a slow line."""
+_ANONYMOUS_SECONDS = 10.0
+"""For a short call that needs no grant, from its beginning to its end; half of it for its request."""
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -28,8 +38,19 @@ if TYPE_CHECKING:
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler. It can be shared between calls."""
 
-    def __init__(self, metrics: Metrics, *, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        guard: Guard,
+        quotas: Quotas,
+        *,
+        max_message_bytes: int,
+        max_calls: int,
+    ) -> None:
         self._metrics = metrics
+        self._crowd = Crowd(max_calls, metrics)
+        self._guard = guard
+        self._quotas = quotas
         self._max_message_bytes = max_message_bytes
 
     async def intercept_service(
@@ -40,10 +61,18 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         """Wrap the handler of one call."""
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None
+            unknown: Handler = grpc.stream_stream_rpc_method_handler(_unimplemented)
+            return unknown
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
         make, kind = _FACTORIES[handler.request_streaming, handler.response_streaming]
-        call = _Call(self._metrics, kind, service, method)
+        guarded = GuardedCall(
+            self._guard, handler_call_details.method, handler_call_details.invocation_metadata
+        )
+        labels = (kind, service, method)
+        call = _Call(self._metrics, labels, guarded, self._quotas, self._crowd)
+        if guarded.is_refused:
+            refused: Handler = grpc.stream_stream_rpc_method_handler(call.refused)
+            return refused
         # The stubs describe the threaded server; here behaviors are coroutines and generators.
         implemented: Any = (
             handler.unary_unary
@@ -59,7 +88,9 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         wrapped: Handler = make(
             behavior,
             request_deserializer=size.bounded(
-                handler.request_deserializer, self._max_message_bytes
+                handler.request_deserializer,
+                self._max_message_bytes,
+                own_bytes=guarded.max_request_bytes,
             ),
             response_serializer=handler.response_serializer,
         )
@@ -67,23 +98,38 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
 
 
 _FACTORIES: dict[tuple[bool, bool], tuple[Callable[..., Any], str]] = {
-    (False, False): (grpc.unary_unary_rpc_method_handler, "unary"),
-    (False, True): (grpc.unary_stream_rpc_method_handler, "server_stream"),
+    (False, False): (grpc.stream_unary_rpc_method_handler, "unary"),
+    (False, True): (grpc.stream_stream_rpc_method_handler, "server_stream"),
     (True, False): (grpc.stream_unary_rpc_method_handler, "client_stream"),
     (True, True): (grpc.stream_stream_rpc_method_handler, "bidi_stream"),
 }
+"""All requests are streams to gRPC: so none is awaited, or received, before it is asked for."""
 
 
 class _Call:
-    def __init__(self, metrics: Metrics, kind: str, service: str, method: str) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        labels: tuple[str, str, str],
+        guarded: GuardedCall,
+        quotas: Quotas,
+        crowd: Crowd,
+    ) -> None:
         self._metrics = metrics
-        self._labels = (kind, service, method)
+        self._labels = labels
+        self._guarded = guarded
+        self._quotas = quotas
+        self._crowd = crowd
+        self._is_let_in = False
+        """Whether anything of it may be read."""
 
     def unary(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
-        async def handle(request: Any, context: Context) -> Any:
+        async def handle(requests: Any, context: Context) -> Any:
             with _Timing(self._metrics, self._labels) as timing:
                 try:
-                    return await behavior(size.checked(request), context)
+                    with self._guarded.entered(context) as guarded:
+                        self._let_in()
+                        return await behavior(guarded.check(await self._request(context)), context)
                 except (errors.ExperienceBufferError, StoreError) as error:
                     await self._abort(as_client_error(error), context, timing)
                 except (grpc.aio.AbortError, grpc.RpcError):
@@ -94,14 +140,23 @@ class _Call:
         return handle
 
     def streaming(self, behavior: Callable[..., Any], *, is_stream: bool) -> Callable[..., Any]:
-        async def handle(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def handle(requests: Any, context: Context) -> AsyncIterator[Any]:
             with _Timing(self._metrics, self._labels) as timing:
                 try:
-                    request = size.all_checked(request) if is_stream else size.checked(request)
-                    # Closed with the call, not when the collector finds it: it holds leases.
-                    async with contextlib.aclosing(behavior(request, context)) as responses:
-                        async for response in responses:
-                            yield response
+                    with self._guarded.entered(context) as guarded, self._open_stream():
+                        self._let_in()
+                        if is_stream:
+                            request = guarded.all_checked(size.all_checked(requests))
+                        else:
+                            request = guarded.check(await self._request(context))
+                            self._watch()
+                        # Closed with the call, not when the collector finds it: it holds leases.
+                        async with contextlib.aclosing(behavior(request, context)) as responses:
+                            del request
+                            async for response in responses:
+                                guarded.sending()
+                                yield response
+                                guarded.sent()
                 except (errors.ExperienceBufferError, StoreError) as error:
                     await self._abort(as_client_error(error), context, timing)
                 except (grpc.aio.AbortError, grpc.RpcError):
@@ -111,13 +166,100 @@ class _Call:
 
         return handle
 
+    def _open_stream(self) -> contextlib.AbstractContextManager[None]:
+        if self._guarded.is_anonymous:
+            return contextlib.nullcontext()
+        return self._quotas.stream(caller_of())
+
+    def _let_in(self) -> None:
+        """Take a place among the calls under way, until gRPC is done with this one.
+
+        Raises:
+            ResourceExhaustedError: There is none.
+        """
+        task = _task()
+        if self._guarded.is_anonymous:
+            self._place = self._crowd.asking.take(caller_of(), task)
+            # Whether it doesn't ask or doesn't read the answer.
+            ending = asyncio.get_running_loop().call_later(_ANONYMOUS_SECONDS, task.cancel)
+            self._ending = ending
+            task.add_done_callback(lambda _: ending.cancel())
+        else:
+            self._crowd.calls.take(caller_of(), task)
+        self._is_let_in = True
+
+    def _watch(self) -> None:
+        """Change the place of an anonymous call for one that lasts.
+
+        Raises:
+            ResourceExhaustedError: There is none.
+        """
+        if self._guarded.is_anonymous:
+            self._crowd.watching.take(caller_of(), _task())
+            self._place()
+            self._ending.cancel()
+
+    async def _request(self, context: Context) -> Any:
+        """The only request of a call.
+
+        Raises:
+            DeadlineExceededError: It doesn't come.
+            InvalidRequestError: There is none, or it can't be read.
+            ResourceExhaustedError: It is too large.
+        """
+        seconds = _ANONYMOUS_SECONDS / 2 if self._guarded.is_anonymous else _REQUEST_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                request = await context.read()
+        except TimeoutError as error:
+            self._is_let_in = False
+            raise errors.DeadlineExceededError(
+                f"the call's request hasn't come within {seconds:g} s; send it with the call"
+            ) from error
+        if request is grpc.aio.EOF:
+            raise errors.InvalidRequestError("the call has no request; send one")
+        return size.checked(request)
+
+    async def refused(self, requests: Any, context: Context) -> AsyncIterator[Any]:
+        """The handler of a call that is refused unread."""
+        with _Timing(self._metrics, self._labels) as timing:
+            try:
+                self._guarded.entered(context)
+            except errors.ExperienceBufferError as error:
+                await self._abort(error, context, timing)
+        return
+        yield
+
     async def _abort(
         self, error: errors.ExperienceBufferError, context: Context, timing: _Timing
     ) -> NoReturn:
         status = to_status(error)
         timing.code = status.code.name
+        if not self._is_let_in:
+            _end_without_waiting()
         await context.abort_with_status(status)
         raise AssertionError("abort_with_status returned")
+
+
+def _task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _end_without_waiting() -> None:
+    """End this task once gRPC has a status to send, whether or not its peer reads it.
+
+    Else calls that were refused would hold what `server.max_calls` has for those that are served.
+    """
+    asyncio.get_running_loop().call_soon(_task().cancel)
+
+
+async def _unimplemented(requests: Any, context: Context) -> AsyncIterator[Any]:
+    """The handler of a call that there isn't, in gRPC's words."""
+    _end_without_waiting()
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    yield
 
 
 class _Timing:

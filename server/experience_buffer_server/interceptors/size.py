@@ -1,7 +1,8 @@
-"""Requests above the size limit, answered with a text that names the setting.
+"""Requests that can't be read: above the size limit, or no messages at all.
 
-gRPC's own check knows no settings, so it is given twice the limit and only cuts off what is far
-above; what lies between is read and refused here, unparsed.
+gRPC's own check of sizes knows no settings, so it is given twice the limit and only cuts off what is
+far above; what lies between is read and refused here, unparsed. What can't be parsed gRPC answers
+with UNKNOWN, and logs with a traceback as if it were a bug; here it is the caller's error.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from experience_buffer import errors
 
@@ -18,7 +21,15 @@ class _Oversized:
     """Takes the place of a request that is too large to be parsed."""
 
     num_bytes: int
-    limit_bytes: int
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Takes the place of a request that is no message of its type."""
+
+    num_bytes: int
+    problem: str
 
 
 def receive_limit(max_message_bytes: int) -> int:
@@ -26,13 +37,28 @@ def receive_limit(max_message_bytes: int) -> int:
     return 2 * max_message_bytes
 
 
-def bounded(deserialize: Callable[[bytes], Any] | None, limit_bytes: int) -> Callable[[bytes], Any]:
-    """A deserializer that leaves requests above the limit to `checked`; None: bytes as they are."""
+def bounded(
+    deserialize: Callable[[bytes], Any] | None, limit_bytes: int, *, own_bytes: int = 0
+) -> Callable[[bytes], Any]:
+    """A deserializer that leaves what can't be read to `checked`.
+
+    Args:
+        deserialize: None: bytes as they are.
+        limit_bytes: `server.max_message_bytes`.
+        own_bytes: A smaller bound that the call itself has; 0: none.
+    """
+    limit = f"server.max_message_bytes is {limit_bytes}; send less at once, or raise the limit"
+    if 0 < own_bytes < limit_bytes:
+        limit_bytes = own_bytes
+        limit = f"a request of this call may have {own_bytes} bytes"
 
     def read(data: bytes) -> Any:
         if len(data) > limit_bytes:
-            return _Oversized(len(data), limit_bytes)
-        return data if deserialize is None else deserialize(data)
+            return _Oversized(len(data), limit)
+        try:
+            return data if deserialize is None else deserialize(data)
+        except DecodeError as error:
+            return _Malformed(len(data), str(error))
 
     return read
 
@@ -42,11 +68,16 @@ def checked(request: Any) -> Any:
 
     Raises:
         ResourceExhaustedError: It was too large.
+        InvalidRequestError: It is no message of its type.
     """
     if isinstance(request, _Oversized):
         raise errors.ResourceExhaustedError(
-            f"a message of {request.num_bytes} bytes is over the limit: server.max_message_bytes "
-            f"is {request.limit_bytes}; send less at once, or raise the limit"
+            f"a message of {request.num_bytes} bytes is over the limit: {request.limit}"
+        )
+    if isinstance(request, _Malformed):
+        raise errors.InvalidRequestError(
+            f"the {request.num_bytes} bytes of the request can't be read ({request.problem}); send "
+            "a message of the service's contract"
         )
     return request
 
@@ -56,6 +87,7 @@ async def all_checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
     Raises:
         ResourceExhaustedError: One was too large; the stream ends with it.
+        InvalidRequestError: One is no message of its type; the stream ends with it.
     """
     async for request in requests:
         yield checked(request)

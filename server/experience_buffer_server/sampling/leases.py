@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from experience_buffer_server.sampling.units import Unit
 
 LeaseState = Literal["open", "ending", "acked", "nacked", "expired"]
 
+_NO_UNITS: Final[list[Unit]] = []
+_NO_PARTS: Final[dict[int, int | None]] = {}
+"""Of leases that have ended, which are many: shared, and never changed."""
 _SPARE_DEADLINES = 64
 """Deadlines that don't hold any more, beside one for each open lease, before they are cleared."""
 
@@ -62,7 +64,7 @@ class LeaseTable:
 
     def __init__(self, *, max_ended: int = 10_000) -> None:
         self._open: dict[int, Lease] = {}
-        self._ended: OrderedDict[int, Lease] = OrderedDict()
+        self._ended: dict[int, Lease] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._last_id = 0
         self._max_ended = max_ended
@@ -101,6 +103,10 @@ class LeaseTable:
         self._add(lease)
         return lease
 
+    def reserve(self, lease_id: int) -> None:
+        """Give ids above this one only: it was given to a lease that can't be read back."""
+        self._last_id = max(self._last_id, lease_id)
+
     def restore(self, lease: Lease) -> None:
         """Put back a lease as stored; its units' counts are already those of the delivery."""
         self._last_id = max(self._last_id, lease.id)
@@ -115,6 +121,19 @@ class LeaseTable:
         """An open or remembered lease."""
         return self._open.get(lease_id) or self._ended.get(lease_id)
 
+    def take_out(self, lease: Lease, units: Collection[Unit]) -> None:
+        """Let an open lease go on without some of its units; each rank keeps what is left of its own."""
+        parts = [lease.part(rank) for rank in range(lease.world_size)] or [lease.units]
+        kept = [[unit for unit in part if unit not in units] for part in parts]
+        lease.units = [unit for part in kept for unit in part]
+        lease.part_sizes = [len(part) for part in kept] if lease.world_size else ()
+        lease.num_units = len(lease.units)
+        lease.num_experiences = sum(len(unit.seqs) for unit in lease.units)
+        lease.num_bytes = sum(unit.num_bytes for unit in lease.units)
+        for unit in units:
+            unit.lease_id = 0
+            unit.num_deliveries -= 1
+
     def extend(self, lease: Lease, deadline: float) -> None:
         """Let an open lease expire later; never earlier."""
         if deadline > lease.deadline:
@@ -126,13 +145,16 @@ class LeaseTable:
         del self._open[lease.id]
         for unit in lease.units:
             unit.lease_id = 0
-        lease.units = []
+        lease.units = _NO_UNITS
+        lease.acked_parts = _NO_PARTS
         lease.state = state
         lease.deadline = now
         self._ended[lease.id] = lease
         forgotten = []
         while len(self._ended) > self._max_ended:
-            forgotten.append(self._ended.popitem(last=False)[0])
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            forgotten.append(oldest)
         return forgotten
 
     def expired(self, now: float) -> list[Lease]:

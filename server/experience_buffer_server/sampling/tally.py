@@ -52,6 +52,11 @@ class Tally:
         if unit is not None:
             self._put(key, _Present(max(unit.times, 1), unit.num_bytes))
 
+    def forget(self, key: int) -> None:
+        """A unit stays and can't be delivered any more: as if it had never come."""
+        if key not in self._taken_off:
+            self._take(key)
+
     def leaving(self, key: int, plan: LimiterPlan, *, consumed: bool) -> None:
         """A unit is on its way out: consumed, or evicted, dropped, expired and refunded."""
         unit = self._take(key)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+_T = TypeVar("_T")
 
 MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
 MAX_PRIORITY = 1e300
 """Larger priorities count as this one: sums over a group's members stay finite."""
+REPLACED = 1 << 60
+"""Bit of `Record.fields`: its payload was replaced since it was pushed; `digest` is of the old one."""
 
 
 class StoreError(Exception):
@@ -34,6 +38,12 @@ class StoreFormatError(StoreError):
 
 class DamagedRecordError(StoreError):
     """A stored row can't be read back; the message names it."""
+
+
+Found: TypeAlias = _T | DamagedRecordError | None
+"""What one read of several brings: the row, None where there is none, or why it can't be read.
+
+A damaged row is a value, not raised: it costs its neighbours nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +87,7 @@ class Record:
     push_time: float
     """Seconds since the Unix epoch."""
     note: str = ""
-    """A tombstone's reason."""
+    """A tombstone's reason. Of an experience, why it was set aside: a row of it can't be read back."""
     fields: int = 0
     """Which of an estimator's inputs it carries: one bit each, and one for being counted already."""
     priority: float = 1.0
@@ -120,8 +130,9 @@ class GroupRow:
     closed: str = ""
     """Empty while open, else why it takes no more members ("whole", "sealed", "deadline", "dropped")."""
     note: str = ""
-    """The reason given when it was dropped, or why its advantages can't be computed."""
+    """The reason given when it was dropped, or why it was set aside."""
     quarantined: bool = False
+    """It was set aside: rows of it were lost, and who belonged to it isn't known."""
     num_consumed: int = 0
     """Members that were consumed and removed while it was open; they count towards its size."""
 
@@ -192,6 +203,17 @@ class AdvantageRow:
 
 
 @dataclass(slots=True, kw_only=True)
+class DamagedRows:
+    """Numbers of a buffer's rows that can't be read back and were left out."""
+
+    records: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    leases: list[int] = field(default_factory=list)
+    any_records: bool = False
+    """Whether the store has lost a record at all: the buffer in its key may be what is damaged."""
+
+
+@dataclass(slots=True, kw_only=True)
 class BufferState:
     """Everything that a store holds of one buffer but payloads and computed advantages."""
 
@@ -206,6 +228,9 @@ class BufferState:
     consumers: list[ConsumerRow]
     computed: Mapping[int, float]
     """Magnitudes of the experiences that have an advantage row, by seq."""
+    last_seq: int = 0
+    """Seqs and priorities' numbers up to here were given, also to what isn't stored any more."""
+    damaged: DamagedRows = field(default_factory=DamagedRows)
 
 
 class WriteBatch(Protocol):
@@ -216,6 +241,9 @@ class WriteBatch(Protocol):
 
     def put_buffer(self, row: BufferRow) -> None:
         """Insert or replace a buffer's row."""
+
+    def put_last_seq(self, buffer_id: int, last_seq: int) -> None:
+        """Note that seqs and priorities' numbers up to this one were given."""
 
     def delete_buffer(self, buffer_id: int) -> None:
         """Remove a buffer's row and every row of it in every table."""
@@ -301,20 +329,30 @@ class Store(Protocol):
     def is_taking_in(self) -> bool:
         """Whether experiences are being appended now."""
 
-    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[bytes | None]:
-        """The stored payloads, committed ones only; None where there is none."""
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
+        """The stored payloads, committed ones only."""
 
-    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[AdvantageRow | None]:
-        """What was computed; None where nothing was."""
+    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
+        """What was computed."""
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
-        """The remembered values; None where nothing is remembered."""
+        """The remembered values; None where nothing is remembered, or can be read back.
+
+        What is remembered only shortens the way of repeats; a damaged one is forgotten early.
+        """
+
+    def payload_uids(self, buffer_id: int) -> Iterator[str]:
+        """The uids of all stored payloads, for a start after damage; it may take seconds."""
 
     def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
         """Forget up to `limit` remembered values older than `before_time`; how many were forgotten."""
 
     def load(self) -> Iterator[BufferState]:
         """Read the state of every buffer, by id; for the start, before the first commit."""
+
+    @property
+    def last_buffer_id(self) -> int:
+        """Highest id of a stored buffer, also of one that `load` could not read."""
 
     async def close(self) -> None:
         """Finish what was submitted and release the store. Idempotent."""

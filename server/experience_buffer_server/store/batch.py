@@ -13,7 +13,7 @@ from experience_buffer_server.store.base import (
     Record,
 )
 from experience_buffer_server.store.format import Pack, Table
-from experience_buffer_server.store.frames import DELETE_BUFFER, Operation
+from experience_buffer_server.store.frames import DELETE_BUFFER, INSERT_RECORD, Operation
 
 _RECORDS = int(Table.RECORDS)
 _PAYLOADS = int(Table.PAYLOADS)
@@ -40,14 +40,26 @@ class LmdbWriteBatch:
     def put_buffer(self, row: BufferRow) -> None:
         """Insert or replace a buffer's row."""
         value = disk.encode_buffer(row, self._pack)
-        self.operations.append((int(Table.BUFFERS), disk.buffer_key(row.id), value))
+        self._put(Table.BUFFERS, disk.buffer_key(row.id), value)
+        self._put(Table.BUFFER_COPIES, disk.buffer_key(row.id), value)
+
+    def put_last_seq(self, buffer_id: int, last_seq: int) -> None:
+        """Note that seqs and priorities' numbers up to this one were given."""
+        self._put(Table.COUNTERS, disk.buffer_key(buffer_id), disk.encode_counter(last_seq))
 
     def delete_buffer(self, buffer_id: int) -> None:
         """Remove a buffer's row and every row of it in every table."""
         self.operations.append((DELETE_BUFFER, disk.buffer_key(buffer_id), None))
 
     def append(self, buffer_id: int, record: Record, payload: bytes) -> None:
-        """Insert a new experience or tombstone."""
+        """Insert a new experience or tombstone; nothing is stored where its seq is taken."""
+        self._place(INSERT_RECORD, buffer_id, record, payload)
+
+    def replace(self, buffer_id: int, record: Record, payload: bytes) -> None:
+        """Replace an experience's record and payload."""
+        self._place(_RECORDS, buffer_id, record, payload)
+
+    def _place(self, code: int, buffer_id: int, record: Record, payload: bytes) -> None:
         key = disk.numbered_key(buffer_id, record.seq)
         value = disk.encode_record(record, self._pack)
         room = _RECORD_ROOM_BYTES
@@ -56,12 +68,8 @@ class LmdbWriteBatch:
             room += (len(payload) // disk.PAGE_BYTES + 1) * disk.PAGE_BYTES
             place = disk.payload_key(buffer_id, record.uid)
             self.operations.append((_PAYLOADS, place, payload))
-        self.operations.append((_RECORDS, key, value))
+        self.operations.append((code, key, value))
         self.append_bytes += room
-
-    def replace(self, buffer_id: int, record: Record, payload: bytes) -> None:
-        """Replace an experience's record and payload."""
-        self.append(buffer_id, record, payload)
 
     def put_record(self, buffer_id: int, record: Record) -> None:
         """Replace an experience's record."""

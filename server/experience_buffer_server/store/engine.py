@@ -14,10 +14,13 @@ from pathlib import Path
 import lmdb
 
 from experience_buffer_server.store import format as disk
-from experience_buffer_server.store.base import StoreFormatError
+from experience_buffer_server.store import private
+from experience_buffer_server.store.base import DamagedRecordError, StoreFormatError
+from experience_buffer_server.store.commits import commit_problem, sign_commit
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.frames import (
     DELETE_BUFFER,
+    INSERT_RECORD,
     PRUNE,
     PRUNE_LIMITS,
     Request,
@@ -25,11 +28,17 @@ from experience_buffer_server.store.frames import (
     Status,
     Work,
 )
-from experience_buffer_server.store.room import Room
+from experience_buffer_server.store.metapages import check_length, explain_unopenable
+from experience_buffer_server.store.opening import CURE
+from experience_buffer_server.store.room import FULL_CODES, Room
+from experience_buffer_server.store.seal import seal, unseal
 
-_ADVANCE_KEY = b"advance"
 _ADVANCE_BYTES = 256 * 1024
-_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BATCH_ERRORS = (
+    lmdb.MapFullError, lmdb.TxnFullError, lmdb.BadValsizeError, lmdb.KeyExistsError
+)  # fmt: skip
+"""Of a batch that is too large, or of one of its rows."""
+_PROBE_BYTES = 1 << 20
 
 
 class Engine:
@@ -58,15 +67,17 @@ class Engine:
                 map_size=min(_whole_pages(initial_map_bytes), self._max_map_bytes),
                 max_dbs=disk.MAX_DBS,
                 max_readers=disk.MAX_READERS,
+                mode=private.FILE_MODE,
                 sync=sync,
             )
         except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
-            raise StoreFormatError(
-                f"{path / 'data.mdb'} is not an LMDB database of this kind ({error}); "
-                "use another directory"
-            ) from error
+            raise StoreFormatError(explain_unopenable(path, error)) from error
+        check_length(self._env, path)
         self._env.reader_check()
         self._tables = self._open_tables()
+        with self._env.begin(buffers=True) as txn:
+            if problem := commit_problem(txn, self._tables[Table.META], path):
+                raise StoreFormatError(f"{path}: {problem}; {CURE}")
         _sync_directory(path)
         self._room = Room(path / "data.mdb", max_map_bytes=self._max_map_bytes)
         with self._env.begin() as txn:
@@ -122,30 +133,38 @@ class Engine:
         if len(requests) > 1:
             try:
                 return self._transact(requests)
-            except lmdb.Error:
+            except lmdb.Error as error:
+                if self._is_the_end(error):
+                    return self._fail(requests, error)
                 # One of them is at fault: alone, it fails alone.
-                pass
-        results = []
-        for request in requests:
+        results: list[Result] = []
+        for place, request in enumerate(requests):
             try:
                 results += self._transact([request])
             except lmdb.Error as error:
-                results.append(self._judge(request, error))
+                if self._is_the_end(error):
+                    return results + self._fail(requests[place:], error)
+                results.append(_refusal(request, error))
         return results
 
-    def _judge(self, request: Request, error: lmdb.Error) -> Result:
-        if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
-            return Result(request.number, Status.FULL, f"no room in the map for the batch: {error}")
-        if isinstance(error, lmdb.BadValsizeError):
-            return Result(request.number, Status.REFUSED, f"a key or value is too long: {error}")
+    def _is_the_end(self, error: lmdb.Error) -> bool:
+        """Whether nothing may be acknowledged any more: it isn't a batch's fault, nor lack of room.
+
+        After a failed sync, above all: the system may have forgotten what it could not write, and
+        the next sync finds nothing to do and succeeds.
+        """
+        if isinstance(error, _BATCH_ERRORS) or error.code in FULL_CODES:
+            return False
         # A write cut short by a full disk is reported as an I/O error, too.
-        full = error.code in _FULL_CODES or (
-            error.code == errno.EIO and not self._room.allocate(max(request.append_bytes, 1 << 20))
-        )
-        if full:
-            return Result(request.number, Status.FULL, f"the disk is full: {error}")
+        return error.code != errno.EIO or self._room.allocate(_PROBE_BYTES)
+
+    def _fail(self, requests: Sequence[Request], error: lmdb.Error) -> list[Result]:
         self.failed = True
-        return Result(request.number, Status.FAILED, f"{self._path}: {error}")
+        message = (
+            f"{self._path}: {error}; what was acknowledged before is on disk. Check the disk (the "
+            "system's log says more), then start the server again"
+        )
+        return [Result(request.number, Status.FAILED, message) for request in requests]
 
     def _transact(self, requests: Sequence[Request]) -> list[Result]:
         """One transaction, again in a larger map while there is no room."""
@@ -168,6 +187,7 @@ class Engine:
         txn = self._env.begin(write=True)
         try:
             counts = [self._apply(txn, request) for request in requests]
+            sign_commit(txn, self._tables[Table.META])
             applied = time.monotonic()
             live_bytes = self._live_bytes(txn)
             txn.commit()
@@ -199,8 +219,14 @@ class Engine:
             elif table == PRUNE:
                 before, limit = PRUNE_LIMITS.unpack(value)
                 count += self._prune(txn, key, before, limit)
+            elif table == INSERT_RECORD:
+                row = seal(Table.RECORDS, key, value)
+                if not put(key, row, overwrite=False, db=tables[Table.RECORDS]):
+                    name = disk.row_name(Table.RECORDS, key)
+                    raise lmdb.KeyExistsError(f"{name} is there already; nothing was overwritten")
             else:
-                put(key, value, db=tables[table])
+                # Sealed here and not by the owner: its event loop has other things to do.
+                put(key, seal(table, key, value), db=tables[table])
         return count
 
     def _delete_buffer(self, txn: lmdb.Transaction[bytes], prefix: bytes) -> None:
@@ -220,17 +246,21 @@ class Engine:
         with txn.cursor(self._tables[Table.MEMORY_LOG]) as cursor:
             found = cursor.set_range(prefix)
             while found and forgotten < limit:
-                log_key, place = cursor.item()
+                log_key, logged = cursor.item()
                 if not log_key.startswith(prefix):
                     break
                 noted_time = disk.memory_log_time(log_key)
                 if noted_time >= before:
                     break
-                value = txn.get(place, db=memory)
-                # Remembered again since: that has its own, later entry in the log.
-                if value is not None and disk.memory_time(value) == noted_time:
-                    txn.delete(place, db=memory)
-                    forgotten += 1
+                place = _sound(Table.MEMORY_LOG, log_key, logged)
+                stored = txn.get(place, db=memory) if place else None
+                if stored is not None:
+                    value = _sound(Table.MEMORY, place, stored)
+                    # Remembered again since: that has its own, later entry in the log. Of a damaged
+                    # one nobody knows when, nor what.
+                    if not value or disk.memory_time(value) == noted_time:
+                        txn.delete(place, db=memory)
+                        forgotten += 1
                 cursor.delete()
                 found = bool(cursor.key())
         return forgotten
@@ -248,8 +278,7 @@ class Engine:
                 self._env.set_mapsize(self._env.info()["map_size"] + grow_bytes)
             try:
                 with self._env.begin(write=True) as txn:
-                    number = str(txn.id()).encode()
-                    txn.put(_ADVANCE_KEY, number, db=self._tables[Table.META])
+                    sign_commit(txn, self._tables[Table.META])
             except lmdb.MapFullError:
                 continue
             return
@@ -282,6 +311,25 @@ class Engine:
         """Release the store."""
         self._room.close()
         self._env.close()
+
+
+def _sound(table: Table, key: bytes, stored: bytes) -> bytes:
+    """The value of a stored row; empty where it is damaged."""
+    try:
+        return bytes(unseal(table, key, memoryview(stored)))
+    except DamagedRecordError:
+        return b""
+
+
+def _refusal(request: Request, error: lmdb.Error) -> Result:
+    """How a batch ended that could not be stored, and that others are not affected by."""
+    if isinstance(error, lmdb.BadValsizeError):
+        return Result(request.number, Status.REFUSED, f"a key or value is too long: {error}")
+    if isinstance(error, lmdb.KeyExistsError):
+        return Result(request.number, Status.REFUSED, f"a number was given twice: {error}")
+    if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
+        return Result(request.number, Status.FULL, f"no room in the map for the batch: {error}")
+    return Result(request.number, Status.FULL, f"the disk is full: {error}")
 
 
 def _whole_pages(num_bytes: int) -> int:

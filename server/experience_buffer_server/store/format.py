@@ -1,7 +1,8 @@
 """The layout on disk: tables, keys, and how each row becomes bytes and is read back.
 
-A change here that an older or newer server would misread needs another `FORMAT_VERSION`. Nothing
-here opens a store.
+Rows are sealed where they are written and unsealed where they are read (`store.seal`); what is
+encoded and decoded here is the value within. A change here that an older or newer server would
+misread needs another `FORMAT_VERSION`. Nothing here opens a store.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import struct
 from collections.abc import Callable
 from enum import IntEnum
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -23,13 +23,12 @@ from experience_buffer_server.store.base import (
     LeaseRow,
     ProgressRow,
     Record,
-    StoreFormatError,
 )
-
-FORMAT_VERSION = 2
-MAGIC = b"experience-buffer store "
-FORMAT_KEY = b"format"
-FORMAT_VALUE = MAGIC + str(FORMAT_VERSION).encode()
+from experience_buffer_server.store.version import FORMAT_KEY as FORMAT_KEY
+from experience_buffer_server.store.version import FORMAT_VALUE as FORMAT_VALUE
+from experience_buffer_server.store.version import FORMAT_VERSION as FORMAT_VERSION
+from experience_buffer_server.store.version import MAGIC as MAGIC
+from experience_buffer_server.store.version import check_format as check_format
 
 MAX_LMDB_KEY_BYTES = 511
 """Longest key that LMDB takes as built by default."""
@@ -53,6 +52,10 @@ class Table(IntEnum):
     MEMORY_LOG = 9
     CONSUMERS = 10
     MAGNITUDES = 11
+    COUNTERS = 12
+    """By buffer, the highest number given to an experience."""
+    BUFFER_COPIES = 13
+    """The rows of `BUFFERS` again: everything of a buffer depends on its row."""
 
     @property
     def disk_name(self) -> bytes:
@@ -67,20 +70,39 @@ _BUFFER = struct.Struct(">I")
 _NUMBERED = struct.Struct(">IQ")
 _TIME = struct.Struct(">d")
 _MAGNITUDE = struct.Struct(">d")
+_COUNTER = struct.Struct(">Q")
 
 Pack = Callable[[Any], bytes]
 """Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
 
 buffer_key = _BUFFER.pack
-"""(buffer id): the key of a buffer's row and the prefix of all its rows, 4 bytes."""
+"""(buffer id): the key of a buffer's row and its counter, and the prefix of all its rows, 4 bytes."""
 
 numbered_key = _NUMBERED.pack
 """(buffer id, number): records, progress, advantages and magnitudes by seq; groups and leases by id."""
 
 
-def number_of(key: bytes) -> int:
+def number_of(key: bytes | memoryview) -> int:
     """The number in a `numbered_key`."""
     return int.from_bytes(key[4:], "big")
+
+
+def row_label(table: Table, key: bytes) -> str:
+    """The uid, name or number that a key stands for; empty for a buffer's own rows."""
+    if table is Table.META:
+        return key.decode(errors="replace")
+    if table in (Table.PAYLOADS, Table.CONSUMERS, Table.MEMORY):
+        return key[4:].decode(errors="replace").replace("\0", " ")
+    if table is Table.MEMORY_LOG:
+        return key[4:].hex()
+    return str(number_of(key)) if len(key) == _NUMBERED.size else ""
+
+
+def row_name(table: Table, key: bytes) -> str:
+    """Name a row: table, buffer, and uid, name or number."""
+    label = row_label(table, key)
+    buffer_id = int.from_bytes(key[:4], "big")
+    return f"{table.disk_name.decode()}: buffer {buffer_id}" + (f" row {label}" if label else "")
 
 
 def named_key(buffer_id: int, name: str) -> bytes:
@@ -111,7 +133,7 @@ def memory_log_key(remembered: bytes, time: float) -> bytes:
     return remembered[:4] + _TIME.pack(time) + blake2b(remembered, digest_size=16).digest()
 
 
-def memory_log_time(key: bytes) -> float:
+def memory_log_time(key: bytes | memoryview) -> float:
     """The time in a `memory_log_key`, seconds since the Unix epoch."""
     return float(_TIME.unpack_from(key, 4)[0])
 
@@ -121,14 +143,14 @@ def encode_memory(time: float, value: bytes) -> bytes:
     return _TIME.pack(time) + value
 
 
-def memory_time(encoded: bytes) -> float:
+def memory_time(encoded: bytes | memoryview) -> float:
     """When a value was remembered, seconds since the Unix epoch."""
     return float(_TIME.unpack_from(encoded)[0])
 
 
-def memory_value(encoded: bytes) -> bytes:
+def memory_value(encoded: bytes | memoryview) -> bytes:
     """The remembered value itself."""
-    return encoded[_TIME.size :]
+    return bytes(encoded[_TIME.size :])
 
 
 def _checked(key: bytes) -> bytes:
@@ -137,33 +159,21 @@ def _checked(key: bytes) -> bytes:
     return key
 
 
-def check_format(value: bytes | None, path: Path) -> None:
-    """Compare what a store's format row says with what this code reads.
-
-    Raises:
-        StoreFormatError: It is not a store, or one of another version.
-    """
-    if value == FORMAT_VALUE:
-        return
-    if value is None or not value.startswith(MAGIC):
-        raise StoreFormatError(
-            f"{path} holds an LMDB database that is not an experience buffer store; "
-            "use another directory"
-        )
-    found = value[len(MAGIC) :].decode(errors="replace")
-    raise StoreFormatError(
-        f"{path} holds a store of format version {found}, this server reads version "
-        f"{FORMAT_VERSION}; run the server version that wrote it, or use another directory"
-    )
-
-
 encode_magnitude = _MAGNITUDE.pack
 """What the start needs of computed advantages: a row of 8 bytes instead of one per token."""
 
 
-def decode_magnitude(value: bytes) -> float:
+def decode_magnitude(value: bytes | memoryview) -> float:
     """Read a magnitude back."""
     return float(_MAGNITUDE.unpack(value)[0])
+
+
+encode_counter = _COUNTER.pack
+
+
+def decode_counter(value: bytes | memoryview) -> int:
+    """Read a counter back."""
+    return int(_COUNTER.unpack(value)[0])
 
 
 def encode_buffer(row: BufferRow, pack: Pack) -> bytes:
@@ -244,11 +254,11 @@ def encode_advantages(row: AdvantageRow, pack: Pack) -> bytes:
 # not such a row. They are written out because a million records are read at the start.
 
 
-def _unpack(value: bytes) -> Any:
+def _unpack(value: bytes | memoryview) -> Any:
     return msgpack.unpackb(value, strict_map_key=False)
 
 
-def decode_buffer(value: bytes) -> BufferRow:
+def decode_buffer(value: bytes | memoryview) -> BufferRow:
     """Read a buffer's row back."""
     id_, name, config, policy_version, create_time, moments = _unpack(value)
     return BufferRow(
@@ -261,7 +271,7 @@ def decode_buffer(value: bytes) -> BufferRow:
     )
 
 
-def decode_record(value: bytes) -> Record:
+def decode_record(value: bytes | memoryview) -> Record:
     """Read an index row back."""
     # Not by its constructor: nineteen keywords cost three times as much as all the rest.
     r = Record.__new__(Record)
@@ -273,7 +283,7 @@ def decode_record(value: bytes) -> Record:
     return r
 
 
-def decode_group(value: bytes) -> GroupRow:
+def decode_group(value: bytes | memoryview) -> GroupRow:
     """Read a group's row back."""
     id_, key, size, open_time, closed, note, quarantined, num_consumed = _unpack(value)
     return GroupRow(
@@ -288,7 +298,7 @@ def decode_group(value: bytes) -> GroupRow:
     )
 
 
-def decode_lease(value: bytes) -> LeaseRow:
+def decode_lease(value: bytes | memoryview) -> LeaseRow:
     """Read a lease back."""
     id_, consumer, units, deadline, state, num_experiences, *rest = _unpack(value)
     part_sizes, acked_parts = rest
@@ -304,7 +314,7 @@ def decode_lease(value: bytes) -> LeaseRow:
     )
 
 
-def decode_progress(value: bytes) -> ProgressRow:
+def decode_progress(value: bytes | memoryview) -> ProgressRow:
     """Read the consumers' progress with one experience back."""
     seq, acked, num_deliveries, times_sampled, steps, quarantined = _unpack(value)
     return ProgressRow(
@@ -317,7 +327,7 @@ def decode_progress(value: bytes) -> ProgressRow:
     )
 
 
-def decode_consumer(value: bytes) -> ConsumerRow:
+def decode_consumer(value: bytes | memoryview) -> ConsumerRow:
     """Read back what is to be known of a consumer."""
     name, safe_step, last_step, departed_inserts, departed_samples = _unpack(value)
     return ConsumerRow(
@@ -329,7 +339,7 @@ def decode_consumer(value: bytes) -> ConsumerRow:
     )
 
 
-def decode_advantages(value: bytes) -> AdvantageRow:
+def decode_advantages(value: bytes | memoryview) -> AdvantageRow:
     """Read back what was computed for one experience."""
     seq, advantages, returns, details = _unpack(value)
     return AdvantageRow(

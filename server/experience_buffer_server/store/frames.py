@@ -19,6 +19,8 @@ DELETE_BUFFER = -1
 """In place of a table: the key is a buffer's prefix; all its rows go."""
 PRUNE = -2
 """In place of a table: the key is a buffer's prefix, the value `PRUNE_LIMITS`."""
+INSERT_RECORD = -3
+"""In place of a table: a row of table records, whose key must not be taken."""
 
 PRUNE_LIMITS = struct.Struct("!dQ")
 """Instant in seconds since the epoch, and the most values to forget."""

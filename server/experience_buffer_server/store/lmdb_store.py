@@ -18,6 +18,7 @@ from experience_buffer_server.store import frames
 from experience_buffer_server.store.base import (
     AdvantageRow,
     BufferState,
+    Found,
     StoreError,
     StoreFailedError,
     StoreFormatError,
@@ -322,21 +323,21 @@ class LmdbStore:
             self.failure = StoreFailedError(message)
         self.failed.set()
 
-    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[bytes | None]:
-        """The stored payloads in the order asked, committed ones only; None where there is none."""
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
+        """The stored payloads in the order asked, committed ones only; see `store.base.Found`."""
         return self.reader.payloads(buffer_id, uids)
 
-    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[AdvantageRow | None]:
-        """What was computed, in the order asked; None where nothing was.
-
-        Raises:
-            DamagedRecordError: A row can't be read back.
-        """
+    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
+        """What was computed, in the order asked; see `store.base.Found`."""
         return self.reader.advantages(buffer_id, seqs)
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
-        """The remembered values in the order asked; None where nothing is remembered."""
+        """The remembered values in the order asked; None where nothing is, or can be read back."""
         return self.reader.recall(buffer_id, kind, keys)
+
+    def payload_uids(self, buffer_id: int) -> Iterator[str]:
+        """The uids of all stored payloads, for a start after damage; it may take seconds."""
+        return self.reader.payload_uids(buffer_id)
 
     def load(self) -> Iterator[BufferState]:
         """Read the state of every buffer, by id; damaged rows are left out, see `damaged`."""
@@ -347,6 +348,11 @@ class LmdbStore:
         """The rows that `load` could not read and left out."""
         return self.reader.damaged
 
+    @property
+    def last_buffer_id(self) -> int:
+        """Highest id of a stored buffer, also of one that `load` could not read."""
+        return self.reader.last_buffer_id
+
     async def close(self) -> None:
         """Finish what was submitted, end the writer process and release the store. Idempotent."""
         self._dismount()
@@ -356,8 +362,9 @@ class LmdbStore:
             await self._drained.wait()
         if self._transport is not None:
             self._transport.close()
-        if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
+        # Before the writer ends: a new owner in this process opens the store right after.
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)

@@ -6,9 +6,12 @@ a reserve is still free, in the map and on the disk.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Full, over quota, or a file size limit: all mean that there is no room."""
 _MEBI = 1 << 20
 _STEP_BYTES = 16 * _MEBI
 _MIN_RESERVE_BYTES = _MEBI
@@ -66,8 +69,10 @@ class Room:
         for end in (-(-wanted // _STEP_BYTES) * _STEP_BYTES, wanted):
             try:
                 os.posix_fallocate(self._file, self._allocated_bytes, end - self._allocated_bytes)
-            except OSError:
-                # Full, over quota, or a file size limit: all mean that there is no room.
+            except OSError as error:
+                if error.errno not in FULL_CODES:
+                    # A read-only disk, or one that fails: what is written next says so.
+                    return True
                 continue
             self._allocated_bytes = end
             return True

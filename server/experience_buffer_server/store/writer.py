@@ -24,8 +24,8 @@ from pathlib import Path
 import lmdb
 
 from experience_buffer_server.memory import keep_large_blocks
-from experience_buffer_server.store import frames
-from experience_buffer_server.store.base import StoreFormatError
+from experience_buffer_server.store import frames, private
+from experience_buffer_server.store.base import StoreFailedError, StoreFormatError
 from experience_buffer_server.store.engine import Engine
 from experience_buffer_server.store.frames import Ready, Reply, Result, Status, Work
 
@@ -39,7 +39,7 @@ _LOCK_POLL_SECONDS = 0.05
 _Frames = queue.SimpleQueue[bytearray | None]
 
 
-class _InUseError(Exception):
+class StoreInUseError(StoreFailedError):
     """Another writer has the directory."""
 
 
@@ -71,15 +71,15 @@ def _open(options: argparse.Namespace, stack: ExitStack) -> Engine | Ready:
     """Lock and open the store until `stack` is closed, or say why not."""
     path: Path = options.path
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(_locked(path, options.lock_timeout_seconds))
+        private.make_folder(path)
+        stack.enter_context(hold_lock(path, options.lock_timeout_seconds))
         engine = Engine(
             path,
             sync=options.sync_interval_seconds == 0,
             initial_map_bytes=options.initial_map_bytes,
             max_map_bytes=options.max_map_bytes,
         )
-    except _InUseError as error:
+    except StoreInUseError as error:
         return Ready(Status.BUSY, str(error))
     except StoreFormatError as error:
         return Ready(Status.FORMAT, str(error))
@@ -103,17 +103,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 @contextmanager
-def _locked(path: Path, timeout_seconds: float) -> Iterator[None]:
-    """Keep other writers out; wait for one that is finishing."""
+def hold_lock(path: Path, timeout_seconds: float) -> Iterator[None]:
+    """Keep other writers out; wait for one that is finishing.
+
+    Raises:
+        StoreInUseError: It hasn't finished in time.
+    """
     deadline = time.monotonic() + timeout_seconds
-    with open(path / LOCK_NAME, "a+", encoding="ascii") as file:
+    with open(path / LOCK_NAME, "a+", encoding="ascii", opener=private.opener) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise _InUseError(_explain_holder(path, timeout_seconds)) from None
+                    raise StoreInUseError(_explain_holder(path, timeout_seconds)) from None
                 time.sleep(_LOCK_POLL_SECONDS)
         file.truncate(0)
         file.write(f"{os.getpid()} {os.getppid()}\n")

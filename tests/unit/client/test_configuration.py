@@ -16,6 +16,7 @@ from experience_buffer import (
     InvalidRequestError,
     Limiter,
     Pacing,
+    Retention,
     Selector,
     Staleness,
     _config,
@@ -56,7 +57,10 @@ FULL = BufferConfig(
     max_items=19,
     max_bytes=23,
     duplicate_horizon_seconds=29.0,
-    on_full="evict",
+    on_full="block",
+    full_timeout_seconds=101.5,
+    max_pending_bytes=103,
+    retention=Retention(max_age_seconds=107.5, max_lag=109),
     remover=Selector("prioritized", exponent=0.5),
     on_future_version="deliver",
     pacing=Pacing(consumer="actor", max_staleness=83, batch_size=89, max_running=97),
@@ -70,7 +74,8 @@ def test_configuration_survives_the_wire() -> None:
         field.name for field in config_pb2.BufferConfig.DESCRIPTOR.fields
     }
     consumer = message.consumers[0]
-    for part in (consumer, consumer.selector, consumer.limiter, consumer.staleness, message.pacing):
+    parts = (consumer, consumer.selector, consumer.limiter, consumer.staleness)
+    for part in (*parts, message.pacing, message.retention):
         assert len(part.ListFields()) == len(part.DESCRIPTOR.fields), part.DESCRIPTOR.name
     back = _config.config_from_message(message)
     assert back == FULL

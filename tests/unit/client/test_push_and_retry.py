@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import heapq
+import itertools
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +19,7 @@ from experience_buffer.errors import (
     ExperienceBufferError,
     InvalidRequestError,
     MessageTooLargeError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from experience_buffer.options import ClientOptions, RetryOptions
@@ -110,8 +115,45 @@ def test_backoff_doubles_up_to_its_limit() -> None:
 def test_jitter_takes_up_to_half_away_but_never_below_what_the_server_asks() -> None:
     tries, _ = attempts(initial_backoff_seconds=2.0, jitter=lambda: 1.0)
     assert tries.delay_after(UnavailableError("x"), idempotent=True) == pytest.approx(1.0)
-    error = BufferFullError("full", retry_delay_seconds=7.0)
+    error = UnavailableError("stopping", retry_delay_seconds=7.0)
     assert tries.delay_after(error, idempotent=True) == pytest.approx(7.0)
+
+
+def test_a_full_server_is_asked_again_after_its_own_delay_however_often_it_refuses() -> None:
+    jitters = itertools.cycle((0.0, 0.5, 1.0))
+    tries, _ = attempts(initial_backoff_seconds=3.0, jitter=lambda: next(jitters))
+    full = ResourceExhaustedError("full", retry_delay_seconds=0.1)
+    delays = [tries.delay_after(full, idempotent=False) for _ in range(300)]
+    assert delays == pytest.approx([0.1, 0.15, 0.2] * 100)
+    # Refusals don't count when it can't be reached after all, and the other way round.
+    assert tries.delay_after(UnavailableError("x"), idempotent=True) == pytest.approx(3.0)
+    tries.delay_after(UnavailableError("x"), idempotent=True)
+    assert tries.delay_after(full, idempotent=False) <= 0.2
+
+
+def test_of_many_who_push_at_once_none_is_left_out() -> None:
+    """One place, 40 clients that come again at once when they have had it: the greedy don't win."""
+    rng = random.Random(5)
+    clock = Clock()
+    served: Counter[int] = Counter()
+    tries: dict[int, Attempts] = {}
+    events = sorted((100.0 + rng.random() / 2, client) for client in range(40))
+    free_time = 0.0
+    while events[0][0] < 130.0:
+        clock.now, client = heapq.heappop(events)
+        if clock.now < free_time:
+            of_client = tries.setdefault(
+                client, Attempts(RetryOptions(), 30.0, clock=clock, jitter=rng.random)
+            )
+            full = ResourceExhaustedError("full", retry_delay_seconds=0.1)
+            delay = of_client.delay_after(full, idempotent=False)
+        else:
+            served[client] += 1
+            tries.pop(client, None)
+            free_time = clock.now + 0.05
+            delay = 0.05 + rng.random() / 100
+        heapq.heappush(events, (clock.now + delay, client))
+    assert len(served) == 40
 
 
 def test_ten_thousand_failures_do_not_overflow() -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import socket
 import subprocess
 import sys
+import threading
 import typing
 from typing import Any
 
@@ -37,15 +39,15 @@ Experience ExperienceBufferError ExperienceDataset ExperienceNotFoundError Exper
 ForbiddenError
 GroupNotFoundError InternalServerError InvalidRequestError LeaseNotFoundError Limiter
 MessageTooLargeError NotFoundError Pacing PackedBatch PolicyVersions PriorityResult PushOutcome
-PushRefusedError PushResult Reservation ResourceExhaustedError RetryOptions RewindResult SafeResult
-SampleStream SealedGroup Selector Staleness Stats StoredExperience TlsOptions Tombstone TrxpError
+PushRefusedError PushResult Reservation ResourceExhaustedError Retention RetryOptions RewindResult SafeResult
+SampleStream SealedGroup Selector SnapshotResult Staleness Stats StoredExperience TlsOptions Tombstone TrxpError
 UnauthenticatedError UnavailableError UnsupportedError Writer WriterCounts WriterOptions
 WrongStateError
 """
 VERBS = """
 ack address annotate close create_buffer declare_safe delete delete_buffer drop_group extend_lease
 get get_buffer get_stats list list_buffers load_state_dict nack options publish_policy_version push
-release_quarantined reserve_groups rewind sample seal_group state_dict stream timeout update_buffer
+release_quarantined reserve_groups rewind sample seal_group snapshot state_dict stream timeout update_buffer
 update_priorities watch_policy_version writer
 """
 
@@ -149,6 +151,38 @@ def test_token_needs_tls_or_leave_for_another_machine(address: str) -> None:
         Client(address, token="secret")
     Client(address, token="secret", tls=TlsOptions())
     Client(address, token="secret", options=ClientOptions(allow_insecure_token=True))
+
+
+@pytest.mark.parametrize("token", ["", "a b", "a\n", "\u00e9", "a\x00"])
+def test_a_token_that_cannot_travel_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match=f"the token has {len(token)} characters") as caught:
+        Client("localhost", token=token)
+    assert not token or token not in str(caught.value)
+
+
+def test_no_proxy_stands_between_programs_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would get the token in plain text."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as proxy,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        proxy.settimeout(0.0)
+        server.settimeout(20.0)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        once = ClientOptions(retry=RetryOptions(max_attempts=1))
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with Client(address, token="secret", timeout=20.0, options=once) as client:
+            thread = threading.Thread(target=_ignore_failure, args=(client,))
+            thread.start()
+            server.accept()[0].close()
+            thread.join()
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
+def _ignore_failure(client: Client) -> None:
+    with pytest.raises(experience_buffer.ExperienceBufferError):
+        client.get_stats()
 
 
 def test_channel_has_no_second_retry_mechanism_and_raised_limits() -> None:

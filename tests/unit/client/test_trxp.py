@@ -88,12 +88,12 @@ BAD_ITEMS: dict[str, tuple[bytes, str, str]] = {
     "image_missing": (
         one(meta(multi_modal_input_keys=["a"])),
         ".multi_modal_input_keys",
-        "['multi_modal_inputs:a']",
+        "such as 'multi_modal_inputs:a'",
     ),
     "image_unlisted": (
         one(meta(), **{"multi_modal_inputs:a": TOKENS}),
         ".multi_modal_input_keys",
-        "['multi_modal_inputs:a']",
+        "such as 'multi_modal_inputs:a'",
     ),
     "image_key": (one(meta(multi_modal_input_keys=[None])), ".multi_modal_input_keys", "text"),
     "reward_tensor": (one(meta(reward=torch.tensor(1.0))), ".reward", "float(reward)"),
@@ -189,6 +189,20 @@ def test_one_container_shared_by_all_items_counts_for_each() -> None:
     assert len(trxp.split(payload)) == 20
     with pytest.raises(TrxpError, match="counted as often"):
         trxp.read(payload, limits=Limits(max_nodes=10_000))
+
+
+def test_what_experiences_share_may_be_as_large_as_a_message() -> None:
+    """A group of one prompt, whose messages hold an image: it travels once."""
+    shared = {"messages": [{"role": "user", "content": "A" * 1_400_000}]}
+    group = [Experience(eid=EID(1, 1, run), tokens=[1, 2], info=shared) for run in range(32)]
+    payload = trxp.encode(group)
+    assert len(payload) < 2_000_000
+    assert sum(map(len, trxp.split(payload))) > 32 * 1_400_000
+    with pytest.raises(TrxpError, match=r"take over \d+ bytes; send smaller batches"):
+        trxp.split(payload, limits=Limits(max_message_bytes=32 * 1_400_000))
+    limits = Limits(max_message_bytes=1_000_000)
+    assert limits.max_alone_bytes(10) == 24 * 2**20 + 20, "a small push of a small server"
+    assert Limits().max_alone_bytes(10) == 64 * 2**20
 
 
 @pytest.mark.parametrize("name", PAYLOADS)

@@ -122,8 +122,14 @@ class World:
         """The buffer as another process would restore it now."""
         (state,) = [state for state in self.store.load() if state.row.id == buffer.id]
         fresh = self._buffer(state.row)
-        restore(fresh, state)
+        restore(fresh, state, self.store)
         return fresh
+
+    def payload(self, buffer: Buffer, uid: str) -> bytes:
+        """The stored payload of an experience."""
+        (payload,) = self.store.payloads(buffer.id, [uid])
+        assert isinstance(payload, bytes)
+        return payload
 
     def _buffer(self, row: BufferRow) -> Buffer:
         return Buffer(

@@ -14,9 +14,10 @@ from experience_buffer import errors, trxp
 from experience_buffer.trxp import TensorView
 from experience_buffer_server.admission import Reason
 from experience_buffer_server.annotation import AnnotateReason, Annotation
-from experience_buffer_server.assembly import read_payloads
+from experience_buffer_server.assembly import read_payload
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Push, PushStatus
+from experience_buffer_server.store.base import DamagedRecordError
 from tests.unit.server.builders import NUM_RESPONSE, World, experience, uid, want
 
 GAE: dict[str, Any] = {
@@ -60,7 +61,7 @@ async def take(buffer: Buffer, consumer: str) -> int:
 def advantages(world: World, buffer: Buffer, uid: str) -> list[float]:
     entry = buffer.contents.by_uid(uid)
     assert entry is not None
-    ((payload, _),) = read_payloads(world.store, buffer, [entry])
+    payload, _ = read_payload(world.store, buffer, entry)
     found = trxp.decode(payload)[0].advantages
     return [] if found is None else [round(float(a), 4) for a in found]
 
@@ -69,6 +70,7 @@ def details(world: World, buffer: Buffer, uid: str) -> Mapping[str, Any]:
     entry = buffer.contents.by_uid(uid)
     assert entry is not None
     (row,) = world.store.advantages(buffer.id, [entry.record.seq])
+    assert not isinstance(row, DamagedRecordError)
     return {} if row is None else row.details
 
 
@@ -108,9 +110,9 @@ async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: W
     world.computer.start()
     buffer = await world.create(**GAE)
     await buffer.ingest.push(pushed((1, 0)))
-    before = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")[0]
+    before = trxp.read(world.payload(buffer, uid(1, 0)))[0]
     await annotate(buffer, uid(1, 0), tensors=values(), info={"source": "critic"})
-    after = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")[0]
+    after = trxp.read(world.payload(buffer, uid(1, 0)))[0]
     assert isinstance(before, trxp.Item)
     assert isinstance(after, trxp.Item)
     assert after.meta["info"] == {"source": "critic"}
@@ -120,7 +122,7 @@ async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: W
     (again,) = await buffer.ingest.push(pushed((1, 0)))
     assert again.status is PushStatus.DUPLICATE
     payload_bytes = [entry.record.payload_bytes for entry in buffer.contents]
-    assert payload_bytes == [len(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")]
+    assert payload_bytes == [len(world.payload(buffer, uid(1, 0)))]
     assert buffer.contents.num_bytes == sum(payload_bytes)
 
 
@@ -129,11 +131,11 @@ async def test_one_form_of_a_field_replaces_the_other(world: World) -> None:
     numbers = [0.25] * NUM_RESPONSE
     await buffer.ingest.push(pushed((1, 0), info={"values": numbers, "kept": 1}))
     assert await annotate(buffer, uid(1, 0), tensors=values()) == (None, "")
-    (item,) = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")
+    (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
     assert isinstance(item, trxp.Item)
     assert item.meta["info"] == {"kept": 1}
     assert await annotate(buffer, uid(1, 0), info={"values": numbers}) == (None, "")
-    (item,) = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")
+    (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
     assert isinstance(item, trxp.Item)
     assert item.meta["info"] == {"kept": 1, "values": numbers}
     assert "values" not in item.tensors
@@ -254,7 +256,7 @@ async def test_annotations_at_once_keep_one_another(world: World) -> None:
     await buffer.ingest.push(pushed((1, 0)))
     names = [f"name {number}" for number in range(23)]
     await asyncio.gather(*(annotate(buffer, uid(1, 0), info={name: 1.0}) for name in names))
-    (item,) = trxp.read(world.store.payloads(buffer.id, [uid(1, 0)])[0] or b"")
+    (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
     assert isinstance(item, trxp.Item)
     assert item.meta["info"] == dict.fromkeys(names, 1.0)
 

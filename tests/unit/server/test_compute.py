@@ -101,7 +101,10 @@ async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) 
         "moments": None,
     }
     gone, sound = compute_launch(world.store.reader, request, device="cpu", threads=1)["groups"]
-    assert gone == {"error": f"payload of '{uid(9, 9)}' is gone"}
+    assert gone == {
+        "error": f"its member '{uid(9, 9)}' can't be read: its payload is gone",
+        "damaged": {uid(9, 9): "its payload is gone"},
+    }
     assert len(sound["items"]) == 2
 
 

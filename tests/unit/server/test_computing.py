@@ -12,7 +12,7 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.assembly import read_payloads
+from experience_buffer_server.assembly import read_payload
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.compute_worker import batch_id
 from experience_buffer_server.ingest import Push
@@ -38,7 +38,7 @@ def computed(world: World, buffer: Buffer, *tasks: int) -> dict[str, tuple[float
     """Per uid of these tasks, its first token's advantage and what was recorded."""
     found = {}
     for entry in buffer.contents:
-        ((payload, row),) = read_payloads(world.store, buffer, [entry])
+        payload, row = read_payload(world.store, buffer, entry)
         if row is not None and int(entry.record.task) in tasks:
             advantages = trxp.decode(payload)[0].advantages
             assert advantages is not None
@@ -203,7 +203,7 @@ async def test_groups_without_variance(world: World, policy: str) -> None:
     assert len(queue) == 4
     entry = buffer.contents.by_uid(uid(0, 0))
     assert entry is not None
-    ((payload, row),) = read_payloads(world.store, buffer, [entry])
+    payload, row = read_payload(world.store, buffer, entry)
     assert row is not None
     assert row.details["zero_variance"] is True
     mask = trxp.decode(payload)[0].action_mask

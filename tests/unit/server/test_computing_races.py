@@ -182,10 +182,14 @@ async def test_annotations_can_be_read_whatever_they_add(world: World) -> None:
     await buffer.ingest.push(push((1, 0), (1, 1)))
     empty = TensorView("U8", (0,), memoryview(b""))
     for round_ in range(2):
-        names = {f"{round_}_{'n' * 400}_{i}": empty for i in range(11_000)}
+        names = {f"{round_}_{'n' * 9_000}_{i}": empty for i in range(490)}
         reason, message = await annotate(buffer, uid(1, 0), tensors=names)
     assert reason is AnnotateReason.INVALID
     assert "header" in message
+    many = {f"{i}": empty for i in range(1100)}
+    reason, message = await annotate(buffer, uid(1, 0), tensors=many)
+    assert reason is AnnotateReason.INVALID
+    assert "max_tensors" in message
     surrogate = {"\ud800": empty}
     reason, _ = await annotate(buffer, uid(1, 0), tensors=surrogate)
     assert reason is AnnotateReason.INVALID

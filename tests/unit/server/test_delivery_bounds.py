@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from experience_buffer_server.assembly import packed, sampled
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.config import Settings
+from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.registry import Registry
@@ -23,7 +25,9 @@ from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.service import Service
 from experience_buffer_server.sharing import RankOf
-from tests.unit.server.builders import World, experience, push, settings, want
+from experience_buffer_server.snapshot_settings import SnapshotsSection
+from experience_buffer_server.snapshots import Snapshots
+from tests.unit.server.builders import World, experience, push, settings, uid, want
 
 
 async def sample(
@@ -76,9 +80,11 @@ async def test_a_unit_takes_no_more_than_estimated(
     units = (await leased(buffer, 16)).units
     most = sum(unit.message_bytes for unit in units)
     response = service_pb2.SampleResponse()
-    for experiences in sampled(world.store, buffer, units):
+    unreadable = Unreadable()
+    for experiences in sampled(world.store, buffer, units, unreadable):
         response.experiences.extend(experiences)
-    in_columns = sum(map(len, packed(world.store, buffer, units)))
+    in_columns = sum(map(len, packed(world.store, buffer, units, unreadable)))
+    assert not unreadable
     assert max(response.ByteSize(), in_columns) <= most
     excess = most - response.ByteSize()
     assert excess <= 0.05 * most + 16 * 700, "a batch isn't cut much earlier than need be"
@@ -117,15 +123,21 @@ class Caller:
     def time_remaining(self) -> None:
         """It has no deadline."""
 
+    def add_done_callback(self, callback: object) -> None:
+        """It doesn't end."""
+
 
 async def serving(world: World) -> Backend:
     registry = Registry(Settings(), world.store, world.computer, world.metrics)
     await registry.create("b", settings(consumers=[{"name": "trainer", "max_deliveries": 1}]))
-    return Backend(registry, world.store, world.limits, asyncio.Event())
+    snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
+    return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
 
 
-async def ask(backend: Backend, *, streaming: bool) -> object:
-    """Ask for up to 8 units: a call, or a stream's first message."""
+async def ask(
+    backend: Backend, *, streaming: bool, kept: list[AsyncGenerator[Any]] | None = None
+) -> object:
+    """Ask for up to 8 units: a call, or a stream's first message; the stream ends unless kept."""
     wish: dict[str, Any] = {"buffer": "b", "consumer": "trainer", "batch_size": 8}
     wish |= {"min_batch_size": 1, "timeout_seconds": 0.001}
     if not streaming:
@@ -137,24 +149,34 @@ async def ask(backend: Backend, *, streaming: bool) -> object:
         yield service_pb2.SampleStreamRequest(credits=1)
         await asyncio.Event().wait()
 
-    stream = SampleSession(backend, said()).responses()
+    stream = cast(AsyncGenerator[Any], SampleSession(backend, said()).responses())
+    if kept is not None:
+        kept.append(stream)
     return await asyncio.wait_for(anext(stream), 30)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_lost_payload_quarantines_nobody(world: World, streaming: bool) -> None:
+    """It alone is set aside; what was leased with it is delivered, for the first time."""
     backend = await serving(world)
     buffer = backend.buffer("b")
     await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
     batch = world.store.batch()
     batch.remove(buffer.id, next(iter(buffer.contents)).record)
     await world.store.commit(batch)
-    for _ in range(2):
-        with pytest.raises(errors.DataLossError, match="is gone; delete the experience"):
-            await ask(backend, streaming=streaming)
-        await buffer.drain()
-        consumer = buffer.delivery.consumers["trainer"]
-        assert (len(consumer.ready), consumer.quarantined, len(consumer.leases)) == (3, {}, 0)
+    kept: list[AsyncGenerator[Any]] = []
+    answer: Any = await ask(backend, streaming=streaming, kept=kept)
+    await buffer.drain()
+    batch = answer.frame if streaming else answer
+    assert [one.uid for one in batch.experiences] == [uid(1, 1), uid(1, 2)]
+    assert [one.num_deliveries for one in batch.experiences] == [1, 1]
+    assert batch.num_units == 2
+    assert batch.shortfall.endswith("; 1 more was set aside: damaged on the disk")
+    consumer = buffer.delivery.consumers["trainer"]
+    assert (len(consumer.ready), consumer.num_leased) == (0, 2)
+    assert consumer.quarantined == {}
+    for stream in kept:
+        await stream.aclose()
 
 
 async def test_a_unit_too_large_for_a_message_is_not_quarantined(world: World) -> None:

@@ -203,8 +203,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        # Numbers go on where they were, also where the last that was given has left.
         self.buffer = self.run(self._reload())
-        self.model.last_seq = max((m.seq for m in self.model.members()), default=0)
 
     async def _reload(self) -> Buffer:
         return self.world.reload(self.buffer)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from experience_buffer import errors
-from experience_buffer.v1 import service_pb2
+from experience_buffer import errors, trxp
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.backend import Backend
+from experience_buffer_server.buffer_settings import MEBI
+from experience_buffer_server.callers import caller_of
 from experience_buffer_server.config import Settings
+from experience_buffer_server.ingest import Push
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.sample_stream import SampleSession
+from experience_buffer_server.snapshot_settings import SnapshotsSection
+from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.streams import PushSession
-from tests.unit.server.builders import World, payload, push, settings
+from tests.unit.server.builders import World, experience, payload, push, settings
 
 Request = service_pb2.SampleStreamRequest
 
@@ -24,7 +31,8 @@ Request = service_pb2.SampleStreamRequest
 async def backend(world: World) -> Backend:
     registry = Registry(Settings(), world.store, world.computer, world.metrics)
     await registry.create("math", settings())
-    return Backend(registry, world.store, world.limits, asyncio.Event())
+    snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
+    return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
 
 
 async def saying(messages: Iterable[Any], hold: asyncio.Event | None = None) -> AsyncIterator[Any]:
@@ -131,3 +139,44 @@ async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Bac
         await buffer.desk.ack(lease_id)
     await buffer.drain()
     assert list(backend.store.load()) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_a_stream_reads_no_more_than_its_reader_takes(backend: Backend, packed: bool) -> None:
+    await backend.registry.create("large", settings(group_by="none"))
+    buffer, size = backend.buffer("large"), 4 * MEBI
+    asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
+    for run in range(8):
+        large = experience(1, run, extra={"x": torch.zeros(size, dtype=torch.uint8)})
+        await buffer.ingest.push(Push(payload=trxp.encode([large])))
+    said = saying([asked, Request(credits=8)], asyncio.Event())
+    stream: Any = SampleSession(backend, said).responses()
+    num_batches = 0
+    while num_batches < 7:
+        message = await asyncio.wait_for(anext(stream), 10)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        # This one is being sent, and at most the next one is read.
+        assert size <= backend.responses.num_bytes < 2 * size + 2 * packed * size
+        num_batches += message.frame.last
+    await stream.aclose()
+    await asyncio.sleep(0)  # Its task ends by itself.
+    assert backend.responses.num_bytes == 0
+
+
+async def test_a_stream_waits_for_the_bytes_of_others(backend: Backend) -> None:
+    await backend.buffer("math").ingest.push(push((1, 0)))
+    held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
+    said = saying([opening(), Request(credits=1)], asyncio.Event())
+    stream: Any = SampleSession(backend, said).responses()
+    first = asyncio.ensure_future(anext(stream))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not first.done()
+    held[0].release()
+    assert (await asyncio.wait_for(first, 10)).frame.num_units == 1
+    # What it holds goes with it.
+    await stream.aclose()
+    held[1].release()
+    assert backend.responses.num_bytes == 0
+    await backend.buffer("math").drain()

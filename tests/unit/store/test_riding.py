@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from experience_buffer_server.store import LmdbStore
-from experience_buffer_server.store.base import AdvantageRow, Record, WriteBatch
+from experience_buffer_server.store.base import (
+    AdvantageRow,
+    DamagedRecordError,
+    Record,
+    WriteBatch,
+)
 
 
 @pytest.fixture
@@ -42,6 +47,7 @@ def advantages(store: LmdbStore, seq: int, content: bytes = b"1234") -> WriteBat
 
 def stored(store: LmdbStore, seq: int) -> bytes | None:
     (row,) = store.advantages(1, [seq])
+    assert not isinstance(row, DamagedRecordError)
     return None if row is None else row.advantages
 
 

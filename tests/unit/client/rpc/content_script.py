@@ -78,3 +78,14 @@ class ContentScript:
         )
         buffer.consumers.add(name="trainer", waiting_for=self.waiting_for, last_step=0)
         return pb.GetStatsResponse(server_version="9.8.7", buffers=[buffer])
+
+    def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
+        self._begin(request, context)
+        return pb.SnapshotResponse(
+            name=f"snapshot-{request.label}",
+            num_bytes=3,
+            num_experiences=5,
+            seconds=7.0,
+            create_time=11.0,
+            removed=["snapshot-old"],
+        )

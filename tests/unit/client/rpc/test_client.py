@@ -324,6 +324,13 @@ def test_stats_say_what_computing_waits_for(script: Any, buffer: Client) -> None
     assert stats.computing_waits_for == "values of 7 experiences"
 
 
+def test_a_snapshot_is_told(script: Any, buffer: Client) -> None:
+    taken = buffer.snapshot("before-rewind")
+    assert taken.name == "snapshot-before-rewind"
+    assert (taken.num_bytes, taken.num_experiences, taken.seconds) == (3, 5, 7.0)
+    assert (taken.create_time, taken.removed) == (11.0, ("snapshot-old",))
+
+
 def test_update_sends_a_mask_of_what_changes(script: Any, buffer: Client) -> None:
     info = buffer.update_buffer("math", group_size=8, group_by="run")
     assert info.config == BufferConfig("math", group_size=8, group_by="run")

@@ -1,0 +1,179 @@
+"""Reading a push: what its items are, and which of them are new.
+
+Nothing is changed here. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from experience_buffer import errors, trxp
+from experience_buffer.eid import EID
+from experience_buffer_server.admission import (
+    Candidate,
+    Reason,
+    Refusal,
+    admit,
+    entomb,
+)
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.config import ServerSection
+from experience_buffer_server.contents import Contents
+from experience_buffer_server.proportion import each_alone
+from experience_buffer_server.store.base import BufferRow, Store
+
+
+class PushStatus(StrEnum):
+    """What became of one item; the wire has the same names."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one pushed experience or tombstone."""
+
+    uid: str
+    status: PushStatus
+    reason: Reason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """One request."""
+
+    payload: bytes
+    tombstones: Sequence[tuple[EID, str]] = ()
+    """Failed rollouts: identity and reason."""
+    group_size: int = 0
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A push that was read and compared with what is known."""
+
+    outcomes: list[Outcome | None]
+    """One per item; None for what is new."""
+    repeats: dict[int, int]
+    """Items that repeat an earlier one of the push, whose fate they share."""
+    fresh: list[tuple[int, Candidate]]
+    """What is new, with its index."""
+
+
+class Owner(Protocol):
+    """The buffer that experiences are pushed to."""
+
+    row: BufferRow
+    settings: BufferSettings
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+
+class Reading:
+    """Reads the pushes of one buffer. Not thread-safe."""
+
+    def __init__(
+        self, owner: Owner, contents: Contents, store: Store, limits: ServerSection
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._store = store
+        self._max_items = limits.max_push_items
+        self._limits = limits.payload_limits
+
+    def read(self, push: Push) -> Arrived:
+        """Read a push, and see what of it is new.
+
+        Raises:
+            TrxpError: The payload as a whole can't be read.
+            InvalidRequestError: More items than a push may hold.
+        """
+        candidates = self._candidates(push)
+        repeats: dict[int, int] = {}
+        outcomes = self._outcomes(candidates, repeats)
+        fresh = [
+            (index, candidate)
+            for index, candidate in enumerate(candidates)
+            if outcomes[index] is None and isinstance(candidate, Candidate)
+        ]
+        return Arrived(outcomes, repeats, fresh)
+
+    def _candidates(self, push: Push) -> list[Candidate | Refusal]:
+        items = trxp.read(push.payload, limits=self._limits) if push.payload else []
+        count = len(items) + len(push.tombstones)
+        if count > self._max_items:
+            raise errors.InvalidRequestError(
+                f"{count} experiences in one push, the limit server.max_push_items is "
+                f"{self._max_items}; split the push",
+                subject="payload",
+            )
+        settings = self._owner.settings
+        published = self._owner.row.policy_version
+        admitted = (
+            Refusal(Reason.INVALID, str(item))
+            if isinstance(item, errors.TrxpError)
+            else admit(item, settings, published=published)
+            for item in items
+        )
+        candidates = each_alone(admitted, pushed_bytes=len(push.payload), limits=self._limits)
+        candidates += [entomb(eid, reason) for eid, reason in push.tombstones]
+        if settings.group_by == "none":
+            return [_without_tombstone(candidate) for candidate in candidates]
+        return candidates
+
+    def _outcomes(
+        self, candidates: Sequence[Candidate | Refusal], repeats: dict[int, int]
+    ) -> list[Outcome | None]:
+        """Refusals, repeats and conflicts; None for what is new.
+
+        `repeats` receives the items that repeat an earlier item of this push, whose fate they share.
+        """
+        uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
+        remembered = iter(self._store.recall(self._owner.id, "uid", uids))
+        in_this_push: dict[str, tuple[int, bytes]] = {}
+        outcomes: list[Outcome | None] = []
+        for index, candidate in enumerate(candidates):
+            uid = candidate.uid
+            if isinstance(candidate, Refusal):
+                outcomes.append(
+                    Outcome(uid, PushStatus.REFUSED, candidate.reason, candidate.message)
+                )
+                continue
+            entry, past = self._contents.by_uid(uid), next(remembered)
+            known = entry.record.digest if entry else past
+            first, first_digest = in_this_push.setdefault(uid, (index, candidate.digest))
+            if known is None and first != index:
+                known = first_digest
+                repeats[index] = first
+            if known is None:
+                outcomes.append(None)
+            elif known == candidate.digest:
+                outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
+            else:
+                repeats.pop(index, None)
+                where = "is stored" if entry else "was consumed" if past else "is in this push"
+                message = (
+                    f"uid {uid!r} {where} with other content; give the experience its own suffix"
+                )
+                outcomes.append(Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message))
+        return outcomes
+
+
+def _without_tombstone(candidate: Candidate | Refusal) -> Candidate | Refusal:
+    """In a buffer without groups a tombstone has nothing to complete and would never leave."""
+    if isinstance(candidate, Refusal) or not candidate.tombstone:
+        return candidate
+    return Refusal(
+        Reason.INVALID,
+        f"a tombstone ({candidate.note}) completes its group, but this buffer has group_by = "
+        '"none"; leave it out',
+        candidate.uid,
+    )

@@ -1,0 +1,137 @@
+"""`experience-buffer token new | list | revoke`: the access file's entries."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from experience_buffer_server.access import access_file
+from experience_buffer_server.access.settings import GrantSettings
+from experience_buffer_server.config import ConfigurationError, explain
+
+app = typer.Typer(help="Tokens and grants of an access file.", no_args_is_help=True)
+
+_PREFIX = "ebt_"
+"""Lets scanners for secrets recognise a token."""
+_RANDOM_BYTES = 32
+_ID_LENGTH = 12
+
+File = Annotated[Path, typer.Option("--file", help="The access file.")]
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Option(help="Who gets it: shown in logs, counted by quotas.")],
+    role: Annotated[
+        list[str], typer.Option(help="push, sample, operate or metrics; may be repeated.")
+    ],
+    buffer: Annotated[
+        list[str] | None, typer.Option(help='Name, or beginning and "*"; may be repeated [all].')
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.001, help="Days until it expires [never].")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Append the entry to this access file.")
+    ] = None,
+) -> None:
+    """Make a token; it is shown once, the file keeps only its digest.
+
+    An entry of the same name that exists stays: change the callers over, then revoke it.
+    """
+    token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    try:
+        entry = GrantSettings.model_validate(
+            {
+                "name": name,
+                "token_sha256": hashlib.sha256(token.encode()).hexdigest(),
+                "roles": role,
+                "buffers": buffer or ["*"],
+                "expires": expires and expires.replace(microsecond=0),
+            }
+        )
+        if file is not None:
+            access_file.add(file, entry)
+    except ValidationError as error:
+        raise _failed(explain(error)) from error
+    except ConfigurationError as error:
+        raise _failed(str(error)) from error
+    typer.echo(token)
+    typer.echo(access_file.as_toml(entry) if file is None else f"added to {file}", err=True)
+
+
+@app.command("list")
+def list_entries(file: File) -> None:
+    """Show the entries of an access file."""
+    table = Table("id", "name", "for", "roles", "buffers", "expires")
+    for entry in _entries(file):
+        table.add_row(
+            id_of(entry),
+            entry.name,
+            "a token" if entry.token_sha256 else f"certificate {entry.certificate_name}",
+            ", ".join(entry.roles),
+            ", ".join(entry.buffers),
+            _expiry(entry),
+        )
+    Console().print(table)
+
+
+@app.command()
+def revoke(
+    file: File,
+    name: Annotated[str | None, typer.Option(help="All entries of this name.")] = None,
+    id: Annotated[str | None, typer.Option(help="The entries with this id, see `list`.")] = None,
+) -> None:
+    """Take entries out of an access file; servers that use it refuse their holders in a second."""
+    if name is None and id is None:
+        raise _failed("say which: --name, --id or both")
+    try:
+        removed = access_file.remove(
+            file,
+            lambda entry: (
+                (name is None or entry.name == name) and (id is None or id_of(entry) == id)
+            ),
+        )
+    except ConfigurationError as error:
+        raise _failed(str(error)) from error
+    for entry in removed:
+        typer.echo(f"revoked {id_of(entry)} {entry.name}: {', '.join(entry.roles)}")
+    if not removed:
+        raise _failed(f"{file} has no such entry")
+
+
+def id_of(entry: GrantSettings) -> str:
+    """Tells the credentials of one name apart; says nothing about a token."""
+    if entry.token_sha256:
+        return entry.token_sha256[:_ID_LENGTH]
+    return hashlib.sha256(entry.certificate_name.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def _expiry(entry: GrantSettings) -> str:
+    if entry.expires is None:
+        return "never"
+    text = entry.expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{text} (over)" if entry.expires <= datetime.now(UTC) else text
+
+
+def _entries(file: Path) -> tuple[GrantSettings, ...]:
+    if not file.exists():
+        raise _failed(f"there is no file {file}")
+    try:
+        return access_file.entries(file)
+    except ConfigurationError as error:
+        raise _failed(str(error)) from error
+
+
+def _failed(message: str) -> SystemExit:
+    typer.echo(f"experience-buffer: {message}", err=True)
+    return SystemExit(2)

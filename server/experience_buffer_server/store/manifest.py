@@ -1,0 +1,118 @@
+"""The manifest of a snapshot: what it holds, as JSON that people and tools can read.
+
+Values only. A change that an older server would misread needs another `MANIFEST_VERSION`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from experience_buffer_server.store.base import StoreError
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_VERSION: Final = 1
+_MAX_MANIFEST_BYTES = 64 << 20
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+class SnapshotError(StoreError):
+    """A snapshot can't be taken, read or restored; the message says why and what to do."""
+
+
+class SnapshotBusyError(SnapshotError):
+    """Another process is at work in the folder of snapshots."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ConsumerManifest(_Part):
+    """How far a consumer's trainer was."""
+
+    name: str
+    last_step: int | None
+    """The highest training step acknowledged, or rewound to."""
+    safe_step: int | None
+    """What was acknowledged up to it can't be rewound."""
+
+
+class BufferManifest(_Part):
+    """What a snapshot holds of one buffer."""
+
+    name: str
+    num_experiences: _Count
+    num_tombstones: _Count
+    num_bytes: _Count
+    """Payload bytes."""
+    num_groups: _Count
+    """Groups that have, or may still get, stored members."""
+    num_open_leases: _Count
+    policy_version: int | None
+    consumers: tuple[ConsumerManifest, ...]
+    """Those that have acknowledged, or declared safe, a step."""
+    config: dict[str, Any]
+    """The buffer's settings, with the keys of `[buffers.NAME]`."""
+
+
+class Manifest(_Part):
+    """What a snapshot holds."""
+
+    manifest_version: Literal[1] = MANIFEST_VERSION
+    store_format: _Count
+    """The format version of the store."""
+    server_version: str
+    create_time: AwareDatetime
+    """It holds every change that was acknowledged before."""
+    label: str
+    data_bytes: _Count
+    """Size of `data.mdb`."""
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    """Of `data.mdb`."""
+    buffers: tuple[BufferManifest, ...]
+    """By id."""
+
+    @property
+    def num_experiences(self) -> int:
+        """Experiences in all buffers, tombstones not counted."""
+        return sum(buffer.num_experiences for buffer in self.buffers)
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def utc_now() -> datetime:
+    """The time for a manifest, to the microsecond."""
+    return datetime.now(UTC)
+
+
+def read_manifest(snapshot: Path) -> Manifest:
+    """Read the manifest in a snapshot's folder.
+
+    Raises:
+        SnapshotError: There is none, it is damaged, or of another version.
+    """
+    path = snapshot / MANIFEST_NAME
+    try:
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise SnapshotError(f"{path} is larger than any manifest; it is damaged")
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise SnapshotError(f"{snapshot} has no {MANIFEST_NAME}: it is no whole snapshot") from None
+    except OSError as error:
+        raise SnapshotError(f"can't read {path}: {error.strerror}") from error
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in detail["loc"]) or "the text"
+        raise SnapshotError(
+            f"{path} is damaged, or of another version than {MANIFEST_VERSION}: "
+            f"{place}: {detail['msg']}"
+        ) from error

@@ -1,0 +1,183 @@
+"""Writing the sound rows of a store into a new file: what a damaged tree of pages can't spoil."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+import msgpack
+
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import private
+from experience_buffer_server.store.base import StoreFullError
+from experience_buffer_server.store.commits import COMMIT_KEY
+from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.frames import LENGTH
+from experience_buffer_server.store.seal import is_sound
+
+FILE_FORMAT: Final = "experience-buffer rows set aside, version 1"
+_SPARE_BYTES: Final = 64 << 20
+_COMMIT_BYTES: Final = 32 << 20
+"""Of rows that are copied in one transaction: its pages are in memory."""
+
+
+class Aside:
+    """The file of the rows that are set aside. It appears with `publish`, whole and on the disk.
+
+    It holds msgpack documents, each after its length (4 bytes, big endian): first
+    `{"format", "store", "time"}`, then `{"table", "key", "value", "why"}` per row, key and value as
+    they were stored (`store.format`, `store.seal`).
+    """
+
+    def __init__(self, file: Path, store: Path) -> None:
+        self._file = file
+        self._partial = file.with_name(f".partial-{file.name}")
+        self._out = open(self._partial, "wb", opener=private.opener)  # noqa: SIM115
+        self.num_rows = 0
+        self._write({"format": FILE_FORMAT, "store": str(store), "time": time.time()})
+
+    def add(self, table: Table, key: bytes, stored: bytes, why: str) -> None:
+        """Keep a row."""
+        self.num_rows += 1
+        row = {"table": table.disk_name.decode(), "key": key, "value": stored, "why": why}
+        self._write(row)
+
+    def publish(self) -> None:
+        """Give the file its name.
+
+        Raises:
+            FileExistsError: Another has it.
+        """
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        os.link(self._partial, self._file)
+        sync(self._file.absolute().parent)
+
+    def close(self) -> None:
+        """Leave nothing but what was published."""
+        self._out.close()
+        self._partial.unlink(missing_ok=True)
+
+    def _write(self, document: dict[str, Any]) -> None:
+        body = msgpack.packb(document)
+        self._out.write(LENGTH.pack(len(body)) + body)
+
+
+class Rebuild:
+    """Copies the sound rows of one environment into another, an empty one."""
+
+    def __init__(self, aside: Aside, done: list[str]) -> None:
+        self._aside = aside
+        self._done = done
+        self.lost: defaultdict[Table, list[bytes]] = defaultdict(list)
+        """Keys of the rows that were set aside, as they are now."""
+
+    def run(
+        self,
+        txn: lmdb.Transaction[memoryview],
+        tables: list[lmdb._Database],
+        to: lmdb.Environment,
+        to_tables: list[lmdb._Database],
+    ) -> None:
+        """Copy all tables; what isn't as it was written goes aside."""
+        for table in Table:
+            rows = self._sound(table, _rows(txn, tables[table]))
+            while self._fill(to, table, to_tables[table], rows):
+                pass
+
+    def _fill(
+        self,
+        to: lmdb.Environment,
+        table: Table,
+        db: lmdb._Database,
+        rows: Iterator[tuple[bytes, bytes]],
+    ) -> bool:
+        """Put rows in one transaction; whether there may be more."""
+        num_bytes = 0
+        with to.begin(write=True) as txn:
+            for key, stored in rows:
+                # At the end of the table, as long as they come in order.
+                if not (
+                    txn.put(key, stored, append=True, db=db)
+                    or txn.put(key, stored, overwrite=False, db=db)
+                ):
+                    self._take(table, key, stored, "another row has its key")
+                num_bytes += len(stored)
+                if num_bytes >= _COMMIT_BYTES:
+                    return True
+        return False
+
+    def _sound(
+        self, table: Table, rows: Iterator[tuple[bytes, bytes]]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for key, stored in rows:
+            if table is Table.META:
+                if key == disk.FORMAT_KEY:
+                    yield key, stored
+                elif key == COMMIT_KEY and not is_sound(table, key, stored):
+                    self._take(table, key, stored, "damaged")
+            elif is_sound(table, key, stored):
+                yield key, stored
+            elif right := _key_before(table, key, stored):
+                self._done.append(f"{disk.row_name(table, right)}: its key was damaged, put right")
+                yield right, stored
+            else:
+                message = f"damaged: its {len(stored)} bytes don't match their checksum"
+                self.lost[table].append(key)
+                self._take(table, key, stored, message)
+
+    def _take(self, table: Table, key: bytes, stored: bytes, why: str) -> None:
+        self._aside.add(table, key, stored, why)
+        self._done.append(f"{disk.row_name(table, key)}: set aside ({why})")
+
+
+def _rows(txn: lmdb.Transaction[memoryview], db: lmdb._Database) -> Iterator[tuple[bytes, bytes]]:
+    with txn.cursor(db) as cursor:
+        for key, stored in cursor:
+            yield bytes(key), bytes(stored)
+
+
+def _key_before(table: Table, key: bytes, stored: bytes) -> bytes:
+    """The key of a row in which one bit was changed since; empty where that isn't what is wrong.
+
+    The checksum covers the key: it says which of a few thousand is the right one.
+    """
+    bits = int.from_bytes(key, "big")
+    for place in range(8 * len(key)):
+        other = (bits ^ (1 << place)).to_bytes(len(key), "big")
+        if is_sound(table, other, stored):
+            return other
+    return b""
+
+
+def check_room(txn: lmdb.Transaction[memoryview], tables: list[lmdb._Database], to: Path) -> None:
+    """Refuse before anything is written.
+
+    Raises:
+        StoreFullError: The sound rows won't fit beside the store.
+    """
+    num_bytes = _SPARE_BYTES
+    for stat in (txn.stat(db) for db in tables):
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        num_bytes += stat["psize"] * pages
+    found = os.statvfs(to)
+    if num_bytes > found.f_bavail * found.f_frsize:
+        raise StoreFullError(
+            f"damage is taken out by writing all sound rows into a new file: that takes about "
+            f"{num_bytes} bytes, {found.f_bavail * found.f_frsize} are free in {to}; nothing was "
+            "changed; free some, or work on a copy of the store elsewhere"
+        )
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's entries, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,227 @@
+"""From a snapshot to a store: checked, copied, and there only when all of it is on disk.
+
+The new store begins another life of the old one, which may go on, or be restored once more. Leases
+of one life must mean nothing in another: an ack of the old would consume what somebody else holds.
+So each life gives lease ids from the time of its restore on, `LEASES_PER_SECOND` a second.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import lmdb
+import msgpack
+
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import private
+from experience_buffer_server.store.base import LeaseRow, StoreFullError
+from experience_buffer_server.store.check import check
+from experience_buffer_server.store.commits import sign_commit
+from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.inventory import problem_of
+from experience_buffer_server.store.manifest import Manifest, SnapshotError
+from experience_buffer_server.store.seal import seal
+from experience_buffer_server.store.snapshot import FULL_CODES, sha256_of
+from experience_buffer_server.store.snapshot_folder import (
+    DATA_NAME,
+    PARTIAL_PREFIX,
+    look_at,
+    make_folder,
+    sync,
+)
+from experience_buffer_server.store.writer import LOCK_NAME, StoreInUseError, hold_lock
+
+PARTIAL_NAME = f"{PARTIAL_PREFIX}restore"
+"""The folder, within the store's, that a restore writes to."""
+LEASES_PER_SECOND: Final = 1 << 20
+"""More than any life gives; ids stay below 2^53, which every language counts exactly, until 2242."""
+_COPY_BYTES = 4 << 20
+_SPARE_BYTES = 64 << 20
+"""Room in the map for a row per buffer."""
+
+
+def restore(
+    snapshot: Path,
+    data: Path,
+    *,
+    verify: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Manifest:
+    """Make a store from a snapshot; it appears with its last step, a rename.
+
+    Args:
+        snapshot: The snapshot's folder.
+        data: Where the store will live: a folder that is empty or doesn't exist. What an
+            interrupted restore has left there is removed.
+        verify: Check every row of the new store, too, before it appears.
+        on_progress: Told of the bytes copied so far, and of how many there are.
+
+    Raises:
+        SnapshotError: The snapshot isn't whole, is damaged or of another store format, or the
+            folder isn't empty.
+        StoreFullError: No room for the store.
+    """
+    found = look_at(snapshot)
+    if found.manifest is None or found.problem:
+        raise SnapshotError(f"{snapshot} can't be restored: {found.problem}")
+    manifest = found.manifest
+    if manifest.store_format != disk.FORMAT_VERSION:
+        raise SnapshotError(
+            f"{snapshot} holds a store of format version {manifest.store_format}, this server reads "
+            f"version {disk.FORMAT_VERSION}; restore it with server version "
+            f"{manifest.server_version}, which took it"
+        )
+    check_empty(data)
+    partial = data / PARTIAL_NAME
+    try:
+        make_folder(data)
+        with _alone(data):
+            check_empty(data)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(mode=private.FOLDER_MODE)
+            try:
+                _fill(snapshot, partial, manifest, on_progress)
+                if verify and (problem := problem_of(check(partial))):
+                    raise SnapshotError(f"{snapshot} is damaged: {problem}")
+                begin_life(partial, time.time())
+                _publish(partial, data)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        if error.errno in FULL_CODES:
+            raise StoreFullError(f"no room for the store in {data}: {error.strerror}") from error
+        raise SnapshotError(f"can't restore {snapshot} to {data}: {error}") from error
+    return manifest
+
+
+def check_empty(data: Path) -> None:
+    """Refuse to put a store beside something else.
+
+    Raises:
+        SnapshotError: The folder holds something; the message says what.
+    """
+    if not data.exists():
+        return
+    if not data.is_dir():
+        raise SnapshotError(f"{data} is no folder; give one that is empty or doesn't exist")
+    own = (PARTIAL_NAME, LOCK_NAME)
+    names = sorted(path.name for path in data.iterdir() if path.name not in own)
+    if DATA_NAME in names:
+        raise SnapshotError(
+            f"{data} holds a store already; move it away, or restore to another folder"
+        )
+    if names:
+        raise SnapshotError(
+            f"{data} isn't empty: it holds {', '.join(names[:5])}; give a folder that is empty or "
+            "doesn't exist"
+        )
+
+
+def check_not_interrupted(data: Path) -> None:
+    """Keep a server from making an empty store where one was to be restored.
+
+    Raises:
+        SnapshotError: A restore to the folder was interrupted, or isn't done yet.
+    """
+    if (data / PARTIAL_NAME).exists() and not (data / DATA_NAME).exists():
+        raise SnapshotError(
+            f"a restore to {data} was interrupted, or isn't done yet; run it again, or remove "
+            f"{data / PARTIAL_NAME} to begin with an empty store"
+        )
+
+
+@contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """Keep other restores, and servers, out of the folder.
+
+    Raises:
+        SnapshotError: One is at work there.
+    """
+    try:
+        with hold_lock(data, timeout_seconds=0.0):
+            yield
+    except StoreInUseError:
+        raise SnapshotError(
+            f"another restore to {data}, or a server, is at work there; wait for it, or give "
+            "another folder"
+        ) from None
+
+
+def begin_life(path: Path, now: float) -> None:
+    """Give leases of a restored store ids that no other life of it gives.
+
+    Each buffer gets the row of a lease that has ended: the next ids are above.
+
+    Args:
+        path: The store's directory; nobody has it open.
+        now: Seconds since the Unix epoch.
+
+    Raises:
+        SnapshotError: The store can't be written.
+    """
+    pack = msgpack.Packer().pack
+    try:
+        env = lmdb.open(str(path), max_dbs=disk.MAX_DBS, max_readers=disk.MAX_READERS)
+        with env:
+            env.set_mapsize(env.info()["map_size"] + _SPARE_BYTES)
+            buffers = env.open_db(Table.BUFFERS.disk_name, create=False)
+            leases = env.open_db(Table.LEASES.disk_name, create=False)
+            meta = env.open_db(Table.META.disk_name, create=False)
+            with env.begin(write=True) as txn:
+                for prefix in list(txn.cursor(buffers).iternext(values=False)):
+                    last = _last_number(txn, leases, prefix)
+                    number = max(int(now) * LEASES_PER_SECOND, last + 1)
+                    key = prefix + disk.numbered_key(0, number)[len(prefix) :]
+                    row = LeaseRow(id=number, consumer="", units=[], deadline=0.0, state="expired")
+                    value = seal(Table.LEASES, key, disk.encode_lease(row, pack))
+                    txn.put(key, value, db=leases)
+                sign_commit(txn, meta)
+    except lmdb.Error as error:
+        raise SnapshotError(f"can't write the restored store at {path}: {error}") from error
+
+
+def _last_number(txn: lmdb.Transaction[bytes], table: lmdb._Database, prefix: bytes) -> int:
+    """The highest number of a buffer's rows; 0: there are none."""
+    end = (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix) + 1, "big")[1:]
+    with txn.cursor(table) as cursor:
+        found = cursor.prev() if cursor.set_range(end) else cursor.last()
+        key = cursor.key() if found else b""
+    return disk.number_of(key) if key.startswith(prefix) else 0
+
+
+def _fill(
+    snapshot: Path,
+    partial: Path,
+    manifest: Manifest,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    num_bytes = 0
+    with (
+        open(snapshot / DATA_NAME, "rb") as source,
+        open(partial / DATA_NAME, "xb", opener=private.opener) as target,
+    ):
+        while chunk := source.read(_COPY_BYTES):
+            target.write(chunk)
+            num_bytes += len(chunk)
+            if on_progress is not None:
+                on_progress(num_bytes, manifest.data_bytes)
+        target.flush()
+        os.fsync(target.fileno())
+    # As it is read back: that is what will be served.
+    if sha256_of(partial / DATA_NAME) != manifest.sha256:
+        raise SnapshotError(
+            f"{snapshot / DATA_NAME} is damaged, or its copy: its SHA-256 isn't the one in the "
+            "manifest; try again, or use another snapshot"
+        )
+
+
+def _publish(partial: Path, data: Path) -> None:
+    (partial / DATA_NAME).rename(data / DATA_NAME)
+    sync(data)
+    sync(data.resolve().parent)

@@ -1,0 +1,54 @@
+"""What a failing disk does to a store: bytes of data.mdb change while nobody looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lmdb
+
+from experience_buffer_server.store.format import MAX_DBS, Table
+
+
+def raw(path: Path, table: Table, key: bytes) -> bytes:
+    """A row of a store that nobody has open, as it is stored."""
+    with (
+        lmdb.open(str(path), readonly=True, lock=False, max_dbs=MAX_DBS) as env,
+        env.begin(db=env.open_db(table.disk_name, create=False)) as txn,
+    ):
+        value = txn.get(key)
+    assert value is not None, f"{table.name} has no row {key!r}"
+    return value
+
+
+def flip(path: Path, table: Table, key: bytes, *, place: float = 0.5) -> None:
+    """Flip one bit of a row where it lies in the file, and of its older copies there.
+
+    Args:
+        path: The store's directory.
+        table: The row's table.
+        key: Its key.
+        place: Where in the row, 0 to below 1.
+    """
+    stored = raw(path, table, key)
+    file = path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    start = data.find(stored)
+    assert start >= 0, f"{table.name} {key!r} isn't in one piece in the file"
+    while start >= 0:
+        data[start + int(place * len(stored))] ^= 0x10
+        start = data.find(stored, start + 1)
+    file.write_bytes(data)
+    assert raw(path, table, key) != stored
+
+
+def flip_key(path: Path, table: Table, key: bytes, *, byte: int, bit: int) -> None:
+    """Flip one bit of a row's key where it lies in the file, and of its older copies there."""
+    row = key + raw(path, table, key)
+    file = path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    start = data.find(row)
+    assert start >= 0, f"{table.name} {key!r} isn't in one piece in the file"
+    while start >= 0:
+        data[start + byte] ^= bit
+        start = data.find(row, start + 1)
+    file.write_bytes(data)

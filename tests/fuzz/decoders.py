@@ -1,0 +1,207 @@
+"""The readers of what comes over the network, each as a function that lets documented errors out.
+
+What a target asserts beyond that are the promises of the reader: what it accepts can be written
+again, split, read again, and stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from experience_buffer import _plain, _safetensors, trxp
+from experience_buffer._frame import split_frame
+from experience_buffer._limits import DEFAULT_LIMITS, Limits
+from experience_buffer._normal import Normaliser
+from experience_buffer.errors import ExperienceBufferError, TrxpError
+from experience_buffer.packed import PackedBatch, PackedRow, pack
+from experience_buffer.trxp import Item, TensorView
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server import wire
+from experience_buffer_server.admission import Candidate, Refusal, admit
+from experience_buffer_server.annotation import admit_annotated
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.proportion import each_alone
+from tests.fuzz.bombs import one
+
+Target = Callable[[bytes], None]
+
+LIMITS: Final = Limits(max_message_bytes=1024 * 1024)
+"""What experiences may take each alone: 24 MiB, so that what is metered is what reading them takes."""
+_MAX_TEXT: Final = 16_384
+"""Characters of one error or refusal: a sender's values are cut in them."""
+
+
+def frame(data: bytes) -> None:
+    """The outermost lengths."""
+    with _documented(TrxpError):
+        metadata, section = split_frame(data, limits=DEFAULT_LIMITS)
+        assert 21 + len(metadata) + len(section) == len(data)
+
+
+def metadata(data: bytes) -> None:
+    """The reader of plain data, and the walk that decides what may be used."""
+    with _documented(TrxpError):
+        value, is_suspect = _plain.load(data, limits=DEFAULT_LIMITS)
+        if is_suspect:
+            value = Normaliser(DEFAULT_LIMITS).normal(value, index=0)
+        assert type(value).__module__ == "builtins", value
+
+
+def tensors(data: bytes) -> None:
+    """The tensor table."""
+    with _documented(TrxpError):
+        table = _safetensors.read(memoryview(data), max_header_bytes=8 * 1024 * 1024)
+        written = b"".join(_safetensors.write(table))
+        again = _safetensors.read(memoryview(written), max_header_bytes=16 * 1024 * 1024)
+        assert _known(again) == _known(sorted(table, key=_safetensors._order))
+
+
+def push(data: bytes) -> None:
+    """A pushed payload as the server reads it, for buffers of several kinds."""
+    with _documented(ExperienceBufferError):
+        kind = sum(data[-4:]) % 4
+        items = trxp.read(data)
+        _check_errors(str(item) for item in items if isinstance(item, TrxpError))
+        sound = (item for item in items if isinstance(item, Item))
+        admitted = (admit(item, _settings()[kind], published=5) for item in sound)
+        found = each_alone(admitted, pushed_bytes=len(data), limits=LIMITS)
+        _check_errors(one.message for one in found if isinstance(one, Refusal))
+        stored = [one for one in found if isinstance(one, Candidate) and not one.tombstone]
+        for candidate in stored if len(data) % 4 == 0 else ():
+            (again,) = trxp.read(candidate.payload)
+            assert isinstance(again, Item), again
+            assert again.uid == candidate.uid
+            assert again.encode() == candidate.payload
+        if len(data) % 8 == 1:
+            _repack(stored)
+
+
+def _repack(stored: Iterable[Candidate]) -> None:
+    """What was admitted goes into a packed batch and comes out of it unchanged."""
+    rows = [PackedRow(uid=each.uid, payload=each.payload, tensors={}) for each in stored]
+    batch = PackedBatch.parse(b"".join(pack(rows)))
+    assert [batch.payload(index) for index in range(len(batch))] == [row.payload for row in rows]
+
+
+def rewrite(data: bytes) -> None:
+    """Payloads that are cut up, put together, added to and made objects of, as trainers do."""
+    with _documented(TrxpError):
+        singles = trxp.split(data, limits=LIMITS)
+        whole = trxp.merge([data, data]) if len(data) % 4 == 0 else trxp.merge([])
+        singles = singles if len(data) % 4 == 0 else []
+        # Not bytes: merging lets equal keys be one object, which they needn't be in a payload.
+        assert [_content(single) for single in trxp.split(whole, limits=LIMITS)] == [
+            *map(_content, singles)
+        ] * 2
+        for single in singles:
+            view = TensorView("F32", (2,), memoryview(bytes(8)))
+            trxp.with_tensors(single, {"advantages": view})
+    with _documented(TrxpError):
+        trxp.with_tensors(data, {"returns": TensorView("F32", (1,), memoryview(bytes(4)))})
+    if len(data) % 8 == 0:
+        with _documented(ValueError):
+            trxp.decode(data)
+
+
+def packed(data: bytes) -> None:
+    """A packed batch as a trainer reads it."""
+    with _documented(TrxpError):
+        batch = PackedBatch.parse(data)
+        _ = (batch.uids, batch.groups, batch.flags, repr(batch))
+        for name in batch.columns:
+            with _documented(ValueError):
+                batch.column(name)
+        for name in batch.fields:
+            with _documented(ValueError):
+                batch.tensor(name)
+            with _documented(ValueError):
+                batch.offsets(name)
+        for index in range(min(len(batch), 4)):
+            batch.payload(index)
+            with _documented(ValueError):
+                batch.of(index)
+        with _documented(ValueError):
+            batch.padded(max_prompt_length=32, max_response_length=64)
+        with _documented(ValueError):
+            batch.varlen()
+
+
+def annotation(data: bytes) -> None:
+    """An annotation, applied to a stored experience."""
+    try:
+        message = service_pb2.Annotation.FromString(data)
+    except DecodeError:
+        return
+    with _documented(TrxpError):
+        found = wire.annotation_from(message)
+        admitted = admit_annotated(
+            found, _stored(), settings=_settings()[0], max_payload_bytes=1 << 20
+        )
+        if isinstance(admitted, str):
+            _check_errors([admitted])
+        else:
+            assert isinstance(trxp.read(admitted.payload)[0], Item)
+
+
+DECODERS: Final[dict[str, Target]] = {
+    "frame": frame,
+    "metadata": metadata,
+    "tensors": tensors,
+    "push": push,
+    "rewrite": rewrite,
+    "packed": packed,
+    "annotation": annotation,
+}
+
+
+class _documented(contextlib.AbstractContextManager[None]):
+    """Swallows what a reader documents; everything else is a finding."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> bool:
+        # A ValueError that is no error of the package has a plain text of ours; subclasses are bugs.
+        if kind is None or not issubclass(kind, self._kinds):
+            return False
+        _check_errors([str(error)])
+        return issubclass(kind, ExperienceBufferError) or kind is ValueError
+
+
+def _check_errors(texts: Iterable[str]) -> None:
+    for text in texts:
+        assert len(text) <= _MAX_TEXT, f"{len(text)} characters of an error: {text[:100]}"
+
+
+def _content(single: bytes) -> tuple[str, list[tuple[str, str, tuple[int, ...], bytes]]]:
+    (item,) = trxp.read(single)
+    assert isinstance(item, Item), item
+    return item.uid, _known(sorted(item.tensors.items()))
+
+
+def _known(table: list[tuple[str, TensorView]]) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    return [(name, view.dtype, view.shape, bytes(view.data)) for name, view in table]
+
+
+@cache
+def _settings() -> tuple[BufferSettings, ...]:
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"advantage": {"estimator": "grpo"}, "on_bad_reward": "tombstone"},
+        {"advantage": {"estimator": "gae"}, "on_missing_field": "wait"},
+        {"advantage": {"estimator": "gae"}, "on_future_version": "refuse"},
+    )
+    return tuple(BufferSettings.model_validate(kind) for kind in kinds)
+
+
+@cache
+def _stored() -> bytes:
+    return trxp.split(one())[0]
+
+
+__all__ = ["DECODERS", "Target"]

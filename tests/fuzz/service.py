@@ -1,0 +1,195 @@
+"""The service's handlers over a real store, in this process and without sockets.
+
+Whatever a client sends, only typed errors come out: anything else would be INTERNAL on the wire. The
+state that calls build up is thrown away now and then. No worker computes advantages here: whole
+groups wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError, Message
+
+from experience_buffer.errors import ExperienceBufferError
+from experience_buffer.status import to_status
+from experience_buffer_server import steady_clock
+from experience_buffer_server.backend import Backend
+from experience_buffer_server.compute import Computer
+from experience_buffer_server.config import ComputeSection, Settings
+from experience_buffer_server.faults import as_client_error
+from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.registry import Registry
+from experience_buffer_server.service import Service
+from experience_buffer_server.snapshots import Snapshots
+from experience_buffer_server.store.base import StoreError
+from experience_buffer_server.store.lmdb_store import LmdbStore
+from tests.fuzz.messages import METHODS, Method, unpack
+
+_SOFT_RESET_INPUTS: Final = 500
+_HARD_RESET_INPUTS: Final = 50_000
+_WAIT_SECONDS: Final = 0.1
+"""A call that waits for something is ended then, as by its client."""
+_MAX_STATUS_BYTES: Final = 8 * 1024
+_CONFIG: Final[dict[str, dict[str, Any]]] = {
+    "plain": {"group_by": "none"},
+    "groups": {"group_size": 3, "consumers": [{"name": "trainer", "unit": "group"}, "critic"]},
+    "replay": {
+        "group_by": "none",
+        "consumers": [{"name": "trainer", "replay": True, "selector": "prioritized"}],
+        "max_items": 20,
+        "on_full": "evict",
+    },
+}
+
+
+class Context:
+    """What handlers ask of a call."""
+
+    def time_remaining(self) -> float:
+        """Less than it takes to wait."""
+        return 0.1
+
+    def peer(self) -> str:
+        """As gRPC names it."""
+        return "ipv4:127.0.0.1:4711"
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        """Nothing is sent: it ends at once."""
+        callback(self)
+
+    def invocation_metadata(self) -> tuple[()]:
+        """None."""
+        return ()
+
+
+class World:
+    """One store with its buffers and handlers, on one event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def open(self) -> None:
+        """Make the store and the buffers."""
+        path = self.folder / "store"
+        shutil.rmtree(path, ignore_errors=True)
+        settings = Settings(store={"path": path}, buffers=_CONFIG)
+        metrics = Metrics()
+        self.store = await LmdbStore.open(path, durability="interval", initial_map_bytes=16 << 20)
+        computer = Computer(ComputeSection(device="cpu"), path, metrics)
+        self.registry = Registry(settings, self.store, computer, metrics)
+        await self.registry.load()
+        snapshots = Snapshots(settings.snapshots, path, metrics)
+        backend = Backend(self.registry, self.store, settings.server, asyncio.Event(), snapshots)
+        self.service = Service(backend)
+        self._settings = settings
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self.registry.drain()
+        await self.store.close()
+
+    async def clear(self) -> None:
+        """Remove all buffers and make the first ones again."""
+        for buffer in self.registry.all():
+            await self.registry.delete(buffer.name, force=True)
+        await self._complete()
+
+    async def _complete(self) -> None:
+        """Make the first buffers that a call has deleted."""
+        there = {buffer.name for buffer in self.registry.all()}
+        for name, settings in self._settings.buffers.items():
+            if name not in there:
+                await self.registry.create(name, settings)
+
+    async def run(self, data: bytes) -> None:
+        """Make the calls of an input, one after the other."""
+        calls = unpack(data)
+        while calls:
+            number, _ = calls[0]
+            method = METHODS[number]
+            count = 1
+            while method.is_stream and count < len(calls) and calls[count][0] == number:
+                count += 1
+            await self._call(method, [message for _, message in calls[:count]])
+            calls = calls[count:]
+        self.registry.tick(steady_clock.now())
+        await self._complete()
+
+    async def _call(self, method: Method, messages: list[bytes]) -> None:
+        try:
+            requests = [method.request.FromString(message) for message in messages]
+        except DecodeError:
+            return
+        handler = getattr(self.service, method.name)
+        try:
+            async with asyncio.timeout(_WAIT_SECONDS):
+                if method.is_stream:
+                    answers = handler(_each(requests), Context())
+                    async with contextlib.aclosing(answers):
+                        async for answer in answers:
+                            answer.SerializeToString()
+                elif method.name == "WatchPolicyVersion":
+                    async with contextlib.aclosing(handler(requests[0], Context())) as answers:
+                        await anext(answers)
+                else:
+                    (await handler(requests[0], Context())).SerializeToString()
+        except TimeoutError:
+            return
+        except (ExperienceBufferError, StoreError) as error:
+            _check_status(as_client_error(error))
+        assert not self.store.failed.is_set(), self.store.failure
+
+
+def _check_status(error: ExperienceBufferError) -> None:
+    status = to_status(error)
+    assert status.code.name != "INTERNAL", error
+    size = len(status.details.encode()) + len(status.trailing_metadata[0][1])
+    assert size <= _MAX_STATUS_BYTES, f"a status of {size} bytes"
+
+
+async def _each(requests: list[Message]) -> AsyncIterator[Message]:
+    for request in requests:
+        yield request
+        # So that what is delivered against credits has a chance to come before the stream ends.
+        await asyncio.sleep(0)
+
+
+class ServiceTarget:
+    """The target: inputs through the handlers, in a world that is renewed now and then."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-store-")
+        self._world = World(Path(self._folder.name))
+        self._loop.run_until_complete(self._world.open())
+        self._num_inputs = 0
+
+    def __call__(self, data: bytes) -> None:
+        """Run one input.
+
+        Raises:
+            Exception: Anything that a handler lets out but a typed error.
+        """
+        self._num_inputs += 1
+        if self._num_inputs % _HARD_RESET_INPUTS == 0:
+            self._loop.run_until_complete(self._renew())
+        elif self._num_inputs % _SOFT_RESET_INPUTS == 0:
+            self._loop.run_until_complete(self._world.clear())
+        self._loop.run_until_complete(self._world.run(data))
+
+    async def _renew(self) -> None:
+        await self._world.close()
+        await self._world.open()
+
+    def close(self) -> None:
+        """Close the store and remove it."""
+        self._loop.run_until_complete(self._world.close())
+        self._loop.close()
+        self._folder.cleanup()

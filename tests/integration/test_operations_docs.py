@@ -1,0 +1,128 @@
+"""What docs/operations.md and SECURITY.md name exists: commands, settings, metrics, texts, tests."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from experience_buffer import Client
+from experience_buffer_server import cli
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.config import Settings
+from experience_buffer_server.consumer_settings import ConsumerSettings
+from tests.integration.server import Server
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "docs" / "operations.md", ROOT / "SECURITY.md")
+SECTIONS = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+
+
+def _quoted(text: str) -> list[str]:
+    """What stands in backquotes, outside of blocks of code."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.M))
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    assert len(links) > 1
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in _anchors(target), f"{page.name}: {link}"
+
+
+def _commands(command: typer.Typer | None = None) -> Iterator[tuple[str, set[str]]]:
+    """Every command with its options."""
+    pending = [("", typer.main.get_command(command or cli.app))]
+    while pending:
+        name, found = pending.pop()
+        inner = getattr(found, "commands", {})
+        pending += [(f"{name} {key}".strip(), value) for key, value in inner.items()]
+        if not inner:
+            yield name, {option for one in found.params for option in one.opts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    commands = dict(_commands())
+    assert {"serve", "health", "token list"} <= commands.keys()
+    text = page.read_text(encoding="utf-8")
+    shown = re.findall(r"(?<![\w/.-])(?:/[\w/-]+/)?experience-buffer ([a-z][^`\n]*)", text)
+    shown = [line for line in shown if line.split()[0] in {name.split()[0] for name in commands}]
+    unknown = re.findall(r"`experience-buffer (\w+)", text)
+    assert set(unknown) <= {name.split()[0] for name in commands}
+    for line in shown:
+        name = max((one for one in commands if line.startswith(one)), key=len)
+        options = set(re.findall(r"--[a-z][a-z-]*", line))
+        assert options <= commands[name], f"{page.name}: experience-buffer {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_settings_exist(page: Path) -> None:
+    quoted = _quoted(page.read_text(encoding="utf-8"))
+    for text in quoted:
+        found = re.fullmatch(r"\[?(\w+)\]?(?:\.(\w+)(\*?))?(?: = .*)?", text)
+        if found is None or found[1] not in SECTIONS:
+            continue
+        keys = SECTIONS[found[1]].model_fields
+        if found[2] is None:
+            continue
+        is_there = any(key.startswith(found[2]) for key in keys) if found[3] else found[2] in keys
+        assert is_there, f"{page.name}: {text}"
+    # What is named without its section is a buffer's or a consumer's, or the text says where it is.
+    known = {key for section in SECTIONS.values() for key in section.model_fields}
+    known |= BufferSettings.model_fields.keys() | ConsumerSettings.model_fields.keys()
+    known |= {name for name in dir(Client) if not name.startswith("_")}
+    known |= {"waiting_for", "experience_buffer_pushes_held_back_total"}
+    for text in quoted:
+        found = re.fullmatch(r"(?:client\.)?([a-z]+(?:_[a-z]+)+)(?:\(.*\)| = .*)?", text)
+        if found is not None and not found[1].startswith("experience_buffer"):
+            assert found[1] in known, f"{page.name}: {text}"
+
+
+def test_metrics_exist(shared_server: Server) -> None:
+    url = f"http://127.0.0.1:{shared_server.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        there = set(re.findall(r"^# TYPE (\w+) ", answer.read().decode("utf-8"), re.MULTILINE))
+    text = PAGES[0].read_text(encoding="utf-8")
+    named = set(re.findall(r"`(experience_buffer_\w+)`", text))
+    named |= {f"experience_buffer{end}" for end in re.findall(r"`\.\.\.(_\w+)`", text)}
+    assert len(named) > 5
+    assert not named - there
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "the disk is full",
+        "the store has failed",
+        "is in use by another server",
+    ],
+)
+def test_what_the_log_is_said_to_say_is_said(words: str) -> None:
+    sources = (ROOT / "server").rglob("*.py")
+    assert any(words in path.read_text(encoding="utf-8") for path in sources)
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", PAGES[1].read_text(encoding="utf-8"))
+    assert len(named) > 8
+    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -1,0 +1,105 @@
+"""The metrics endpoint by itself: its time limit, its bound on connections, and what it answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from experience_buffer_server import metrics_http
+from experience_buffer_server.access.audit import Audit
+from experience_buffer_server.access.guard import Guard
+from experience_buffer_server.config import ConfigurationError
+from experience_buffer_server.metrics_http import MetricsServer
+
+
+def serve(registry: CollectorRegistry, port: int = 0) -> MetricsServer:
+    guard = Guard(None, Audit(time.monotonic), shows_certificates=False, count=print)
+    return MetricsServer("127.0.0.1", port, registry, guard, None)
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    registry = CollectorRegistry()
+    Counter("apples", "Eaten.", registry=registry).inc(7)
+    made = serve(registry)
+    yield made
+    made.close()
+
+
+def read(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[str, str]:
+    """The body and the content type."""
+    url = f"http://127.0.0.1:{server.port}{path}"
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+        return answer.read().decode(), answer.headers["Content-Type"]
+
+
+def test_both_formats_of_prometheus_are_spoken(server: MetricsServer) -> None:
+    body, kind = read(server)
+    assert "apples_total 7.0" in body
+    assert kind.startswith("text/plain")
+    body, kind = read(server, Accept="application/openmetrics-text; version=1.0.0")
+    assert body.endswith("# EOF\n")
+    assert kind.startswith("application/openmetrics-text")
+    assert read(server, "/metrics?name[]=pears_total")[0] == ""
+
+
+def test_a_connection_ends_when_its_time_is_over(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it says something now and then, which would renew a mere timeout."""
+    monkeypatch.setattr(metrics_http, "_MAX_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        slow.settimeout(20)
+        slow.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
+        assert slow.recv(100) == b""
+
+
+def test_the_oldest_connection_makes_room(server: MetricsServer) -> None:
+    before = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+    try:
+        for connection in silent:
+            connection.settimeout(20)
+        assert "apples" in read(server)[0]
+        assert threading.active_count() - before <= 2 * metrics_http._MAX_CONNECTIONS
+        assert silent[0].recv(100) == b""
+        assert "apples" in read(server)[0]
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+class Broken(Collector):
+    def collect(self) -> Iterator[Metric]:
+        raise TimeoutError("the loop is busy")
+
+
+def test_a_scrape_that_fails_is_logged_and_ends_no_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Broken())
+    broken = serve(registry)
+    try:
+        for _ in range(2):
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                read(broken)
+        assert "the loop is busy" in caplog.text
+    finally:
+        broken.close()
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"can't listen on 127.0.0.1:{port}: Address"):
+            serve(CollectorRegistry(), port)

@@ -1,0 +1,206 @@
+"""A bit of a key has changed: nothing sound is lost, overwritten, or hidden."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+import xxhash
+
+from experience_buffer_server.store import (
+    BufferRow,
+    GroupRow,
+    LeaseRow,
+    LmdbReader,
+    LmdbStore,
+    Record,
+    StoreError,
+    StoreFailedError,
+    StoreFormatError,
+    StoreFullError,
+)
+from experience_buffer_server.store.check import Kind, check
+from experience_buffer_server.store.format import Table, buffer_key, numbered_key, payload_key
+from experience_buffer_server.store.mending import mend
+from tests.damaging import flip, flip_key
+
+MakeRecord = Callable[..., Record]
+OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
+MakeBuffer = Callable[[int], BufferRow]
+NUM = 60
+PLAIN: dict[str, Any] = {
+    "group_id": 0, "payload_bytes": 1, "digest": xxhash.xxh3_128_digest(b"x"), "fields": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+async def filled(
+    open_store: OpenStore, path: Path, make_record: MakeRecord, buffer_row: MakeBuffer
+) -> Path:
+    """A closed store of two buffers."""
+    store = await open_store()
+    batch = store.batch()
+    for buffer_id in (1, 3):
+        batch.put_buffer(buffer_row(buffer_id))
+        for seq in range(1, NUM + 1):
+            batch.append(buffer_id, make_record(seq, **PLAIN), b"x")
+        batch.put_group(buffer_id, GroupRow(id=5, key="k", size=2, open_time=0.0))
+        batch.put_lease(buffer_id, LeaseRow(id=7, consumer="c", units=[], deadline=0.0))
+    await store.commit(batch)
+    await store.close()
+    return path
+
+
+def test_a_row_out_of_order_keeps_the_server_from_starting(filled: Path, tmp_path: Path) -> None:
+    flip_key(filled, Table.RECORDS, numbered_key(1, 10), byte=0, bit=1)
+    with (
+        LmdbReader(filled) as reader,
+        pytest.raises(StoreFailedError, match=r"out of order: .*verify --set-aside FILE"),
+    ):
+        next(reader.load())
+    done = mend(filled, tmp_path / "aside")
+    assert done == ["records: buffer 1 row 10: its key was damaged, put right"]
+    with LmdbReader(filled) as reader:
+        assert [len(state.records) for state in reader.load()] == [NUM, NUM]
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        (Table.RECORDS, numbered_key(3, NUM)),
+        (Table.GROUPS, numbered_key(3, 5)),
+        (Table.LEASES, numbered_key(3, 7)),
+    ],
+)
+def test_a_number_far_too_high_is_not_believed(filled: Path, table: Table, key: bytes) -> None:
+    """The last row of a table: its order says nothing."""
+    flip_key(filled, table, key, byte=4, bit=0x80)
+    with LmdbReader(filled) as reader:
+        _, state = reader.load()
+        assert reader.damaged == [f"{table.disk_name.decode()}: buffer 3 row {2**63 + key[-1]}"]
+    numbers = [*state.damaged.records, *state.damaged.groups, *state.damaged.leases]
+    assert len(numbers) == 1
+    assert key[-1] <= max(numbers) < 2**40
+    assert state.last_seq < 2**40
+
+
+@pytest.mark.parametrize("byte", [0, 3])
+def test_a_row_of_no_buffer_is_missed_where_it_lies(filled: Path, byte: int) -> None:
+    """At the end of the table with a higher buffer, at its beginning with none."""
+    at_end = byte == 0
+    key = numbered_key(3, NUM) if at_end else numbered_key(1, 1)
+    flip_key(filled, Table.RECORDS, key, byte=byte, bit=1)
+    with LmdbReader(filled) as reader:
+        first, second = reader.load()
+    lost, other = (second, first) if at_end else (first, second)
+    assert lost.damaged.records == [NUM if at_end else 1]
+    assert (len(lost.records), len(other.records)) == (NUM - 1, NUM)
+    assert other.damaged.records == []
+    assert other.damaged.any_records
+
+
+def test_a_buffer_is_found_by_its_copy(filled: Path) -> None:
+    flip_key(filled, Table.BUFFERS, buffer_key(3), byte=3, bit=0x40)
+    with LmdbReader(filled) as reader:
+        assert [state.row.id for state in reader.load()] == [1, 3]
+        assert 3 <= reader.last_buffer_id < 2**20
+        assert reader.damaged == ["buffers: buffer 67"]
+
+
+async def test_no_append_overwrites_a_record(
+    filled: Path, open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    batches = [store.batch() for _ in range(3)]
+    for batch, seq in zip(batches, (NUM + 1, 5, NUM + 2), strict=True):
+        batch.append(1, make_record(seq, uid=f"new {seq}", group_id=0), b"y")
+    done = await asyncio.gather(*map(store.commit, batches), return_exceptions=True)
+    assert done[::2] == [None, None]
+    assert type(done[1]) is StoreError
+    assert "given twice: records: buffer 1 row 5 is there already" in str(done[1])
+    state = next(store.load())
+    assert [record.uid for record in state.records[4:5]] == ["3/math-5/5/7/é"]
+    assert len(state.records) == NUM + 2
+    assert list(store.payloads(1, ["new 5"])) == [None]
+    replaced = store.batch()
+    replaced.replace(1, make_record(5, uid="again", group_id=0), b"z")
+    await store.commit(replaced)
+
+
+def test_any_flipped_bit_of_a_key_is_put_right(filled: Path, tmp_path: Path) -> None:
+    pristine = (filled / "data.mdb").read_bytes()
+    rng = random.Random(5)
+    uid = "3/math-{}/5/7/é"
+    for number in range(4):
+        (filled / "data.mdb").write_bytes(pristine)
+        seq = rng.randrange(2, NUM)
+        table = (Table.RECORDS, Table.PAYLOADS)[number % 2]
+        key = numbered_key(1, seq) if number % 2 == 0 else payload_key(1, uid.format(seq))
+        flip_key(filled, table, key, byte=rng.randrange(len(key)), bit=1 << rng.randrange(8))
+        file = tmp_path / f"aside-{number}"
+        assert len(mend(filled, file)) == 1
+        assert not file.exists(), "nothing had to be taken out"
+        report = check(filled)
+        assert report.is_clean
+        assert [buffer.num_experiences for buffer in report.buffers] == [NUM, NUM]
+
+
+def test_a_failed_attempt_changes_nothing_and_blocks_no_other(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(filled, Table.PAYLOADS, payload_key(1, "3/math-9/5/7/é"))
+    before = (filled / "data.mdb").read_bytes()
+    file = tmp_path / "aside"
+    with monkeypatch.context() as patched:
+        patched.setattr("experience_buffer_server.store.rebuilding._SPARE_BYTES", 1 << 60)
+        with pytest.raises(StoreFullError, match=r"are free in .*; nothing was changed"):
+            mend(filled, file)
+    assert (filled / "data.mdb").read_bytes() == before
+    assert list(tmp_path.iterdir()) == [filled.parent]
+    assert mend(filled, file)
+    assert sorted(path.name for path in filled.iterdir()) == ["data.mdb", "writer.lock"]
+    assert check(filled).is_clean
+
+
+@pytest.mark.parametrize("which", ["older", "older by little", "newer"])
+async def test_an_older_commit_is_noticed(
+    filled: Path, open_store: OpenStore, make_record: MakeRecord, tmp_path: Path, which: str
+) -> None:
+    """A changed number on a meta page makes LMDB open the other one, without the last commit."""
+    store = await open_store()
+    batch = store.batch()
+    batch.append(1, make_record(NUM + 1, **PLAIN), b"x")
+    await store.commit(batch)
+    await store.close()
+    file = filled / "data.mdb"
+    data = bytearray(file.read_bytes())
+    place = 16 + struct.calcsize("=II8xQ48x48xQ")
+    numbers = [struct.unpack_from("=Q", data, page * 4096 + place)[0] for page in (0, 1)]
+    page = numbers.index(max(numbers) if which == "newer" else min(numbers))
+    changed = {"older": numbers[page] + 64, "older by little": numbers[page] + 2, "newer": 0}[which]
+    struct.pack_into("=Q", data, page * 4096 + place, changed)
+    file.write_bytes(data)
+    report = check(filled)
+    assert report.totals[Kind.MISSING_COMMIT] == 1
+    assert "the last commit may be missing" in report.findings[0].message
+    with pytest.raises(StoreFormatError, match=r"the last commit may be missing; .*--set-aside"):
+        await open_store()
+    (line,) = [line for line in mend(filled, tmp_path / "aside") if "went on from" in line]
+    assert check(filled).is_clean, line
+    await open_store()
+
+
+def test_a_copy_of_a_store_is_of_its_last_commit(filled: Path, tmp_path: Path) -> None:
+    """A compacted one starts numbering anew."""
+    for name, compact in (("plain", False), ("compact", True)):
+        to = tmp_path / name
+        to.mkdir()
+        with lmdb.open(str(filled), readonly=True, lock=False, max_dbs=16) as env:
+            env.copy(str(to), compact=compact)
+        assert check(to).is_clean
