@@ -4,13 +4,13 @@ PYTHON ?= python3
 # Arguments for the command behind a target, e.g. make run ARGS="--port 6000".
 ARGS ?=
 DEMO_MODULE ?= examples.demo
-BENCH_MODULE ?= benchmarks
+BENCH_MODULE ?= benchmarks.compare
 BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 # Through the interpreter, not the scripts beside it: their first line breaks on a path with spaces.
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto demo bench bench-advantages bench-saturation bench-scale install-server install-dev clean
+.PHONY: help run test lint format proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale chaos soak fuzz install-server install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -37,8 +37,15 @@ proto: install-dev ## Generate the Python code after a change in proto/ (run and
 demo: install-dev ## Train a small model through the server; DEMO_KILL=1 kills the server, then the trainer.
 	@exec $(RUN) $(DEMO_MODULE) $(if $(filter-out 0,$(DEMO_KILL)),--kill) $(ARGS)
 
-bench: install-dev ## Measure throughput and the cost of each step.
+bench: install-dev ## Measure throughput and latency of this server alone, then what each push costs.
+	@$(RUN) $(BENCH_MODULE) --systems ours echo --output bench-output/ours $(ARGS)
+	@exec $(RUN) benchmarks.profile_push
+
+bench-peers: install-dev ## Compare with Redis, Reverb and TransferQueue, in turns; ARGS=--quick for a look.
 	@exec $(RUN) $(BENCH_MODULE) $(ARGS)
+
+bench-setup: install-dev ## Install the systems that bench-peers compares with, under .peers; needs Python 3.11.
+	@exec $(RUN) benchmarks.compare.setup $(ARGS)
 
 bench-advantages: install-dev ## Measure advantages against plain loops, on a GPU too where there is one.
 	@exec $(RUN) $(BENCH_ADVANTAGES_MODULE) $(ARGS)
@@ -48,6 +55,16 @@ bench-saturation: install-dev ## Measure what a push waits while advantages are 
 
 bench-scale: install-dev ## Measure start, memory and batches with a million experiences.
 	@exec $(RUN) benchmarks.scale $(ARGS)
+
+chaos: install-dev ## Kill servers under load 200 times; fail if anything is lost or comes back.
+	@exec $(RUN) tests.chaos $(ARGS)
+
+soak: install-dev ## Serve mixed load for ten minutes; fail unless everything stays flat.
+	@exec $(RUN) tests.soak $(ARGS)
+
+fuzz: install-dev ## Give every reader a million hostile inputs; ARGS="push --runs 10000" for less.
+	@$(RUN) tests.fuzz.install
+	@exec $(RUN) tests.fuzz $(ARGS)
 
 install-server:
 	@$(PYTHON) scripts/install.py server

@@ -1,0 +1,154 @@
+"""What the workers of a run know of each experience: pushed, acknowledged, removed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos import work
+from tests.chaos.report import Counts
+
+NEVER: Final = math.inf
+
+
+@dataclass(slots=True)
+class Fate:
+    """What the workers know of one experience."""
+
+    operation: work.Operation
+    run: int
+    acked: bool = False
+    """A push of it was answered: it is stored, or was before."""
+    asked_time: float = NEVER
+    """When its first push was begun."""
+    acked_time: float = NEVER
+    removed_time: float = NEVER
+    """When the answer came that it was deleted, or its group dropped."""
+    num_unanswered: int = 0
+    """Deletions or drops that were begun: each may have been carried out."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a push of it was begun."""
+        return self.asked_time < NEVER
+
+    @property
+    def may_be_removed(self) -> bool:
+        """Whether it was deleted or dropped, or may have been."""
+        return self.removed_time < NEVER or self.num_unanswered > 0
+
+
+class Fates:
+    """The fates of all experiences of one run, by uid.
+
+    Args:
+        folder: Where the journals are.
+        seed: What the workers' operations are made from.
+        counts: How much was compared; added to.
+    """
+
+    def __init__(self, folder: Path, seed: int, counts: Counts) -> None:
+        self._folder = folder
+        self._seed = seed
+        self._counts = counts
+        self.by_uid: dict[str, Fate] = {}
+        self.problems: list[str] = []
+        self._num_ends: Counter[str] = Counter()
+        """How often a group's seal or drop was begun, by task."""
+
+    def read(self, worker: int) -> None:
+        """Take over what one worker wrote down."""
+        for entry in events(self._folder / f"pusher-{worker}"):
+            if "verb" not in entry:
+                continue
+            operation = _operation(self._seed, worker, entry["index"])
+            call = work.Call(
+                entry["verb"],
+                operation.buffer,
+                operation.task,
+                operation.variant,
+                entry["part"],
+            )
+            if call.verb == "push":
+                self._note_push(operation, call, entry)
+            else:
+                self._note_end(operation, call, entry)
+
+    def _note_push(self, operation: work.Operation, call: work.Call, entry: dict[str, Any]) -> None:
+        for place, run in enumerate(call.runs):
+            name = work.uid(call.task, run)
+            fate = self.by_uid.setdefault(name, Fate(operation, run))
+            if entry["event"] == "calling":
+                fate.asked_time = min(fate.asked_time, entry["time"])
+                if operation.kind == "delete" and fate.may_be_removed:
+                    fate.removed_time = NEVER  # It can be pushed anew.
+                    fate.acked = False
+                continue
+            status = entry["result"][place]
+            if problem := _wrong_status(status, fate):
+                self.problems.append(f"{name}: {problem}")
+            if status == "refused":
+                continue
+            self._counts.repeated_pushes += fate.acked
+            self._counts.acked_experiences += not fate.acked
+            fate.acked_time = min(fate.acked_time, entry["time"])
+            fate.acked = True
+        self._counts.acked_pushes += entry["event"] == "called"
+
+    def _note_end(self, operation: work.Operation, call: work.Call, entry: dict[str, Any]) -> None:
+        answered = entry["event"] == "called"
+        if call.verb in ("seal", "drop"):
+            self._note_group_end(operation, call, entry)
+        for run in operation.runs if call.verb != "seal" else ():
+            fate = self.by_uid[work.uid(call.task, run)]
+            if not answered:
+                fate.num_unanswered += 1
+            elif call.verb == "drop" or entry["result"]:
+                fate.removed_time = min(fate.removed_time, entry["time"])
+                fate.num_unanswered = 0
+            elif not entry["retried"]:
+                # It spared what was leased or had been consumed, and has removed nothing.
+                fate.num_unanswered -= 1
+        if answered:
+            self._counts.deletions += call.verb == "delete" and entry["result"]
+            self._counts.drops += call.verb == "drop"
+
+    def _note_group_end(
+        self, operation: work.Operation, call: work.Call, entry: dict[str, Any]
+    ) -> None:
+        if entry["event"] == "calling":
+            self._num_ends[call.task] += 1
+        elif entry["result"] == "gone" and self._num_ends[call.task] == 1 and not entry["retried"]:
+            # Of an earlier attempt that had no answer, this would be the trace.
+            self.problems.append(f"group {operation.key}: gone before its {call.verb}")
+
+
+def _wrong_status(status: str, fate: Fate) -> str:
+    """What is wrong with the answer to a push; empty: nothing."""
+    if fate.may_be_removed and (status != "refused" or fate.operation.kind == "dropped"):
+        # A dropped group takes nobody any more; what may be deleted may be stored anew.
+        dropped = fate.operation.kind == "dropped" and fate.removed_time < NEVER
+        return "stored after its group was dropped" if dropped and status == "stored" else ""
+    if status == "refused":
+        return "its push was refused" + (" after it had been acknowledged" if fate.acked else "")
+    if status == "stored" and fate.acked:
+        return "stored by a push after it had been acknowledged before"
+    return ""
+
+
+def events(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a journal."""
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith(b"\n"):
+            yield json.loads(line)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _operation(seed: int, worker: int, index: int) -> work.Operation:
+    return work.operation(seed, worker, index)

@@ -1,0 +1,241 @@
+"""Where a server dies: the crash matrix. A point is one line; every full run goes through all."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Victim = Literal["server", "writer", "both", "compute", "power"]
+"""Who dies. With `power`, writer and server, and what no sync has made durable may be lost."""
+
+_PACKAGE: Final = "experience_buffer_server"
+_DISK_PHASES: Final = (
+    "before",
+    "torn-write",
+    "before-sync",
+    "after-sync",
+    "after-meta",
+    "committed",
+    "answered",
+)
+"""Of one commit: begun, pages half written, all written, synced, decided, reported, answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A moment to die at."""
+
+    name: str
+    victim: Victim
+    process: Literal["", "server", "writer", "snapshot"] = ""
+    """Whose code is watched; empty: no code, a random moment."""
+    of: str = ""
+    module: str = ""
+    phase: str = ""
+    where: str = ""
+    max_count: int = 12
+    """The moment is the n-th of its kind; n is at most this."""
+    needs: Literal["", "trainer", "snapshot"] = ""
+    """What makes it come: the learner begins anew, or a snapshot is taken."""
+
+    @property
+    def kind(self) -> str:
+        """The name without the phase."""
+        return self.name.partition(":")[0]
+
+    @property
+    def group(self) -> str:
+        """Whose code it is in; the points of one group come by one mechanism."""
+        return _GROUPS[self.process]
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long to wait for it: the process that computes advantages takes its time to start."""
+        return 15.0 if "advantage" in self.name else 5.0
+
+    def without_syncs(self) -> Point:
+        """The like of it where commits don't wait for the disk, and nothing is said about power."""
+        point = self
+        if point.phase in ("before-sync", "after-sync", "after-meta"):
+            name = f"{point.name.partition(':')[0]}: committed"
+            point = dataclasses.replace(point, name=name, phase="committed")
+        return dataclasses.replace(point, victim="both") if point.victim == "power" else point
+
+    def plan(self, chance: random.Random) -> dict[str, Any]:
+        """What `hooks/dying.py` is told; nothing for a random moment."""
+        if not self.process:
+            return {}
+        count = chance.randint(1, self.max_count)
+        fields = ("name", "process", "of", "module", "phase", "where")
+        return {name: getattr(self, name) for name in fields} | {"count": count}
+
+
+_GROUPS: Final = {
+    "": "random moments",
+    "server": "moments in the server",
+    "writer": "moments in the writer",
+    "snapshot": "snapshots",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """What a run was to hit and never did."""
+
+    kinds: Sequence[str]
+    """Such as "commit of ack"."""
+    groups: Sequence[str]
+    """Such as "snapshots"."""
+
+
+_COMMITS: Final = {
+    "append": 30,
+    "group-whole": 12,
+    "group-sealed": 2,
+    "group-dropped": 2,
+    "advantages": 8,
+    "lease": 20,
+    "ack": 16,
+    "nack": 2,
+    "expiry": 1,
+    "timeline": 6,
+    "removal": 12,
+    "prune": 1,
+}
+"""What a commit holds, and how many of these a life of the server sees."""
+
+_CALLS: Final = (
+    # name, module, method, phase, what counts, how many a life sees
+    ("push-stored", "buffer", "Buffer.stored", "before", "", 20),
+    ("push-stored", "buffer", "Buffer.stored", "after", "", 20),
+    ("group-completion", "ingest", "Ingest._join", "after", "", 20),
+    ("group-checked", "buffer", "Buffer.check_whole", "before", "", 20),
+    ("advantage-result", "results", "Results.add", "after", "", 6),
+    ("advantage-write-back", "results", "Results._commit", "before", "", 6),
+    ("advantage-stored", "results", "Results._stored", "after", "", 6),
+    ("lease-granted", "leasing", "Leasing._granted", "before", "", 16),
+    ("lease-back", "leasing", "Leasing._give_back", "after", "", 2),
+    ("ack-submitted", "leasing", "Leasing._begin_ack", "after", "", 12),
+    ("ack-done", "leasing", "Leasing._close", "before", "", 12),
+    ("part-acked", "leasing", "Leasing._store_part", "after", "", 4),
+    ("eviction", "eviction", "Eviction.make_room", "after", "num_items", 6),
+    ("rewind", "timelines", "Timelines._rewind", "after", "", 1),
+    ("safe", "timelines", "Timelines._release", "after", "", 2),
+    ("retention-removal", "retention", "Retention._gone", "before", "", 4),
+    ("push-in-line", "push_line", "PushLine.join", "after", "", 2),
+    ("push-let-in", "push_line", "PushLine.leave", "before", "", 2),
+    ("delete", "removal", "Removal._submit_removal", "after", "", 6),
+    ("group-dropped", "grouping", "Grouping._drop", "before", "", 2),
+    ("restore", "restore", "restore_leases", "after", "", 4),
+)
+
+_SNAPSHOTS: Final = (
+    # name, module, method, phase
+    ("snapshot begun", "store.snapshot_folder", "SnapshotFolder.begin", "after"),
+    ("snapshot copied", "store.manifest", "Manifest.to_json", "before"),
+    ("snapshot published", "store.snapshot_folder", "SnapshotFolder.publish", "before"),
+    ("snapshot published", "store.snapshot_folder", "SnapshotFolder.publish", "after"),
+)
+"""In the process that takes it; the server dies with it."""
+
+
+def matrix() -> list[Point]:
+    """Every point.
+
+    Raises:
+        LookupError: The server doesn't have the code of one any more; `points.py` has to follow.
+    """
+    points = [
+        Point("random moment", "server"),
+        Point("random moment", "writer"),
+        Point("random moment", "both"),
+        Point("random moment", "power"),
+        Point("random moment", "compute"),
+    ]
+    for number, (kind, count) in enumerate(_COMMITS.items()):
+        # A life finds nothing to forget yet: that commit writes nothing.
+        phases = ("before", "committed") if kind == "prune" else _DISK_PHASES
+        for place, phase in enumerate(phases):
+            # One of two loses its power; the other kind of death comes with the next phase.
+            victim: Victim = "power" if (number + place) % 2 else "writer"
+            points.append(
+                Point(f"commit of {kind}: {phase}", victim, "writer", kind, "", phase, "", count)
+            )
+    growth: dict[str, Victim] = {"before": "writer", "after": "power"}
+    points += [
+        Point(f"map growth: {phase}", victim, "writer", "map-growth", "", phase, "", 1)
+        for phase, victim in growth.items()
+    ]
+    for name, module, method, phase, where, count in _CALLS:
+        _check_exists(module, method)
+        points.append(
+            Point(
+                f"{name}: {phase}",
+                "server",
+                "server",
+                method,
+                f"{_PACKAGE}.{module}",
+                phase,
+                where,
+                count,
+                needs="trainer" if name == "rewind" else "",
+            )
+        )
+    for name, module, method, phase in _SNAPSHOTS:
+        _check_exists(module, method)
+        points.append(
+            Point(
+                f"{name}: {phase}",
+                "both",
+                "snapshot",
+                method,
+                f"{_PACKAGE}.{module}",
+                phase,
+                max_count=1,
+                needs="snapshot",
+            )
+        )
+    return points
+
+
+def _check_exists(module: str, method: str) -> None:
+    try:
+        owner: Any = importlib.import_module(f"{_PACKAGE}.{module}")
+        for part in method.split("."):
+            owner = getattr(owner, part)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise LookupError(f"points.py names {module}:{method}, which is gone: {error}") from error
+
+
+def unreached(points: Iterable[Point], reached: Iterable[str]) -> Unreached:
+    """Which of the points' kinds and groups never came.
+
+    Args:
+        points: Those that were asked for.
+        reached: Names of those that came.
+    """
+    # A store that doesn't wait for the disk has other phases of the same kinds.
+    came = {name.partition(":")[0] for name in reached}
+    groups = {point.kind: point.group for point in points}
+    lived = {group for kind, group in groups.items() if kind in came}
+    return Unreached(sorted(groups.keys() - came), sorted(set(groups.values()) - lived))
+
+
+def schedule(num_kills: int, chance: random.Random) -> list[Point]:
+    """So many points: all of them as often as that allows, random moments for one in three."""
+    points = matrix()
+    at_random = [point for point in points if not point.process]
+    named = [point for point in points if point.process]
+    chosen: list[Point] = []
+    while len(chosen) < num_kills:
+        turn = named.copy()
+        chance.shuffle(turn)
+        for index, point in enumerate(turn):
+            if index % 2 == 0:
+                chosen.append(at_random[(index // 2) % len(at_random)])
+            chosen.append(point)
+    return chosen[:num_kills]

@@ -1,0 +1,219 @@
+"""What the workers of a run push: any operation again from its number alone, by worker and checker.
+
+Nothing here imports torch: a worker that is killed often has to start quickly. The payloads are
+made once as templates, in which the task is the only thing to fill in.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from experience_buffer import trxp
+from experience_buffer.v1 import config_pb2
+
+GROUP_SIZE: Final = 4
+NUM_VARIANTS: Final = 7
+BATCH: Final = 7
+SUFFIX: Final = "5eed"
+LEASE_SECONDS: Final = 3.0
+REPLAY_ITEMS: Final = 150
+QUEUE_ITEMS: Final = 12
+"""So few that pushes wait in line behind what a trainer has forgotten."""
+FRESH_SECONDS: Final = 5.0
+"""What is older leaves the buffer with `retention`."""
+REPEATED_BACK: Final = 40
+"""A repeated push is one of the newest so many operations of the worker."""
+_TASK: Final = "@@@@@@@@"
+_RUNS: Final = {"single": (0,), "half": (0, 2), "other": (1, 3), "whole": (0, 1, 2, 3)}
+
+Kind = Literal[
+    "queue", "delete", "whole", "halves", "sealed", "dropped", "replay", "steps", "fresh"
+]
+_WEIGHTS: Final[dict[Kind, int]] = {
+    "queue": 26,
+    "delete": 6,
+    "whole": 18,
+    "halves": 14,
+    "sealed": 7,
+    "dropped": 7,
+    "replay": 16,
+    "steps": 8,
+    "fresh": 12,
+}
+_BUFFERS: Final[dict[Kind, str]] = {
+    "queue": "queue",
+    "delete": "queue",
+    "replay": "replay",
+    "steps": "steps",
+    "fresh": "fresh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation."""
+
+    verb: Literal["push", "delete", "seal", "drop"]
+    buffer: str
+    task: str
+    variant: int = 0
+    part: str = ""
+
+    @property
+    def runs(self) -> Sequence[int]:
+        """The members that it is about."""
+        return _RUNS[self.part] if self.part else ()
+
+    @property
+    def uids(self) -> list[str]:
+        """Their uids."""
+        return [uid(self.task, run) for run in self.runs]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Calls that one worker makes one after the other."""
+
+    kind: Kind
+    task: str
+    variant: int
+    repeats: int
+    """The operation whose first push is made once more at the end; -1: none."""
+
+    @property
+    def buffer(self) -> str:
+        """Where its experiences go."""
+        return _BUFFERS.get(self.kind, "groups")
+
+    @property
+    def key(self) -> str:
+        """Key of its group."""
+        return f"{BATCH}/{self.task}"
+
+    @property
+    def parts(self) -> list[str]:
+        """What is pushed, in order."""
+        if self.kind in ("whole", "steps"):
+            return ["whole"]
+        if self.kind == "halves":
+            return ["half", "other"]
+        return ["single" if self.kind in ("replay", "delete", "fresh") else "half"]
+
+    @property
+    def runs(self) -> list[int]:
+        """All members pushed."""
+        return [run for part in self.parts for run in _RUNS[part]]
+
+    def calls(self) -> Iterator[Call]:
+        """The calls, in order."""
+        for part in self.parts:
+            yield Call("push", self.buffer, self.task, self.variant, part)
+        if self.kind == "delete":
+            yield Call("delete", self.buffer, self.task, self.variant, self.parts[0])
+        if self.kind == "sealed":
+            yield Call("seal", self.buffer, self.task)
+        if self.kind == "dropped":
+            yield Call("drop", self.buffer, self.task)
+
+
+def operation(seed: int, worker: int, index: int) -> Operation:
+    """The operation of a worker with this number."""
+    chance = random.Random(f"{seed} {worker} {index}")
+    [kind] = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+    back = chance.randint(1, REPEATED_BACK)
+    repeats = index - back if index >= back and chance.random() < 0.15 else -1
+    # What was deleted can be pushed anew, and would then be new.
+    if repeats >= 0 and operation(seed, worker, repeats).kind == "delete":
+        repeats = -1
+    return Operation(kind, f"{worker:02}{index:06}", chance.randrange(NUM_VARIANTS), repeats)
+
+
+def uid(task: str, run: int) -> str:
+    """A member's uid."""
+    return f"{BATCH}/{task}/{run}/0/{SUFFIX}"
+
+
+def reward(variant: int, run: int) -> float:
+    """A member's reward; those of a group are all different."""
+    return ((variant * 31 + run * 17) % 11) / 3.0
+
+
+class Templates:
+    """Payloads to fill in."""
+
+    def __init__(self, path: Path) -> None:
+        stored: dict[str, str] = json.loads(path.read_text(encoding="ascii"))
+        self._payloads = {key: base64.b64decode(value) for key, value in stored.items()}
+
+    def payload(self, call: Call) -> bytes:
+        """What a push carries."""
+        template = self._payloads[f"{call.part} {call.variant}"]
+        return template.replace(_TASK.encode(), call.task.encode())
+
+    def member(self, task: str, variant: int, run: int) -> bytes:
+        """What is stored of one experience."""
+        return self._payloads[f"run{run} {variant}"].replace(_TASK.encode(), task.encode())
+
+
+def write_templates(path: Path) -> None:
+    """Make the payloads; imports torch."""
+    import torch
+
+    from experience_buffer import EID, Experience
+
+    stored: dict[str, bytes] = {}
+    for variant in range(NUM_VARIANTS):
+        members = [
+            Experience(
+                eid=EID(batch=BATCH, task=_TASK, run=run, step=0, suffix=SUFFIX),
+                tokens=torch.arange(5 + (variant * 7 + run) % 19, dtype=torch.int32),
+                prompt_length=2,
+                reward=reward(variant, run),
+                response_text=f"{variant} {run} " * (1 + 97 * variant),
+            )
+            for run in range(GROUP_SIZE)
+        ]
+        for part, runs in _RUNS.items():
+            payload = trxp.encode([members[run] for run in runs])
+            stored[f"{part} {variant}"] = payload
+            for run, single in zip(runs, trxp.split(payload), strict=True):
+                stored[f"run{run} {variant}"] = single
+    encoded = {key: base64.b64encode(value).decode() for key, value in stored.items()}
+    path.write_text(json.dumps(encoded), encoding="ascii")
+
+
+def buffers() -> list[config_pb2.BufferConfig]:
+    """The buffers of a run."""
+    queue = config_pb2.BufferConfig(
+        name="queue",
+        group_by=config_pb2.GROUP_BY_NONE,
+        max_items=QUEUE_ITEMS,
+        on_full=config_pb2.FULL_POLICY_BLOCK,
+        full_timeout_seconds=3.0,
+    )
+    queue.consumers.add(name="trainer")
+    groups = config_pb2.BufferConfig(name="groups", group_size=GROUP_SIZE)
+    groups.consumers.add(name="actor", unit=config_pb2.UNIT_GROUP)
+    groups.consumers.add(name="critic")
+    groups.advantage.estimator = "grpo"
+    replay = config_pb2.BufferConfig(
+        name="replay",
+        group_by=config_pb2.GROUP_BY_NONE,
+        max_items=REPLAY_ITEMS,
+        on_full=config_pb2.FULL_POLICY_EVICT,
+    )
+    sampler = replay.consumers.add(name="sampler", replay=True)
+    sampler.selector.kind = config_pb2.SELECTOR_KIND_UNIFORM
+    steps = config_pb2.BufferConfig(name="steps", group_size=GROUP_SIZE)
+    steps.consumers.add(name="learner", unit=config_pb2.UNIT_GROUP)
+    fresh = config_pb2.BufferConfig(name="fresh", group_by=config_pb2.GROUP_BY_NONE)
+    fresh.retention.max_age_seconds = FRESH_SECONDS
+    reader = fresh.consumers.add(name="sampler", replay=True)
+    reader.selector.kind = config_pb2.SELECTOR_KIND_UNIFORM
+    return [queue, groups, replay, steps, fresh]
