@@ -1,0 +1,241 @@
+"""One soak from start to verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from experience_buffer import Client
+from tests.integration.server import DEFAULT_MODULE, Server, eventually
+from tests.soak.audit import Audit, audit
+from tests.soak.clients import CONSUMERS, OPERATOR, WORKERS, Clients, Kill, events
+from tests.soak.plan import LATE, QUEUE, REPLAY, Plan, buffers
+from tests.soak.verdict import Call, Limits, Line, judge
+from tests.soak.watch import Watch
+
+WINDOW_SECONDS: Final = 60.0
+CONFIGURATION: Final = """
+[snapshots]
+path = "snapshots"
+keep = 2
+"""
+"""Of the server; all else is as by default."""
+_DRAIN_SECONDS: Final = 60.0
+_TICK_SECONDS: Final = 0.1
+_KINDS: Final = {"pushed": "push", "sampled": "sample", "acked": "ack"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a soak found."""
+
+    start: float
+    """When the load began, by `time.monotonic`."""
+    warm: float
+    end: float
+    watch: Watch
+    calls: list[Call]
+    kills: list[Kill]
+    chores: dict[str, int]
+    """How often each was done."""
+    audit: Audit
+    lines: list[Line]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of it is as it should be."""
+        return all(line.ok for line in self.lines)
+
+
+def soak(
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int = 20,
+    limits: Limits | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    server: Server | None = None,
+) -> Outcome:
+    """Run a server under load for a while.
+
+    Args:
+        folder: Empty; for the server, journals and samples.
+        seconds: Of load. After `warm_up` of them a minute at both ends is compared, less if it is short.
+        seed: Of who is killed when.
+        limits: What counts as flat.
+        say: Told of progress.
+        server: Not started; None: one with `CONFIGURATION`.
+    """
+    server = server or Server(folder / "server", toml=CONFIGURATION)
+    journals = folder / "journals"
+    journals.mkdir(parents=True)
+    try:
+        server.start()
+        url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+        plan = Plan(address=server.address, metrics_url=url, folder=journals)
+        with plan.client() as client:
+            for config in buffers():
+                client.create_buffer(config)
+            watch = Watch(server, client, folder / "probe")
+            with Clients(plan, random.Random(seed)) as clients:
+                start, end = _load(clients, watch, seconds, say)
+                _report(server)
+                say("draining")
+                clients.finish_pushing()
+                _drain(client)
+                clients.check()
+            outcome = _conclude(plan, client, watch, clients.kills, start, end, limits or Limits())
+        assert server.stop() == 0, f"the server didn't end well:\n{server.tail()}"
+        return outcome
+    finally:
+        server.close()
+
+
+def warm_up(seconds: float) -> float:
+    """After how many seconds of load things are to be flat: two minutes of ten, one of three."""
+    return max(seconds / 5, min(seconds * 0.4, 60.0))
+
+
+def _load(
+    clients: Clients, watch: Watch, seconds: float, say: Callable[[str], None]
+) -> tuple[float, float]:
+    """Look every second, kill now and then; when the load began and ended."""
+    pause, start = threading.Event(), time.monotonic()
+    next_look, next_word, is_warm = start, start, False
+    while (now := time.monotonic()) < start + seconds:
+        clients.tick()
+        clients.check()
+        if not is_warm and now >= start + warm_up(seconds):
+            is_warm = True
+            _report(watch.server)
+        if now >= next_look:
+            next_look = max(next_look + 1.0, now)
+            sample = watch.look()
+            if now >= next_word:
+                next_word = now + 10.0
+                memory = sample.processes["server"].memory_bytes / 1e6
+                queued, num_kills = sample.depths["queue"], len(clients.kills)
+                say(f"{now - start:4.0f} s: {memory:.1f} MB, {queued} queued, {num_kills} killed")
+        pause.wait(_TICK_SECONDS)
+    return start, time.monotonic()
+
+
+def _report(server: Server) -> None:
+    """Have a traced server say what its memory holds; others are left alone."""
+    if server.module != DEFAULT_MODULE:
+        server.signal(signal.SIGUSR1)
+
+
+def _drain(client: Client) -> None:
+    """Wait until all that can be consumed is consumed; what is not in time, the audit reports."""
+    # What was made with versions that a trainer has gone back behind is held until then.
+    client.publish_policy_version(10**6, buffer=QUEUE)
+
+    def is_drained() -> bool:
+        waiting = (one for one in client.list(buffer=QUEUE) if one.state != "retained")
+        left = next(waiting, None) or next(client.list(buffer=LATE), None)
+        return left is None and not _num_leases(client, but=REPLAY)
+
+    with contextlib.suppress(AssertionError):
+        eventually(is_drained, "the queues to drain", seconds=_DRAIN_SECONDS)
+
+
+def _num_leases(client: Client, *, but: str = "") -> int:
+    buffers = [one for one in client.get_stats().buffers if one.name != but]
+    return sum(consumer.num_leases for buffer in buffers for consumer in buffer.consumers)
+
+
+def _conclude(
+    plan: Plan,
+    client: Client,
+    watch: Watch,
+    kills: list[Kill],
+    start: float,
+    end: float,
+    limits: Limits,
+) -> Outcome:
+    with contextlib.suppress(AssertionError):
+        # Those of clients that were killed in the end.
+        eventually(lambda: not _num_leases(client), "no lease", seconds=_DRAIN_SECONDS)
+    (trainer,) = [
+        one for one in client.get_stats(QUEUE).buffers[0].consumers if one.name == "trainer"
+    ]
+    client.declare_safe(trainer.last_step or 0, buffer=QUEUE)
+    found = audit(plan, client, metrics=_scrape(plan))
+    calls = [call for role in (*WORKERS, *CONSUMERS) for call in _calls(plan, role)]
+    warm = start + warm_up(end - start)
+    window = min(WINDOW_SECONDS, (end - warm) / 3)
+    lines = judge(watch.samples, calls, begin=warm, end=end, window=window, limits=limits)
+    lines.append(
+        Line(
+            what="groups beyond their deadline",
+            found=f"{watch.stuck_seconds:.1f} s",
+            limit="0 s",
+            ok=not watch.stuck_seconds,
+        )
+    )
+    lines.append(
+        Line(
+            what=f"lost or stuck, of {found.num_acked:,} pushed",
+            found="; ".join(found.problems) or "none",
+            limit="none",
+            ok=not found.problems,
+        )
+    )
+    return Outcome(
+        start=start,
+        warm=warm,
+        end=end,
+        watch=watch,
+        calls=calls,
+        kills=kills,
+        chores=_chores(plan),
+        audit=found,
+        lines=lines,
+    )
+
+
+def _calls(plan: Plan, role: str) -> list[Call]:
+    return [
+        Call(kind=_KINDS[one["event"]], time=one["time"], seconds=one["seconds"])
+        for one in events(plan, role)
+        if one["event"] in _KINDS
+    ]
+
+
+def _chores(plan: Plan) -> dict[str, int]:
+    done: dict[str, int] = {}
+    for role in OPERATOR:
+        for one in events(plan, role):
+            done[one["chore"]] = done.get(one["chore"], 0) + 1
+    return done
+
+
+def _scrape(plan: Plan) -> str:
+    """The server's metrics."""
+    with urllib.request.urlopen(plan.metrics_url, timeout=10) as answer:
+        text: str = answer.read().decode("utf-8")
+    return text
+
+
+def write_lines(outcome: Outcome, path: Path) -> None:
+    """Write samples, kills and the verdict as lines of JSON, times in seconds since the start."""
+    entries: list[dict[str, Any]] = []
+    for sample in outcome.watch.samples:
+        entries.append({"kind": "sample", **sample.as_dict()})
+    entries += [{"kind": "kill", "time": one.time, "role": one.role} for one in outcome.kills]
+    for entry in entries:
+        entry["time"] -= outcome.start
+    for line in outcome.lines:
+        judged = {"what": line.what, "found": line.found, "limit": line.limit, "ok": line.ok}
+        entries.append({"kind": "verdict", **judged})
+    path.write_text("".join(json.dumps(one) + "\n" for one in entries), encoding="utf-8")

@@ -1,0 +1,142 @@
+"""What a soak looks at every second: memory, descriptors, threads, disk and depths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from experience_buffer import Client
+from experience_buffer.values import BufferStats
+from tests.integration.server import Server
+from tests.soak.plan import GROUP_DEADLINE_SECONDS, LATE, QUEUE, REPLAY
+
+SLACK_SECONDS: Final = 2.0
+"""From a deadline until its group must be closed: the server's clock ticks ten times a second."""
+_PROBES_PER_SAMPLE: Final = 8
+_MODULES: Final = {"writer": b"store.writer", "compute": b"compute_worker"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of the server."""
+
+    memory_bytes: int
+    """Of its own, beyond the page cache (RssAnon)."""
+    num_descriptors: int
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One look."""
+
+    time: float
+    """By `time.monotonic`."""
+    processes: dict[str, Process]
+    """By name: server, writer, compute."""
+    file_bytes: int
+    """Blocks that the store's file takes on the disk."""
+    payload_bytes: int
+    """Of what is stored."""
+    depths: dict[str, int]
+    oldest_open_seconds: float
+    """Age of the oldest group of the queue that is open; 0: there is none."""
+    fsync_seconds: float
+    """The median of some small writes to the same disk, each with its fsync."""
+    slowest_fsync_seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks at a server. Not thread-safe."""
+
+    server: Server
+    client: Client
+    probe_path: Path
+    """A file on the same disk as the store."""
+    samples: list[Sample] = field(default_factory=list)
+
+    def look(self) -> Sample:
+        """Take one sample."""
+        probes = self._probe()
+        stats = {one.name: one for one in self.client.get_stats().buffers}
+        sample = Sample(
+            time=time.monotonic(),
+            processes={name: _process(pid) for name, pid in self._pids().items()},
+            file_bytes=(self.server.data / "data.mdb").stat().st_blocks * 512,
+            payload_bytes=sum(one.num_bytes for one in stats.values()),
+            depths=_depths(stats),
+            oldest_open_seconds=self._oldest_open(),
+            fsync_seconds=statistics.median(probes),
+            slowest_fsync_seconds=max(probes),
+        )
+        self.samples.append(sample)
+        return sample
+
+    def _pids(self) -> dict[str, int]:
+        pid = self.server.pid
+        pids = {"server": pid}
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        for child in map(int, children):
+            # One that takes a snapshot may have ended since.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+                pids |= {name: child for name, module in _MODULES.items() if module in command}
+        return pids
+
+    def _oldest_open(self) -> float:
+        waiting = self.client.list(buffer=QUEUE, state="waiting_for_group", page_size=200)
+        return max((time.time() - one.push_time for one in waiting), default=0.0)
+
+    def _probe(self) -> list[float]:
+        """Seconds that the disk alone takes."""
+        seconds, pause = [], threading.Event()
+        with self.probe_path.open("wb", buffering=0) as file:
+            for _ in range(_PROBES_PER_SAMPLE):
+                began = time.monotonic()
+                file.write(bytes(4096))
+                os.fsync(file.fileno())
+                seconds.append(time.monotonic() - began)
+                pause.wait(0.02)
+        return seconds
+
+    @property
+    def stuck_seconds(self) -> float:
+        """By how much a group of the queue has outlived its deadline; 0: none has."""
+        oldest = max((sample.oldest_open_seconds for sample in self.samples), default=0.0)
+        return max(oldest - GROUP_DEADLINE_SECONDS - SLACK_SECONDS, 0.0)
+
+
+def _process(pid: int) -> Process:
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    return Process(
+        memory_bytes=int(status["RssAnon"].split()[0]) * 1024,
+        num_descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        num_threads=int(status["Threads"]),
+    )
+
+
+def _depths(stats: dict[str, BufferStats]) -> dict[str, int]:
+    """What is stored, and what of the queue is where."""
+    readers = {one.name: one for one in stats[QUEUE].consumers}
+    return {
+        "queue": stats[QUEUE].num_items,
+        "replay": stats[REPLAY].num_items,
+        "late": stats[LATE].num_items,
+        "open groups": stats[QUEUE].num_open_groups,
+        "for the trainer": readers["trainer"].num_ready_units,
+        "for the logger": readers["logger"].num_ready_units,
+        "leases": sum(one.num_leases for each in stats.values() for one in each.consumers),
+    }
