@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.experiences import group
 from benchmarks.servers import running_server
-from benchmarks.workload import GROUP_SIZE, SIZES, Size, group
+from benchmarks.workload import GROUP_SIZE, SIZES, Size
 from experience_buffer import AdvantageConfig, BufferConfig, Client, Experience
 
 _ESTIMATORS = ("grpo", "reinforce", "rloo", "opmd", "dr_grpo")

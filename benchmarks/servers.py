@@ -25,13 +25,14 @@ class Server:
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time so far, by process: the server itself, its store writer, its compute worker."""
-        return {name: _cpu_seconds(pid) for name, pid in self._processes().items()}
+        return {name: cpu_seconds(pid) for name, pid in self.processes().items()}
 
     def memory_bytes(self) -> dict[str, int]:
         """Memory of its own, beyond the page cache (RssAnon), by process."""
-        return {name: _anonymous_bytes(pid) for name, pid in self._processes().items()}
+        return {name: _anonymous_bytes(pid) for name, pid in self.processes().items()}
 
-    def _processes(self) -> dict[str, int]:
+    def processes(self) -> dict[str, int]:
+        """Process ids: the server itself, its store writer, its compute worker."""
         processes = {"server": self.process.pid}
         for child in _children(self.process.pid):
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -74,7 +75,8 @@ def _wait_for_address(process: subprocess.Popen[bytes], log: Path, seconds: floa
     raise RuntimeError(f"the server did not come up:\n{log.read_text()}")
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, its threads and the kernel's work for it included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
