@@ -229,6 +229,10 @@ async def _copied(data: Path, to: Path, *, label: str, keep: int, nice: int) -> 
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.wait([ending])
+            if process.returncode is None:
+                # No thread was left to wait for it: it was killed, so that takes no time.
+                with process:
+                    pass
             await asyncio.to_thread(_tidy, to)
     try:
         return Answer.model_validate_json(said)
