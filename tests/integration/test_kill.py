@@ -78,6 +78,8 @@ def test_no_acknowledged_push_is_lost(
             workers[number % 3].start()
     for worker in workers:
         eventually(functools.partial(worker.events, "done"), "the worker to be done", seconds=60)
+    for worker in workers:
+        worker.kill()
     refused = [entry for worker in workers for entry in worker.events("acked") if entry["messages"]]
     assert not refused
     server.restart()
