@@ -10,7 +10,7 @@ BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale chaos soak fuzz install-server install-dev clean
+.PHONY: help run test lint format proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-server install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -55,6 +55,9 @@ bench-saturation: install-dev ## Measure what a push waits while advantages are 
 
 bench-scale: install-dev ## Measure start, memory and batches with a million experiences.
 	@exec $(RUN) benchmarks.scale $(ARGS)
+
+bench-growth: install-dev ## Measure what more experiences, buffers, connections cost; ARGS=--ten-million for the index.
+	@exec $(RUN) benchmarks.growth $(ARGS)
 
 chaos: install-dev ## Kill servers under load 200 times; fail if anything is lost or comes back.
 	@exec $(RUN) tests.chaos $(ARGS)

@@ -16,7 +16,7 @@ from benchmarks.compare.adapters import ENVIRONMENTS
 from benchmarks.compare.processes import PEERS
 
 REQUIREMENTS: Mapping[str, Sequence[Sequence[str]]] = {
-    "redis": (("redis[hiredis]==8.1.0", "numpy>=2"),),
+    "redis": (("redis[hiredis]==8.1.0", "numpy>=2", "safetensors>=0.5"),),
     "reverb": (("dm-reverb==0.14.0", "tensorflow-cpu==2.15.1"),),
     # torch first: asked for plainly, it brings gigabytes of CUDA packages.
     "transferqueue": (("torch==2.13.0",), ("TransferQueue==0.1.11",)),

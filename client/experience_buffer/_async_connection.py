@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import grpc.aio
 
-from experience_buffer import _calls, _channel
+from experience_buffer import _calls, _channel, _wire
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import ClientSettings, closed_error
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 
 if TYPE_CHECKING:
     from typing import Self
@@ -88,7 +87,7 @@ class AsyncConnection(ClientSettings):
                     self._target, _channel.credentials(self._tls), arguments
                 )
             )
-            self._stub = ExperienceBufferStub(self._channel)
+            self._stub = _wire.make_stub(self._channel)
             self._loop = loop
         return self._stub
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from experience_buffer import _buffer_calls, _delivery_calls, _sampling
+from experience_buffer import _buffer_calls, _delivery_calls, _sample_wire, _sampling
 from experience_buffer._batch import AsyncBatch
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from experience_buffer.aio import AsyncClient
 
 logger = logging.getLogger("experience_buffer")
+Message: TypeAlias = "_sample_wire.Received[service_pb2.SampleStreamResponse]"
 Outbox: TypeAlias = "asyncio.Queue[service_pb2.SampleStreamRequest | None]"
 
 
@@ -198,7 +199,8 @@ class AsyncSampleStream:
         self._assembler = _sampling.FrameAssembler(self._plan)
         return call
 
-    def _receive(self, message: service_pb2.SampleStreamResponse) -> None:
+    def _receive(self, received: Message) -> None:
+        message = received.message
         kind = message.WhichOneof("message")
         if kind == "waiting":
             self._waiting = message.waiting
@@ -208,7 +210,7 @@ class AsyncSampleStream:
             if future is not None and not future.done():
                 future.set_result(message.lease_result)
         elif kind == "frame":
-            fields = self._assembler.add(message.frame, received_time=time.monotonic())
+            fields = self._assembler.add(received, received_time=time.monotonic())
             if fields is not None:
                 self._waiting = ""
                 settle = functools.partial(self._ack, connection=self._connection)

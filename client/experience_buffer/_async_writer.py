@@ -18,7 +18,6 @@ from experience_buffer._settings import closed_error
 from experience_buffer._signal import Signal
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
 from experience_buffer.options import WriterOptions
-from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
 
 if TYPE_CHECKING:
@@ -47,10 +46,12 @@ class AsyncWriter:
             buffer=buffer,
             group_size=group_size,
             options=options,
-            merge=_push.merge,
             clock=time.monotonic,
         )
-        self._signal = Signal()
+        self._work = Signal()
+        """Something to send, or the connection ended; this writer's task and gRPC's wait for it."""
+        self._progress = Signal()
+        """Outcomes, or the end; callers wait for it."""
         self._connection = 0
         self._failure: ExperienceBufferError | None = None
         self._closing = False
@@ -85,8 +86,8 @@ class AsyncWriter:
         self._raise_errors()
         if self._closing:
             raise closed_error("writer")
-        pieces = _push.encode_pieces(many, self._limits)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        payloads = _push.encode_payloads(many, self._limits)
+        while (piece := await asyncio.to_thread(next, payloads, None)) is not None:
             start, end, payload = piece
             if not await self._wait(
                 functools.partial(self._queue.has_room, len(payload)), deadline
@@ -94,9 +95,9 @@ class AsyncWriter:
                 raise _queue.full_error(self._queue, start, len(many))
             if self._failure is not None:
                 raise self._failure
-            self._queue.add(payload, end - start)
+            if self._queue.add(payload, end - start):
+                self._work.notify()
             self._start()
-            self._signal.notify()
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything appended before has its outcome.
@@ -111,7 +112,7 @@ class AsyncWriter:
         """
         seconds = self._client.timeout if timeout is None else timeout
         mark = self._queue.hurry()
-        self._signal.notify()
+        self._work.notify()
         done = await self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
         self._raise_errors()
         if not done:
@@ -143,7 +144,7 @@ class AsyncWriter:
 
     async def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait for a condition or a failure."""
-        return await self._signal.wait_for(
+        return await self._progress.wait_for(
             lambda: self._failure is not None or condition(), max(deadline - time.monotonic(), 0.0)
         )
 
@@ -164,7 +165,7 @@ class AsyncWriter:
         attempts: Attempts | None = None
         try:
             while True:
-                await self._signal.wait_for(lambda: self._queue.pending_bytes > 0, None)
+                await self._work.wait_for(lambda: self._queue.pending_bytes > 0, None)
                 error: ExperienceBufferError
                 self._connection += 1
                 call: Any = self._client._open("PushStream", self._requests(self._connection))
@@ -172,7 +173,9 @@ class AsyncWriter:
                     async for message in call:
                         attempts = None
                         self._queue.answered(message, delay=retry.initial_backoff_seconds)
-                        self._signal.notify()
+                        if message.HasField("error"):
+                            self._work.notify()
+                        self._progress.notify()
                     error = UnavailableError("the server ended the push stream")
                 except grpc.RpcError as rpc_error:
                     error = self._client._translate(rpc_error, "PushStream")
@@ -180,7 +183,7 @@ class AsyncWriter:
                     call.cancel()
                 self._connection += 1
                 self._queue.rewind()
-                self._signal.notify()
+                self._work.notify()
                 attempts = attempts or Attempts(retry, retry.reconnect_seconds)
                 delay = attempts.delay_after(error, idempotent=True)
                 logger.info("writer: %s; reconnecting in %.1f s", error, delay)
@@ -191,13 +194,13 @@ class AsyncWriter:
         finally:
             # Also when this task dies of a bug: nobody may wait for it forever.
             self._failure = self._failure or closed_error("writer")
-            self._signal.notify()
+            self._progress.notify()
 
-    async def _requests(self, connection: int) -> AsyncIterator[service_pb2.PushStreamRequest]:
+    async def _requests(self, connection: int) -> AsyncIterator[bytes]:
         """Requests as they come due, until this connection is over; runs in gRPC's task."""
         while connection == self._connection:
             request = self._queue.next_request()
             if request is not None:
-                yield request
+                yield request.message()
             else:
-                await self._signal.wait(self._queue.seconds_until_next())
+                await self._work.wait(self._queue.seconds_until_next())

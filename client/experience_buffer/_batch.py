@@ -21,8 +21,9 @@ class Batch(BatchData):
     """A delivered batch that can be acknowledged. It can be shared between threads."""
 
     client: Client
-    settle: Callable[[int, int | None], int | None] | None = field(default=None)
-    """Acknowledges on the stream that delivered this; None when that stream is gone."""
+    settle: Callable[[int, int | None], Callable[[], int | None]] | None = field(default=None)
+    """Acknowledges on the stream that delivered this, and returns what waits for the answer, which is
+    None when that stream is gone."""
 
     def ack(self, step: int | None = None) -> int:
         """Say that the batch is consumed; returns after the server's commit. Idempotent.
@@ -40,14 +41,16 @@ class Batch(BatchData):
                 delivered again.
             ExperienceBufferError: No answer, or another failure.
         """
-        if not self.lease_id:
-            return 0
-        num_waiting = self.settle(self.lease_id, step) if self.settle else None
-        if num_waiting is not None:
-            return num_waiting
-        call = _delivery_calls.ack(self.lease_id, buffer=self.buffer, step=step, rank=self.rank)
-        acked = self.client._run(call)
-        return acked.num_waiting_ranks
+        return self.begin_ack(step).result()
+
+    def begin_ack(self, step: int | None = None) -> PendingAck:
+        """Do what `ack` does without waiting for the server's commit: its `result` does that.
+
+        So the commit goes on beside the next batch. The ack of a batch that no stream has delivered,
+        or whose stream has broken, is sent by `result`.
+        """
+        settle = self.settle if self.lease_id else None
+        return PendingAck(self, step, None if settle is None else settle(self.lease_id, step))
 
     def nack(self, reason: str = "") -> None:
         """Give the batch back: its experiences are offered again at once.
@@ -83,6 +86,29 @@ class Batch(BatchData):
         # It is the one field that changes.
         object.__setattr__(self, "expire_time", time.monotonic() + seconds)
         return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PendingAck:
+    """An ack that may be under way. It can be shared between threads."""
+
+    batch: Batch
+    step: int | None
+    wait: Callable[[], int | None] | None
+    """Waits for the answer on the batch's stream; None where there is none."""
+
+    def result(self) -> int:
+        """Wait until the batch is consumed; see `Batch.ack` for what is returned and raised."""
+        batch = self.batch
+        if not batch.lease_id:
+            return 0
+        num_waiting = None if self.wait is None else self.wait()
+        if num_waiting is not None:
+            return num_waiting
+        call = _delivery_calls.ack(
+            batch.lease_id, buffer=batch.buffer, step=self.step, rank=batch.rank
+        )
+        return batch.client._run(call).num_waiting_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

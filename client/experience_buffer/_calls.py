@@ -36,7 +36,8 @@ class Call(Generic[T]):
     """One unary call."""
 
     method: str
-    request: Message
+    request: Message | bytes
+    """As bytes where the stub takes them; see `_wire`."""
     parse: Callable[[Any], T]
     idempotent: bool = True
     """Doing it twice is as good as doing it once."""
@@ -63,7 +64,7 @@ def build(message: type[M], **fields: Any) -> M:
     return request
 
 
-def push(request: pb.PushRequest) -> Call[pb.PushResponse]:
+def push(request: bytes) -> Call[pb.PushResponse]:
     """Store one request's share of a push."""
     return Call("Push", request, lambda response: response)
 

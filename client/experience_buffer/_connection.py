@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from experience_buffer import _calls, _channel
+from experience_buffer import _calls, _channel, _wire
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import ClientSettings, closed_error
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 
 if TYPE_CHECKING:
     from typing import Self
@@ -98,6 +97,6 @@ class Connection(ClientSettings):
                         self._target, _channel.credentials(self._tls), arguments
                     )
                 )
-                self._stub = ExperienceBufferStub(self._channel)
+                self._stub = _wire.make_stub(self._channel)
                 self._pid = os.getpid()
             return self._stub

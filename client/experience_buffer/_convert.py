@@ -6,7 +6,7 @@ The configurations of buffers are translated in `_config.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 from google.protobuf.struct_pb2 import ListValue, Struct
@@ -38,17 +38,22 @@ def tombstone_to_message(tombstone: Tombstone) -> types_pb2.Tombstone:
 
 
 def outcomes(
-    messages: Iterable[types_pb2.PushOutcome], positions: list[int]
+    messages: Iterable[types_pb2.PushOutcome], positions: Sequence[int]
 ) -> Iterable[PushOutcome]:
     """Translate outcomes, giving each item the position that it has for the caller."""
     for place, message in enumerate(messages):
-        yield PushOutcome(
-            index=positions[place] if place < len(positions) else message.index,
-            uid=message.uid,
-            status=PUSH_STATUS.name(message.status, "refused"),
-            reason=REFUSAL_REASON.name(message.reason),
-            message=message.message,
-        )
+        yield outcome(message, positions[place] if place < len(positions) else message.index)
+
+
+def outcome(message: types_pb2.PushOutcome, position: int) -> PushOutcome:
+    """Translate the outcome of the item at a position."""
+    return PushOutcome(
+        index=position,
+        uid=message.uid,
+        status=PUSH_STATUS.name(message.status, "refused"),
+        reason=REFUSAL_REASON.name(message.reason),
+        message=message.message,
+    )
 
 
 def annotate_outcome(message: types_pb2.AnnotateOutcome) -> AnnotateOutcome:
@@ -79,6 +84,7 @@ def batch_fields(
     lease: types_pb2.Lease | None,
     end: service_pb2.SampleResponse | service_pb2.SampleFrame,
     *,
+    payloads: Sequence[bytes],
     packed: bytes | bytearray,
     num_bytes: int | None,
     received_time: float,
@@ -89,6 +95,7 @@ def batch_fields(
         experiences: All of the batch; none of a packed one.
         lease: None when nothing was delivered.
         end: The message with the batch's totals: the response, or the last frame.
+        payloads: Those of the experiences.
         packed: The packed batch; empty when it isn't one.
         num_bytes: Payload bytes of the batch; None: as many as came.
         received_time: `time.monotonic()` at the receipt.
@@ -100,7 +107,7 @@ def batch_fields(
         "world_size": lease.world_size if lease else 0,
         "uids": tuple(item.uid for item in experiences),
         "groups": tuple(item.group for item in experiences),
-        "payloads": tuple(item.payload for item in experiences),
+        "payloads": tuple(payloads),
         "num_deliveries": tuple(item.num_deliveries for item in experiences),
         "staleness": tuple(_optional(item, "staleness") for item in experiences),
         "flags": tuple(tuple(item.flags) for item in experiences),
@@ -108,17 +115,11 @@ def batch_fields(
         "times_sampled": tuple(item.times_sampled for item in experiences),
         "generations": tuple(item.generation for item in experiences),
         "columns": LazyPacked(packed) if packed else None,
-        "num_bytes": _num_bytes(experiences, packed) if num_bytes is None else num_bytes,
+        "num_bytes": len(packed) + sum(map(len, payloads)) if num_bytes is None else num_bytes,
         "num_units": end.num_units,
         "shortfall": end.shortfall,
         "policy_version": _optional(end, "policy_version"),
     }
-
-
-def _num_bytes(
-    experiences: Iterable[types_pb2.SampledExperience], packed: bytes | bytearray
-) -> int:
-    return len(packed) + sum(len(item.payload) for item in experiences)
 
 
 def stored(message: service_pb2.GetResponse) -> StoredExperience:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from experience_buffer import _convert
+from experience_buffer import _convert, _sample_wire
 from experience_buffer._calls import Call, build
 from experience_buffer._names import FORMAT
 from experience_buffer.consumer_options import SampleFormat
@@ -85,13 +85,15 @@ def sample(
         **given(rank_of=rank),
     )
 
-    def parse(response: pb.SampleResponse) -> dict[str, Any]:
+    def parse(received: _sample_wire.Received[pb.SampleResponse]) -> dict[str, Any]:
+        response = received.message
         lease = response.lease if response.HasField("lease") else None
         fields = _convert.batch_fields(
             response.experiences,
             lease,
             response,
-            packed=response.packed,
+            payloads=[bytes(payload) for payload in received.payloads],
+            packed=bytearray(received.packed),
             num_bytes=None,
             received_time=time.monotonic(),
         )

@@ -64,7 +64,17 @@ def join_frame(
     *,
     keys: tuple[str, ...] = KEYS,
 ) -> bytes:
-    """Write a payload.
+    """Write a payload; see `frame_pieces`."""
+    return b"".join(frame_pieces(metadata, tensors, keys=keys))
+
+
+def frame_pieces(
+    metadata: list[Any] | memoryview,
+    tensors: Iterable[tuple[str, TensorView]],
+    *,
+    keys: tuple[str, ...] = KEYS,
+) -> list[bytes | memoryview]:
+    """Write a payload, as pieces to be joined; the tensors' data are theirs.
 
     Args:
         metadata: The items' metadata, checked to be plain data; or pickled already.
@@ -80,4 +90,4 @@ def join_frame(
         pickled = metadata
     pieces = _safetensors.write(tensors)
     tensor_bytes = sum(map(len, pieces))
-    return b"".join([_FRAME.pack(MAGIC, VERSION, len(pickled), tensor_bytes), pickled, *pieces])
+    return [_FRAME.pack(MAGIC, VERSION, len(pickled), tensor_bytes), pickled, *pieces]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
 
 from experience_buffer._frame import KEYS, join_frame
@@ -83,6 +84,8 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "custom_fields": (_NONE, list),
     "multi_modal_input_keys": (_NONE, list),
 }
+_SOUND_TYPES: Final = frozenset(product(*_TYPES.values()))
+"""All that the values of these may have together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -167,15 +170,20 @@ def _checked_meta(meta: Any, tensors: dict[str, TensorView]) -> EID:
         raise _ItemError("", f"a {type(meta).__name__}, not a dict")
     if tuple(meta) != _KEYS and not all(type(key) is str for key in meta):
         raise _ItemError("", "a key isn't text")
-    for name, types in _TYPES.items():
-        if name in meta and type(meta[name]) not in types:
-            expected = " or ".join(kind.__name__ for kind in types if kind is not _NONE)
-            raise _ItemError(f".{name}", f"a {type(meta[name]).__name__}; send {expected}")
+    if tuple(map(type, map(meta.get, _TYPES))) not in _SOUND_TYPES:
+        _check_types(meta)
     if meta.get("custom_fields"):
         _check_custom_fields(meta["custom_fields"])
     _check_multi_modal(meta.get("multi_modal_input_keys") or [], tensors)
     _check_constructible(meta, tensors)
     return _checked_eid(meta.get("eid"))
+
+
+def _check_types(meta: dict[str, Any]) -> None:
+    for name, types in _TYPES.items():
+        if name in meta and type(meta[name]) not in types:
+            expected = " or ".join(kind.__name__ for kind in types if kind is not _NONE)
+            raise _ItemError(f".{name}", f"a {type(meta[name]).__name__}; send {expected}")
 
 
 def _checked_eid(parts: Any) -> EID:
@@ -187,14 +195,16 @@ def _checked_eid(parts: Any) -> EID:
         raise _ItemError(".eid", "batch and task are int or str")
     if type(run) is not int or type(step) is not int or type(suffix) is not str:
         raise _ItemError(".eid", "run and step are int, suffix is str")
+    is_ascii = True
     for name, part in (("batch", batch), ("task", task), ("suffix", suffix)):
-        if type(part) is str and len(part) > _MAX_EID_CHARS:
-            raise _ItemError(f".eid.{name}", f"{len(part)} characters exceed {_MAX_EID_CHARS}")
+        if type(part) is str:
+            is_ascii = is_ascii and part.isascii()
+            if len(part) > _MAX_EID_CHARS:
+                raise _ItemError(f".eid.{name}", f"{len(part)} characters exceed {_MAX_EID_CHARS}")
     eid = EID(batch, task, run, step, suffix)
-    uid = eid.uid
-    if not uid.isascii():
+    if not is_ascii:
         try:
-            uid.encode()
+            eid.uid.encode()
         except UnicodeEncodeError:
             raise _ItemError(".eid", "a text holds half of a surrogate pair") from None
     return eid
@@ -212,12 +222,15 @@ def _check_custom_fields(fields: list[Any]) -> None:
 
 
 def _check_multi_modal(keys: list[Any], tensors: dict[str, TensorView]) -> None:
+    images = [name for name in tensors if name.startswith(MULTI_MODAL_PREFIX)]
+    if not keys and not images:
+        return
     if not all(type(key) in (str, int) for key in keys):
         raise _ItemError(".multi_modal_input_keys", "a key isn't text")
     # One long text may be named many times: nothing is made of it.
     named = {str(key) for key in keys}
     start = len(MULTI_MODAL_PREFIX)
-    present = {name[start:] for name in tensors if name.startswith(MULTI_MODAL_PREFIX)}
+    present = {name[start:] for name in images}
     if named != present:
         first = shown(MULTI_MODAL_PREFIX + min(named ^ present)[:_MAX_EID_CHARS])
         raise _ItemError(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from math import prod
 from typing import Final
 
 from experience_buffer._limits import DEFAULT_LIMITS
-from experience_buffer._packed_row import PackedRow, RowParts, take_apart
-from experience_buffer._safetensors import ITEM_BYTES, TensorView
+from experience_buffer._packed_row import FormKey, PackedRow, RowParts, form_of, take_apart
+from experience_buffer._safetensors import ITEM_BYTES
 from experience_buffer.errors import DataLossError, InvalidRequestError
 
 FORMAT_VERSION: Final = 1
@@ -25,7 +24,6 @@ TRUNCATE_CODES: Final = {None: 0, "prompt_truncated": 1, "response_truncated": 2
 _RANKS: Final = {code: rank for rank, code in enumerate(ITEM_BYTES)}
 MAX_OFFSETS: Final = 2**22
 """Offsets that a file may hold: a reader and a writer spend some 30 bytes on each."""
-_VAST: Final = 2**32
 _Pieces = list[bytes | memoryview]
 
 
@@ -47,16 +45,19 @@ def pack(rows: Sequence[PackedRow]) -> list[bytes | memoryview]:
         InvalidRequestError: The fields are too many, or their names too long, for one file.
         ValueError: A flag isn't a word, or a computed tensor is named like a multi-modal input.
     """
-    fields: dict[tuple[str, object], _Form] = {}
+    fields: dict[object, _Form] = {}
     parts = [take_apart(row) for row in rows]
     for index, part in enumerate(parts):
         for name, view in part.tensors.items():
-            key = (name, _form_key(index, view))
+            key = form_of(name, view)
             form = fields.get(key)
-            if form is None:
+            if form is None or form.is_odd:
                 _check_form(name, rows, index, num_forms=len(fields))
-                form = fields[key] = _Form(view, len(rows))
-            form.add(index, view)
+                form = _Form(key, len(rows))
+                fields[(key, index) if form.is_odd else key] = form
+            form.lengths[index] = view.shape[0] if view.shape else 1
+            form.present[index] = 1
+            form.parts.append(view.data)
     table = _Table()
     table.add("format", "I64", (2,), array("q", [FORMAT_VERSION, len(rows)]).tobytes())
     _add_columns(table, rows, parts)
@@ -64,7 +65,7 @@ def pack(rows: Sequence[PackedRow]) -> list[bytes | memoryview]:
     table.add_bytes("group", [row.group.encode() for row in rows])
     table.add_bytes("flags", [_words(row.flags) for row in rows])
     table.add_bytes("meta", [part.metadata for part in parts])
-    _add_fields(table, fields)
+    _add_fields(table, fields.values())
     return table.pieces()
 
 
@@ -75,47 +76,41 @@ def frames(pieces: Sequence[bytes | memoryview], *, frame_bytes: int) -> Iterato
         pieces: What `pack` returned.
         frame_bytes: Size of each frame but the last, 1 or more.
     """
+    return map(b"".join, cut(pieces, frame_bytes=frame_bytes))
+
+
+def cut(
+    pieces: Sequence[bytes | memoryview], *, frame_bytes: int
+) -> Iterator[list[bytes | memoryview]]:
+    """Do what `frames` does, without joining: each frame in pieces."""
     pending: _Pieces = []
     room = frame_bytes
     for piece in pieces:
         rest = memoryview(piece)
         while len(rest) >= room:
             pending.append(rest[:room])
-            yield b"".join(pending)
+            yield pending
             rest = rest[room:]
             pending, room = [], frame_bytes
         if len(rest):
             pending.append(rest)
             room -= len(rest)
     if pending:
-        yield b"".join(pending)
+        yield pending
 
 
 class _Form:
     """Tensors of one field that agree in dtype and in all sizes but the first."""
 
-    __slots__ = ("dtype", "is_scalar", "lengths", "parts", "present", "trailing")
+    __slots__ = ("dtype", "is_odd", "is_scalar", "lengths", "name", "parts", "present", "trailing")
 
-    def __init__(self, view: TensorView, num_rows: int) -> None:
-        self.dtype = view.dtype
-        self.is_scalar = not view.shape
-        self.trailing = view.shape[1:]
+    def __init__(self, key: FormKey, num_rows: int) -> None:
+        self.name, self.dtype, trailing, self.is_odd = key
+        self.is_scalar = trailing is None
+        self.trailing = trailing or ()
         self.lengths = [0] * num_rows
         self.present = bytearray(num_rows)
         self.parts: list[memoryview] = []
-
-    def add(self, index: int, view: TensorView) -> None:
-        self.lengths[index] = view.shape[0] if view.shape else 1
-        self.present[index] = 1
-        self.parts.append(view.data)
-
-
-def _form_key(index: int, view: TensorView) -> object:
-    shape = view.shape
-    if not len(view.data) and prod(filter(None, shape)) > _VAST:
-        # Sizes that take no bytes add up to more than a tensor may have.
-        return index
-    return (view.dtype, shape[1:] if shape else None)
 
 
 def _check_form(name: str, rows: Sequence[PackedRow], index: int, *, num_forms: int) -> None:
@@ -240,9 +235,10 @@ def _integers(name: str, values: list[int], rows: Sequence[PackedRow]) -> bytes:
         ) from None
 
 
-def _add_fields(table: _Table, fields: Mapping[tuple[str, object], _Form]) -> None:
+def _add_fields(table: _Table, fields: Iterable[_Form]) -> None:
     counts: dict[str, int] = {}
-    for (name, _), form in fields.items():
+    for form in fields:
+        name = form.name
         number = counts.get(name, 0)
         counts[name] = number + 1
         tail = f"/{name}" if number == 0 else f".{number}/{name}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from experience_buffer import _convert
+from experience_buffer import _convert, _wire
+from experience_buffer._wire import Pieces
 from experience_buffer.errors import InvalidRequestError, MessageTooLargeError
 from experience_buffer.options import ClientOptions, WriterOptions
 from experience_buffer.outcomes import PushOutcome, PushResult
@@ -24,38 +26,21 @@ ENVELOPE_BYTES: Final = 16 * 1024
 class Chunk:
     """One request's share of a push."""
 
-    payload: bytes
-    """TRXP."""
-    positions: list[int]
+    request: bytes
+    """The `PushRequest` to send."""
+    positions: Sequence[int]
     """Each item's position in what the caller pushed; empty when the payload is the caller's."""
-    tombstones: Sequence[Tombstone] = ()
-
-    def request(self, buffer: str, group_size: int) -> service_pb2.PushRequest:
-        """The message to send."""
-        return service_pb2.PushRequest(
-            buffer=buffer,
-            payload=self.payload,
-            tombstones=[_convert.tombstone_to_message(item) for item in self.tombstones],
-            group_size=group_size,
-        )
 
     def outcomes(self, response: service_pb2.PushResponse) -> Iterator[PushOutcome]:
         """What became of the items, at the caller's positions."""
         yield from _convert.outcomes(response.outcomes, self.positions)
 
 
-def encode(experiences: Sequence[Experience]) -> bytes:
+def encode(experiences: Sequence[Experience]) -> Pieces:
     """One TRXP payload of experiences; imports the codec, and so torch, when first called."""
-    from experience_buffer import trxp
+    from experience_buffer import _torch
 
-    return trxp.encode(experiences)
-
-
-def merge(payloads: Sequence[bytes]) -> bytes:
-    """One TRXP payload of several."""
-    from experience_buffer import trxp
-
-    return trxp.merge(payloads)
+    return _torch.encode_pieces(experiences)
 
 
 def as_sequence(experiences: Experience | Sequence[Experience]) -> Sequence[Experience]:
@@ -81,7 +66,8 @@ def split(
     tombstones: Sequence[Tombstone],
     options: ClientOptions,
     *,
-    encode: Callable[[Sequence[Experience]], bytes] = encode,
+    buffer: str,
+    group_size: int,
 ) -> Iterator[Chunk]:
     """Divide a push into requests, encoding each only when it is asked for.
 
@@ -89,31 +75,44 @@ def split(
         experiences: To encode, or one TRXP payload that is sent as it is.
         tombstones: Sent after all experiences.
         options: The limits.
-        encode: Makes one TRXP payload of experiences.
+        buffer: Where to push.
+        group_size: Expected members of every group pushed; 0: the buffer's default.
 
     Raises:
         MessageTooLargeError: One experience, or the raw payload, is over the message limit.
     """
+    fields = functools.partial(_wire.push_fields, buffer=buffer, group_size=group_size)
     if isinstance(experiences, (bytes, bytearray, memoryview)):
         payload = bytes(experiences)
         check_size(len(payload), "the payload", options)
-        yield Chunk(payload, [], tombstones)
+        yield Chunk(_wire.push_request(fields(tombstones=tombstones), [[payload]]), ())
         return
-    for start, end, payload in encode_pieces(experiences, options, encode=encode):
-        yield Chunk(payload, list(range(start, end)))
+    alike = fields()
+    for start, end, pieces in encode_pieces(experiences, options):
+        yield Chunk(_wire.push_request(alike, [pieces]), range(start, end))
     for start in range(0, len(tombstones), options.max_push_items):
         part = tombstones[start : start + options.max_push_items]
         first = len(experiences) + start
-        yield Chunk(encode([]), list(range(first, first + len(part))), part)
+        yield Chunk(fields(tombstones=part), range(first, first + len(part)))
+
+
+def encode_payloads(
+    experiences: Sequence[Experience], options: ClientOptions
+) -> Iterator[tuple[int, int, bytes]]:
+    """Do what `encode_pieces` does; the payloads are copies that later changes don't reach."""
+    for start, end, pieces in encode_pieces(experiences, options):
+        yield start, end, b"".join(pieces)
 
 
 def encode_pieces(
     experiences: Sequence[Experience],
     options: ClientOptions,
     *,
-    encode: Callable[[Sequence[Experience]], bytes] = encode,
-) -> Iterator[tuple[int, int, bytes]]:
+    encode: Callable[[Sequence[Experience]], Pieces] = encode,
+) -> Iterator[tuple[int, int, Pieces]]:
     """Encode experiences as payloads below the limits: (start, end, payload) of each.
+
+    A payload's pieces may be the experiences' own memory: to be copied before these change.
 
     Sizes are known only after encoding, so each payload's size guides how many experiences the
     next one takes, and one that came out too large is halved.
@@ -124,18 +123,18 @@ def encode_pieces(
     start, step = 0, options.max_push_items
     while start < len(experiences):
         end = min(start + step, len(experiences))
-        payload = encode(experiences[start:end])
-        num_items = end - start
-        if len(payload) > _max_payload_bytes(options) or (
-            len(payload) > 2 * options.max_push_bytes and num_items > 1
+        pieces = encode(experiences[start:end])
+        num_items, num_bytes = end - start, sum(map(len, pieces))
+        if num_bytes > _max_payload_bytes(options) or (
+            num_bytes > 2 * options.max_push_bytes and num_items > 1
         ):
             if num_items == 1:
-                check_size(len(payload), f"experience {start}", options)
+                check_size(num_bytes, f"experience {start}", options)
             step = (num_items + 1) // 2
             continue
-        yield start, end, payload
+        yield start, end, pieces
         start = end
-        fitting = options.max_push_bytes * num_items // max(len(payload), 1)
+        fitting = options.max_push_bytes * num_items // max(num_bytes, 1)
         step = min(max(fitting, 1), options.max_push_items)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from experience_buffer import _convert, status
+from experience_buffer import _convert, _wire, status
 from experience_buffer.errors import (
     DeadlineExceededError,
     ExperienceBufferError,
@@ -24,7 +24,7 @@ from experience_buffer.errors import (
 )
 from experience_buffer.options import WriterOptions
 from experience_buffer.outcomes import PushOutcome, PushResult, refusal
-from experience_buffer.v1 import service_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.values import WriterCounts
 
 logger = logging.getLogger("experience_buffer")
@@ -46,12 +46,23 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A request under way."""
+class Request:
+    """A request under way; kept until it is answered, so that it can be sent again."""
 
-    request: service_pb2.PushStreamRequest
-    positions: list[int]
+    sequence: int
+    fields: bytes
+    """Of `_wire.push_fields`."""
+    payloads: Sequence[bytes]
+    positions: range
+    """Of its experiences, counted since the writer was opened."""
     num_bytes: int
+    """Of all payloads."""
+
+    def message(self) -> bytes:
+        """The `PushStreamRequest` to send: a copy of the payloads, not to be made under a lock."""
+        return _wire.push_stream_request(
+            self.sequence, self.fields, [(payload,) for payload in self.payloads]
+        )
 
 
 class PushQueue:
@@ -61,7 +72,6 @@ class PushQueue:
         buffer: Where to push.
         group_size: Expected members of every group pushed; 0: the buffer's default.
         options: Limits.
-        merge: Makes one TRXP payload of several.
         clock: Monotonic seconds.
     """
 
@@ -71,19 +81,16 @@ class PushQueue:
         buffer: str,
         group_size: int,
         options: WriterOptions,
-        merge: Callable[[Sequence[bytes]], bytes],
         clock: Callable[[], float],
     ) -> None:
-        self._buffer = buffer
-        self._group_size = group_size
+        self._fields = _wire.push_fields(buffer=buffer, group_size=group_size)
         self._options = options
-        self._merge = merge
         self._clock = clock
         self._waiting: deque[Piece] = deque()
         self._waiting_items = 0
         self._waiting_bytes = 0
         self._resend: deque[int] = deque()
-        self._under_way: dict[int, Sent] = {}
+        self._under_way: dict[int, Request] = {}
         self._under_way_bytes = 0
         self._next_sequence = 1
         self._not_before = 0.0
@@ -118,13 +125,15 @@ class PushQueue:
         pending = self.pending_bytes
         return pending == 0 or pending + num_bytes <= self._options.max_pending_bytes
 
-    def add(self, payload: bytes, num_items: int) -> None:
-        """Queue one encoded payload."""
+    def add(self, payload: bytes, num_items: int) -> bool:
+        """Queue one encoded payload; whether this changes when there is something to send."""
+        was_empty = not self._waiting
         piece = Piece(payload, self.num_appended, num_items, self._clock())
         self._waiting.append(piece)
         self._waiting_items += num_items
         self._waiting_bytes += len(payload)
         self.num_appended += num_items
+        return was_empty or self._is_due()
 
     def hurry(self) -> int:
         """Send everything added so far without lingering; the mark for `is_settled`."""
@@ -134,17 +143,17 @@ class PushQueue:
     def is_settled(self, mark: int) -> bool:
         """Whether everything added before the mark has an outcome."""
         first_waiting = self._waiting[0].start if self._waiting else self.num_appended
-        first_sent = min((sent.positions[0] for sent in self._under_way.values()), default=mark)
+        first_sent = next((sent.positions.start for sent in self._under_way.values()), mark)
         return min(first_waiting, first_sent) >= mark
 
-    def next_request(self) -> service_pb2.PushStreamRequest | None:
+    def next_request(self) -> Request | None:
         """The request to send now, if any; it is under way from here on."""
         if self._clock() < self._not_before:
             return None
         while self._resend:
             sent = self._under_way.get(self._resend.popleft())
             if sent is not None:
-                return sent.request
+                return sent
         return self._form_request() if self._is_due() else None
 
     def seconds_until_next(self) -> float | None:
@@ -188,8 +197,13 @@ class PushQueue:
                 InternalServerError(f"{num_items} items pushed, {len(outcomes)} outcomes received"),
             )
             return
-        for outcome in _convert.outcomes(outcomes, self._pop(message.sequence).positions):
-            self._count(outcome)
+        for position, outcome in zip(self._pop(message.sequence).positions, outcomes, strict=True):
+            if outcome.status == types_pb2.PUSH_STATUS_STORED:
+                self.num_stored += 1
+            elif outcome.status == types_pb2.PUSH_STATUS_DUPLICATE:
+                self.num_duplicates += 1
+            else:
+                self._note_refusal(_convert.outcome(outcome, position))
 
     def rewind(self) -> None:
         """The stream broke: send everything unanswered again, in the order of the first time."""
@@ -218,34 +232,26 @@ class PushQueue:
             or self._clock() - oldest.time >= self._options.linger_seconds
         )
 
-    def _form_request(self) -> service_pb2.PushStreamRequest:
-        pieces = [self._waiting.popleft()]
-        num_items, num_bytes = pieces[0].num_items, len(pieces[0].payload)
+    def _form_request(self) -> Request:
+        start = self._waiting[0].start
+        payloads: list[bytes] = []
+        num_items = num_bytes = 0
         while self._waiting:
             piece = self._waiting[0]
-            if (
+            if payloads and (
                 num_items + piece.num_items > self._options.max_batch_items
                 or num_bytes + len(piece.payload) > self._options.max_batch_bytes
             ):
                 break
-            pieces.append(self._waiting.popleft())
+            payloads.append(self._waiting.popleft().payload)
             num_items += piece.num_items
             num_bytes += len(piece.payload)
         self._waiting_items -= num_items
         self._waiting_bytes -= num_bytes
-        payload = (
-            pieces[0].payload if len(pieces) == 1 else self._merge([p.payload for p in pieces])
+        request = Request(
+            self._next_sequence, self._fields, payloads, range(start, start + num_items), num_bytes
         )
-        start = pieces[0].start
-        request = service_pb2.PushStreamRequest(
-            sequence=self._next_sequence,
-            push=service_pb2.PushRequest(
-                buffer=self._buffer, payload=payload, group_size=self._group_size
-            ),
-        )
-        self._under_way[self._next_sequence] = Sent(
-            request, list(range(start, start + num_items)), num_bytes
-        )
+        self._under_way[request.sequence] = request
         self._under_way_bytes += num_bytes
         self._next_sequence += 1
         return request
@@ -254,23 +260,16 @@ class PushQueue:
         self.num_failed += len(self._pop(sequence).positions)
         self._errors.append(error)
 
-    def _pop(self, sequence: int) -> Sent:
+    def _pop(self, sequence: int) -> Request:
         sent = self._under_way.pop(sequence)
         self._under_way_bytes -= sent.num_bytes
         return sent
 
-    def _count(self, outcome: PushOutcome) -> None:
-        if outcome.status == "stored":
-            self.num_stored += 1
-        elif outcome.status == "duplicate":
-            self.num_duplicates += 1
-        else:
-            self.num_refused += 1
-            logger.warning("%s refused: %s: %s", outcome.uid, outcome.reason, outcome.message)
-            if not self._options.raise_on_refused:
-                return
-            if len(self._refused) < MAX_KEPT_REFUSALS:
-                self._refused.append(outcome)
+    def _note_refusal(self, outcome: PushOutcome) -> None:
+        self.num_refused += 1
+        logger.warning("%s refused: %s: %s", outcome.uid, outcome.reason, outcome.message)
+        if self._options.raise_on_refused and len(self._refused) < MAX_KEPT_REFUSALS:
+            self._refused.append(outcome)
 
 
 def full_error(queue: PushQueue, num_queued: int, num_given: int) -> DeadlineExceededError:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import Final, TypeAlias, TypeGuard
@@ -42,18 +43,22 @@ ITEM_BYTES: Final = {
 _RANKS: Final = {code: rank for rank, code in enumerate(ITEM_BYTES)}
 _MAX_DIMENSIONS: Final = 64
 _MAX_EMPTY_ELEMENTS: Final = 2**48
+_MAX_KEPT_TENSORS: Final = 64
+_MAX_KEPT_CHARS: Final = 4096
 _WHERE: Final = "tensor table"
 _ENTRY: Final = re.compile(
-    r'([{,])"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+)","shape":\[((?:\d{1,18}(?:,\d{1,18})*)?)\]'
-    r',"data_offsets":\[(\d{1,18}),(\d{1,18})\]\}'
+    r'(?:\A\{|,)"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+)"'
+    r',"shape":\[((?:\d{1,18}(?:,\d{1,18})*)?)\],"data_offsets":\[(\d{1,18}),(\d{1,18})\]\}'
 )
-"""An entry as the format's writer writes it; the group before the name tells `{` from `,`."""
-_ENTRY_CHARS: Final = len('{"":{"dtype":"","shape":[],"data_offsets":[,]}') - 1
+"""An entry as the format's writer writes it, with the brace or comma before it."""
+_ENTRY_CHARS: Final = len('{"":{"dtype":"","shape":[],"data_offsets":[,]}')
 
 _range = itemgetter(3, 4)
 
+_Entry: TypeAlias = tuple[str, str, str, str, str]
+"""Name, dtype code, shape, and where the data begins and ends, as spelled."""
 _Row: TypeAlias = tuple[str, str, tuple[int, ...], int, int]
-"""Name, dtype code, shape, and where the data begins and ends."""
+"""The same as values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,9 +102,13 @@ def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorVi
         header = str(data[8:start], "utf-8")
     except UnicodeDecodeError:
         raise _error("the header isn't UTF-8") from None
-    rows = _canonical_rows(header)
-    if rows is None:
+    entries = _entries(header)
+    if entries is None:
         rows = _json_rows(header)
+    elif (plain := _plain_views(entries, data[start:])) is not None:
+        return plain
+    else:
+        rows = [_row(entry) for entry in entries]
     _check_tiling(rows, len(data) - start)
     views = []
     for name, dtype, shape, begin, end in rows:
@@ -126,21 +135,22 @@ def write(tensors: Iterable[tuple[str, TensorView]]) -> list[bytes | memoryview]
     Raises:
         TrxpError: A name isn't valid Unicode.
     """
-    entries = sorted(tensors, key=_order)
+    entries = list(tensors)
+    names = tuple([name for name, _ in entries])
+    dtypes = tuple([view.dtype for _, view in entries])
+    is_small = len(names) <= _MAX_KEPT_TENSORS and sum(map(len, names)) <= _MAX_KEPT_CHARS
+    order, template = (_kept_layout if is_small else _layout)(names, dtypes)
     pieces: list[bytes | memoryview] = [b"", b""]
-    lines = []
+    numbers: list[object] = []
     end = 0
-    for name, view in entries:
-        begin = end
+    for place in order:
+        view = entries[place][1]
+        shape, begin = view.shape, end
         end += len(view.data)
-        quoted = f'"{name}"' if _is_bare(name) else json.dumps(name, ensure_ascii=False)
-        shape = ",".join(map(str, view.shape))
-        lines.append(
-            f'{quoted}:{{"dtype":"{view.dtype}","shape":[{shape}],"data_offsets":[{begin},{end}]}}'
-        )
+        numbers += (shape[0] if len(shape) == 1 else ",".join(map(str, shape)), begin, end)
         pieces.append(view.data)
     try:
-        header = f"{{{','.join(lines)}}}".encode()
+        header = (template % tuple(numbers)).encode()
     except UnicodeEncodeError:
         raise _error("a tensor's name holds half of a surrogate pair; rename it") from None
     padded_bytes = -(-len(header) // 8) * 8
@@ -149,8 +159,22 @@ def write(tensors: Iterable[tuple[str, TensorView]]) -> list[bytes | memoryview]
     return pieces
 
 
-def _order(entry: tuple[str, TensorView]) -> tuple[int, str]:
-    return _RANKS[entry[1].dtype], entry[0]
+def _layout(names: tuple[str, ...], dtypes: tuple[str, ...]) -> tuple[list[int], str]:
+    """In which order tensors are written, and the header: their shapes and ranges are to be put in."""
+    order = sorted(range(len(names)), key=lambda place: (_RANKS[dtypes[place]], names[place]))
+    lines = []
+    for place in order:
+        name = names[place]
+        quoted = f'"{name}"' if _is_bare(name) else json.dumps(name, ensure_ascii=False)
+        lines.append(
+            f'{quoted.replace("%", "%%")}:{{"dtype":"{dtypes[place]}","shape":[%s],'
+            '"data_offsets":[%s,%s]}'
+        )
+    return order, f"{{{','.join(lines)}}}"
+
+
+_kept_layout = lru_cache(maxsize=128)(_layout)
+"""Most tables have the names and dtypes of one before. What is kept is a few megabytes at most."""
 
 
 def _is_bare(name: str) -> bool:
@@ -158,20 +182,43 @@ def _is_bare(name: str) -> bool:
     return name.isprintable() and '"' not in name and "\\" not in name
 
 
-def _canonical_rows(header: str) -> list[_Row] | None:
-    """Read a header as the format's own writer spells it; None if it's spelled otherwise."""
+def _entries(header: str) -> list[_Entry] | None:
+    """Take apart a header as the format's own writer spells it; None if it's spelled otherwise."""
     body = header.rstrip(" ")
     if body == "{}":
         return []
-    found = _ENTRY.findall(body)
+    found: list[_Entry] = _ENTRY.findall(body)
     if sum(map(len, map("".join, found))) + _ENTRY_CHARS * len(found) + 1 != len(body):
         return None
-    if [entry[0] for entry in found] != ["{", *"," * (len(found) - 1)] or body[-1] != "}":
-        return None
-    return [
-        (name, dtype, tuple(map(int, shape.split(","))) if shape else (), int(begin), int(end))
-        for _, name, dtype, shape, begin, end in found
-    ]
+    return found if body[0] == "{" and body[-1] == "}" else None
+
+
+def _row(entry: _Entry) -> _Row:
+    name, dtype, shape, begin, end = entry
+    return name, dtype, _sizes(shape), int(begin), int(end)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()
+
+
+def _plain_views(entries: list[_Entry], data: memoryview) -> list[tuple[str, TensorView]] | None:
+    """Read a table whose tensors follow one another; None for one to be looked at row by row.
+
+    So are all that the format's own writer makes. They are checked as they are read.
+    """
+    views = []
+    begin, begin_text = 0, "0"
+    for name, dtype, shape_text, first, last in entries:
+        shape = (int(shape_text),) if shape_text.isdigit() else _sizes(shape_text)
+        item_bytes, end = ITEM_BYTES.get(dtype), int(last)
+        if first != begin_text or item_bytes is None or prod(shape) * item_bytes != end - begin:
+            return None
+        if len(shape) > 1 and (begin == end or len(shape) > _MAX_DIMENSIONS):
+            return None
+        views.append((name, TensorView(dtype, shape, data[begin:end])))
+        begin, begin_text = end, last
+    return views if begin == len(data) else None
 
 
 def _json_rows(header: str) -> list[_Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from experience_buffer import _convert, status
+from experience_buffer import _convert, _sample_wire, status
 from experience_buffer._calls import build
 from experience_buffer._delivery_calls import given, rank_of
 from experience_buffer._names import FORMAT
@@ -161,7 +161,8 @@ class FrameAssembler:
     def __init__(self, plan: StreamPlan) -> None:
         self._plan = plan
         self._experiences: list[types_pb2.SampledExperience] = []
-        self._packed: list[bytes] = []
+        self._payloads: list[bytes] = []
+        self._packed: list[bytes | memoryview] = []
         self._partial_lease = 0
 
     @property
@@ -169,12 +170,18 @@ class FrameAssembler:
         """The lease of the batch that is not complete yet, if there is one."""
         return [self._partial_lease] if self._partial_lease else []
 
-    def add(self, frame: service_pb2.SampleFrame, *, received_time: float) -> dict[str, Any] | None:
+    def add(
+        self,
+        received: _sample_wire.Received[service_pb2.SampleStreamResponse],
+        *,
+        received_time: float,
+    ) -> dict[str, Any] | None:
         """Add a frame; the fields of the batch that it completes, if it does."""
+        frame = received.message.frame
         self._experiences.extend(frame.experiences)
-        # Read once: each access copies the bytes.
-        if packed := frame.packed:
-            self._packed.append(packed)
+        self._payloads += map(bytes, received.payloads)
+        if received.packed:
+            self._packed.append(received.packed)
         self._partial_lease = frame.lease.id
         if not frame.last:
             return None
@@ -182,11 +189,12 @@ class FrameAssembler:
             self._experiences,
             frame.lease if frame.HasField("lease") else None,
             frame,
+            payloads=self._payloads,
             # One copy in all; into a bytearray, since a packed batch's tensors are views on it.
             packed=bytearray().join(self._packed),
             num_bytes=frame.batch_bytes,
             received_time=received_time,
         )
-        self._experiences, self._packed, self._partial_lease = [], [], 0
+        self._experiences, self._payloads, self._packed, self._partial_lease = [], [], [], 0
         place = {"buffer": self._plan.buffer, "consumer": self._plan.consumer}
         return {**place, "rank": self._plan.rank, **fields}

@@ -8,14 +8,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc
 
-from experience_buffer import _buffer_calls, _delivery_calls, _sampling
+from experience_buffer import _buffer_calls, _delivery_calls, _sample_wire, _sampling
 from experience_buffer._batch import Batch
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from experience_buffer.client import Client
 
 logger = logging.getLogger("experience_buffer")
+Message: TypeAlias = "_sample_wire.Received[service_pb2.SampleStreamResponse]"
 Outbox: TypeAlias = "queue.SimpleQueue[service_pb2.SampleStreamRequest | None]"
 
 
@@ -196,7 +197,7 @@ class SampleStream:
                 return
             self._dropped.pop()
 
-    def _connect(self) -> Iterator[service_pb2.SampleStreamResponse]:
+    def _connect(self) -> Iterator[Message]:
         outbox: Outbox = queue.SimpleQueue()
         for request in self._plan.opening(after_lease_id=self._last_lease):
             outbox.put(request)
@@ -208,9 +209,10 @@ class SampleStream:
             if self._closed:
                 self._drop_connection()
                 call.cancel()
-        return cast("Iterator[service_pb2.SampleStreamResponse]", call)
+        return cast("Iterator[Message]", call)
 
-    def _receive(self, message: service_pb2.SampleStreamResponse) -> None:
+    def _receive(self, received: Message) -> None:
+        message = received.message
         kind = message.WhichOneof("message")
         with self._changed:
             if self._outbox is None:
@@ -223,7 +225,7 @@ class SampleStream:
                 if future is not None:
                     future.set_result(message.lease_result)
             elif kind == "frame":
-                fields = self._assembler.add(message.frame, received_time=time.monotonic())
+                fields = self._assembler.add(received, received_time=time.monotonic())
                 if fields is not None:
                     self._waiting = ""
                     settle = functools.partial(self._ack, connection=self._connection)
@@ -246,16 +248,25 @@ class SampleStream:
         self._acks.clear()
         self._changed.notify_all()
 
-    def _ack(self, lease_id: int, step: int | None, *, connection: int) -> int | None:
-        """Acknowledge on the connection that delivered the batch; None when it is gone."""
+    def _ack(self, lease_id: int, step: int | None, *, connection: int) -> Callable[[], int | None]:
+        """Acknowledge on the connection that delivered the batch.
+
+        Returns:
+            What waits for the answer; None is the answer when that connection is gone.
+        """
         request = _sampling.ack(lease_id, step)
         with self._changed:
             if self._outbox is None or connection != self._connection:
-                return None
+                return lambda: None
             future = self._acks.get(lease_id)
             if future is None:
                 future = self._acks[lease_id] = futures.Future()
                 self._outbox.put(request)
+        return functools.partial(self._ack_result, lease_id, future)
+
+    def _ack_result(
+        self, lease_id: int, future: futures.Future[service_pb2.LeaseResult | None]
+    ) -> int | None:
         timeout = self._client.timeout
         try:
             result = future.result(timeout)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from experience_buffer import trxp
-from experience_buffer._frame import join_frame, split_frame
+from experience_buffer._frame import frame_pieces, split_frame
 from experience_buffer._item import DTYPE_NAMES, META_FIELDS, MULTI_MODAL_PREFIX, TENSOR_FIELDS
-from experience_buffer._limits import DEFAULT_LIMITS, Limits
-from experience_buffer._normal import Normaliser
+from experience_buffer._limits import Limits
+from experience_buffer._metadata import plain_metas
 from experience_buffer._safetensors import ITEM_BYTES, TensorView
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.eid import EID
@@ -46,24 +48,42 @@ _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
 _ALIGNMENT_BYTES: Final = 16
 
 
+class _Memory(ctypes.Array[ctypes.c_ubyte]):
+    """All memory from an address on; views of it keep its owner alive."""
+
+    _type_ = ctypes.c_ubyte
+    _length_ = sys.maxsize
+    __slots__ = ("owner",)
+    owner: Tensor
+
+
 def tensor_view(tensor: Tensor) -> TensorView:
     """Copy a tensor's elements into a view, from any device.
 
     Raises:
         TypeError: Not a dense tensor of a dtype that the format has.
     """
+    view = _memory_view(tensor)
+    return TensorView(view.dtype, tuple(view.shape), memoryview(bytes(view.data)))
+
+
+def _memory_view(tensor: Tensor) -> TensorView:
+    """Do what `tensor_view` does, without a copy where the elements lie in memory as written."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"a {type(tensor).__name__}, not a tensor")
     code = _CODES.get(tensor.dtype)
     if code is None or tensor.layout != torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype}, {tensor.layout}; send a dense common dtype")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         tensor = tensor.cpu()
-    if tensor.is_complex():
+    if code == "C64":
         tensor = tensor.resolve_conj()
-    dense = tensor.resolve_neg().contiguous()
-    data = ctypes.string_at(dense.data_ptr(), dense.numel() * ITEM_BYTES[code])
-    return TensorView(code, tuple(dense.shape), memoryview(data))
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    dense = tensor.contiguous()
+    memory = _Memory.from_address(dense.data_ptr())
+    memory.owner = dense
+    return TensorView(code, dense.size(), memoryview(memory)[: dense.nbytes])
 
 
 def tensor(view: TensorView) -> Tensor:
@@ -81,18 +101,24 @@ def tensor(view: TensorView) -> Tensor:
 
 def encode(experiences: Sequence[Experience]) -> bytes:
     """Do what `trxp.encode` says."""
-    normaliser = Normaliser(DEFAULT_LIMITS)
-    metas = []
+    return b"".join(encode_pieces(experiences))
+
+
+def encode_pieces(experiences: Sequence[Experience]) -> list[bytes | memoryview]:
+    """Do what `encode` does, without joining.
+
+    Returns:
+        Pieces of the payload, some of them the tensors' own memory: what is changed before they
+        are joined is changed in the payload too.
+    """
     tensors: list[tuple[str, TensorView]] = []
     for index, experience in enumerate(experiences):
-        meta = _meta(experience)
-        metas.append(normaliser.normal(meta, index=index))
         for field, value in _tensors(experience, index):
             try:
-                tensors.append((f"{index}:{field}", tensor_view(value)))
+                tensors.append((f"{index}:{field}", _memory_view(value)))
             except TypeError as error:
                 raise trxp_error(str(error), where=f"items[{index}].{field}", item=index) from None
-    return join_frame(metas, tensors)
+    return frame_pieces(plain_metas([_meta(experience) for experience in experiences]), tensors)
 
 
 def decode(payload: bytes | bytearray | memoryview, *, limits: Limits) -> list[Experience]:
@@ -116,26 +142,34 @@ def _aligned(payload: bytes | bytearray | memoryview, limits: Limits) -> memoryv
     return memoryview(copy)[padding:]
 
 
+_read_meta = attrgetter(*META_FIELDS)
+_read_tensors = attrgetter(*TENSOR_FIELDS)
+
+
 def _meta(experience: Experience) -> dict[str, Any]:
-    meta = {name: getattr(experience, name) for name in META_FIELDS}
+    meta: dict[str, Any] = dict(zip(META_FIELDS, _read_meta(experience), strict=True))
     eid = meta["eid"]
     if isinstance(eid, EID):
         meta["eid"] = eid.to_dict()
-    meta["custom_fields"] = [
-        {
-            "source_field": field.source_field,
-            "destination_field": field.destination_field,
-            "data_type": str(field.data_type),
-        }
-        for field in experience.custom_fields or ()
-    ]
+    fields = experience.custom_fields
+    meta["custom_fields"] = [_custom_field(field) for field in fields] if fields else []
     meta["multi_modal_input_keys"] = list(experience.multi_modal_inputs or ())
     return meta
 
 
+def _custom_field(field: CustomField) -> dict[str, str]:
+    return {
+        "source_field": field.source_field,
+        "destination_field": field.destination_field,
+        "data_type": str(field.data_type),
+    }
+
+
 def _tensors(experience: Experience, index: int) -> list[tuple[str, Tensor]]:
     found = [
-        (name, value) for name in TENSOR_FIELDS if (value := getattr(experience, name)) is not None
+        (name, value)
+        for name, value in zip(TENSOR_FIELDS, _read_tensors(experience), strict=True)
+        if value is not None
     ]
     for key, value in (experience.multi_modal_inputs or {}).items():
         found.append((f"{MULTI_MODAL_PREFIX}{key}", value))

@@ -46,10 +46,13 @@ class Writer:
             buffer=buffer,
             group_size=group_size,
             options=options,
-            merge=_push.merge,
             clock=time.monotonic,
         )
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        """Something to send, or the connection ended; this writer's thread and gRPC's wait for it."""
+        self._progress = threading.Condition(self._lock)
+        """Outcomes, or the end; callers wait for it."""
         self._connection = 0
         self._call: Any = None
         self._failure: ExperienceBufferError | None = None
@@ -60,7 +63,7 @@ class Writer:
     @property
     def counts(self) -> WriterCounts:
         """What became of the experiences appended so far."""
-        with self._changed:
+        with self._lock:
             return self._queue.counts()
 
     def append(
@@ -83,19 +86,19 @@ class Writer:
         """
         many = _push.as_sequence(experiences)
         deadline = time.monotonic() + (self._client.timeout if timeout is None else timeout)
-        with self._changed:
+        with self._lock:
             self._raise_errors()
             if self._closing:
                 raise closed_error("writer")
-        for start, end, payload in _push.encode_pieces(many, self._limits):
-            with self._changed:
+        for start, end, payload in _push.encode_payloads(many, self._limits):
+            with self._lock:
                 if not self._wait(functools.partial(self._queue.has_room, len(payload)), deadline):
                     raise _queue.full_error(self._queue, start, len(many))
                 if self._failure is not None:
                     raise self._failure
-                self._queue.add(payload, end - start)
+                if self._queue.add(payload, end - start):
+                    self._work.notify_all()
                 self._start()
-                self._changed.notify_all()
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything appended before has its outcome.
@@ -109,9 +112,9 @@ class Writer:
             ExperienceBufferError: The writer failed.
         """
         seconds = self._client.timeout if timeout is None else timeout
-        with self._changed:
+        with self._lock:
             mark = self._queue.hurry()
-            self._changed.notify_all()
+            self._work.notify_all()
             done = self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
             self._raise_errors()
             if not done:
@@ -119,18 +122,18 @@ class Writer:
 
     def close(self, *, timeout: float | None = None) -> None:
         """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same."""
-        with self._changed:
+        with self._lock:
             if self._closing:
                 return
             self._closing = True
         try:
             self.flush(timeout=timeout)
         finally:
-            with self._changed:
+            with self._lock:
                 self._done = True
                 self._connection += 1
                 call, thread = self._call, self._thread
-                self._changed.notify_all()
+                self._work.notify_all()
             if call is not None:
                 call.cancel()
             if thread is not None:
@@ -149,7 +152,7 @@ class Writer:
 
     def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait for a condition or a failure. Call with the lock held."""
-        return self._changed.wait_for(
+        return self._progress.wait_for(
             lambda: self._failure is not None or condition(), max(deadline - time.monotonic(), 0.0)
         )
 
@@ -181,53 +184,55 @@ class Writer:
                     error = UnavailableError("the server ended the push stream")
                 except grpc.RpcError as rpc_error:
                     error = self._client._translate(rpc_error, "PushStream")
-                with self._changed:
+                with self._lock:
                     self._connection += 1
                     self._queue.rewind()
-                    self._changed.notify_all()
+                    self._work.notify_all()
                     if self._done:
                         return
                     attempts = attempts or Attempts(retry, retry.reconnect_seconds)
                     delay = attempts.delay_after(error, idempotent=True)
                     logger.info("writer: %s; reconnecting in %.1f s", error, delay)
-                    self._changed.wait_for(lambda: self._done, delay)
+                    self._work.wait_for(lambda: self._done, delay)
         except ExperienceBufferError as error:
-            with self._changed:
+            with self._lock:
                 error.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
                 self._failure = error
         finally:
             # Also when this thread dies of a bug: nobody may wait for it forever.
-            with self._changed:
+            with self._lock:
                 self._failure = self._failure or closed_error("writer")
-                self._changed.notify_all()
+                self._progress.notify_all()
 
     def _await_work(self) -> bool:
         """Wait for something to send; False when closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._done or self._queue.pending_bytes > 0)
+        with self._lock:
+            self._work.wait_for(lambda: self._done or self._queue.pending_bytes > 0)
             return not self._done
 
     def _connect(self) -> Iterator[service_pb2.PushStreamResponse]:
-        with self._changed:
+        with self._lock:
             self._connection += 1
             requests = self._requests(self._connection)
             call = self._call = self._client._open("PushStream", requests)
             return cast("Iterator[service_pb2.PushStreamResponse]", call)
 
-    def _requests(self, connection: int) -> Iterator[service_pb2.PushStreamRequest]:
+    def _requests(self, connection: int) -> Iterator[bytes]:
         """Requests as they come due, until this connection is over; runs in gRPC's thread."""
         while True:
-            with self._changed:
+            with self._lock:
                 while True:
                     if connection != self._connection:
                         return
                     request = self._queue.next_request()
                     if request is not None:
                         break
-                    self._changed.wait(self._queue.seconds_until_next())
-            yield request
+                    self._work.wait(self._queue.seconds_until_next())
+            yield request.message()
 
     def _receive(self, message: service_pb2.PushStreamResponse) -> None:
-        with self._changed:
+        with self._lock:
             self._queue.answered(message, delay=self._client.options.retry.initial_backoff_seconds)
-            self._changed.notify_all()
+            if message.HasField("error"):
+                self._work.notify_all()
+            self._progress.notify_all()

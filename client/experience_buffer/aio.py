@@ -79,10 +79,11 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
         deadline = Deadline(self._timeout if timeout is None else timeout)
         outcomes: list[PushOutcome] = []
         response = None
-        chunks = _push.split(experiences, tombstones, self._options)
+        chunks = _push.split(
+            experiences, tombstones, self._options, buffer=buffer, group_size=group_size
+        )
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            request = chunk.request(buffer, group_size)
-            response = await self._run(_calls.push(request), deadline.remaining())
+            response = await self._run(_calls.push(chunk.request), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
         result = _push.join(outcomes, response)
         if raise_on_refused:

@@ -79,9 +79,11 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
         deadline = Deadline(self._timeout if timeout is None else timeout)
         outcomes: list[PushOutcome] = []
         response = None
-        for chunk in _push.split(experiences, tombstones, self._options):
-            request = chunk.request(buffer, group_size)
-            response = self._run(_calls.push(request), deadline.remaining())
+        chunks = _push.split(
+            experiences, tombstones, self._options, buffer=buffer, group_size=group_size
+        )
+        for chunk in chunks:
+            response = self._run(_calls.push(chunk.request), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
         result = _push.join(outcomes, response)
         if raise_on_refused:

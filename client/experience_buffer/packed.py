@@ -22,14 +22,14 @@ from experience_buffer import trxp
 from experience_buffer._frame import join_frame
 from experience_buffer._packed_row import Facts, PackedRow
 from experience_buffer._packed_table import Table, read_table
-from experience_buffer._packing import frames, pack
+from experience_buffer._packing import cut, frames, pack
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.experience import Experience
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Facts", "PackedBatch", "PackedRow", "frames", "pack"]
+__all__ = ["Facts", "PackedBatch", "PackedRow", "cut", "frames", "pack"]
 
 
 class PackedBatch:

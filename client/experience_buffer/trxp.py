@@ -61,8 +61,9 @@ def read(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Item | Trx
     tensors = _tensors_by_item(section, len(metas), limits)
     normaliser = Normaliser(limits) if is_suspect else None
     return [
-        _too_many_tensors(index, len(fields), limits)
-        or read_item(index, meta, fields, keys=keys, normaliser=normaliser)
+        read_item(index, meta, fields, keys=keys, normaliser=normaliser)
+        if len(fields) <= limits.max_tensors
+        else _too_many_tensors(index, len(fields), limits)
         for index, (meta, fields) in enumerate(zip(metas, tensors, strict=True))
     ]
 
@@ -213,9 +214,7 @@ def _tensors_by_item(
     return by_index.values()
 
 
-def _too_many_tensors(index: int, num_tensors: int, limits: Limits) -> TrxpError | None:
-    if num_tensors <= limits.max_tensors:
-        return None
+def _too_many_tensors(index: int, num_tensors: int, limits: Limits) -> TrxpError:
     return trxp_error(
         f"{num_tensors} tensors exceed the limit of {limits.max_tensors} (max_tensors); join some",
         where=f"items[{index}]",

@@ -25,8 +25,6 @@ from experience_buffer_server.inputs import (
     info_of,
     input_fields,
     input_problem,
-    missing_inputs,
-    read_inputs,
     response_tokens,
 )
 from experience_buffer_server.store.base import MAX_KEY_BYTES, MAX_PRIORITY
@@ -52,9 +50,9 @@ class Refusal:
     uid: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Candidate:
-    """An experience or tombstone that may be stored."""
+    """An experience or tombstone that may be stored; nobody changes it."""
 
     eid: EID
     uid: str
@@ -82,6 +80,8 @@ RESPONSE_FIELDS = (
     "ref_logprobs",
 )
 """Tensors with one value per response token; `logprobs` may also be empty."""
+_VECTORS = ("tokens", "chosen", "rejected", *RESPONSE_FIELDS)
+"""Tensors of one dimension."""
 
 MAX_NOTE = 1024
 """Characters of a reason that a client gives; longer ones are cut."""
@@ -115,7 +115,8 @@ def admit(
         return entomb(item.eid, problem)
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
-    fields = input_fields(item) | (ORDINARY if _is_ordinary(item) else 0)
+    length = response_tokens(item)
+    fields = input_fields(item) | (ORDINARY if _is_ordinary(item, length) else 0)
     unusable = _check_inputs(item, fields, settings)
     if unusable is not None:
         return unusable
@@ -142,7 +143,7 @@ def admit(
         payload=payload,
         digest=xxhash.xxh3_128_digest(payload),
         reward=None if reward is None else float(reward),
-        response_tokens=response_tokens(item),
+        response_tokens=length,
         min_version=versions[0],
         max_version=versions[1],
         fields=fields,
@@ -150,27 +151,27 @@ def admit(
     )
 
 
-def _is_ordinary(item: Item) -> bool:
+def _is_ordinary(item: Item, length: int) -> bool:
     """What is true of nearly all: the record then says what a packed batch repeats of metadata."""
     if item.meta.get("truncate_status") is not None or "chosen" in item.tensors:
         return False
     rest = item.tensors["tokens"].shape[0] - item.meta.get("prompt_length", 1)
-    return bool(response_tokens(item) == rest)
+    return bool(length == rest)
 
 
 def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidate | Refusal | None:
     """What becomes of an experience that the buffer's estimator can't use; None if it can."""
-    plan, estimator = settings.advantage.plan, settings.advantage.estimator
-    if plan is None:
+    needs, estimator = settings.advantage.needs, settings.advantage.estimator
+    if needs is None:
         return None
     if "chosen" in item.tensors:
         problem = "a dpo experience has no response tokens that could have advantages"
         return Refusal(
             Reason.MISSING_FIELD, f"{problem}; push it to a buffer without estimator", item.uid
         )
-    if problem := input_problem(item, read_inputs(plan)):
+    if problem := input_problem(item, needs.read):
         return Refusal(Reason.INVALID, problem, item.uid)
-    missing = missing_inputs(fields, plan)
+    missing = needs.missing(fields)
     if not missing:
         return None
     problem = explain_missing(missing, estimator, num_tokens=response_tokens(item))
@@ -203,6 +204,8 @@ def entomb(eid: EID, reason: str) -> Candidate | Refusal:
 
 def check_uid(uid: str) -> str:
     """What keeps a uid from being a key of the store; empty when nothing does."""
+    if uid.isascii() and len(uid) <= MAX_KEY_BYTES:
+        return ""
     try:
         size = len(uid.encode())
     except UnicodeEncodeError as error:
@@ -228,9 +231,10 @@ def _check_shapes(item: Item) -> str:
     tokens = tensors.get("tokens")
     if tokens is None:
         return "tensor tokens is missing; every experience needs its token ids"
-    for name in ("tokens", "chosen", "rejected", *RESPONSE_FIELDS):
-        if name in tensors and len(tensors[name].shape) != 1:
-            return f"tensor {name} has shape {list(tensors[name].shape)}; one dimension is expected"
+    if {len(tensor.shape) for tensor in tensors.values()} != {1}:
+        for name in _VECTORS:
+            if name in tensors and len(shape := tensors[name].shape) != 1:
+                return f"tensor {name} has shape {list(shape)}; one dimension is expected"
     prompt_length = item.meta.get("prompt_length", 1)
     if isinstance(prompt_length, bool) or not isinstance(prompt_length, int) or prompt_length < 0:
         return f"prompt_length is {shown(prompt_length)}; a number of tokens >= 0 is expected"
@@ -281,10 +285,8 @@ def _check_reward(reward: Any) -> str:
 
 def missing_fields(fields: int, settings: BufferSettings) -> tuple[str, ...]:
     """What the buffer's estimator needs and an experience lacks; `a|b` is met by either."""
-    plan = settings.advantage.plan
-    if plan is None:
-        return ()
-    return missing_inputs(fields, plan)
+    needs = settings.advantage.needs
+    return () if needs is None else needs.missing(fields)
 
 
 def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
@@ -295,6 +297,8 @@ def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
     info = info_of(item)
     start = info.get("version_start", info.get("model_version"))
     end = info.get("version_end", start)
+    if type(start) is int and type(end) is int and 0 <= start <= end < 2**63:
+        return start, end
     for name, value in (("version_start", start), ("version_end", end)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             return f"info: policy version {name} is {shown(value)}; an integer is expected"
@@ -310,7 +314,10 @@ def _is_future(version: int | None, published: int | None) -> bool:
 
 def _priority(item: Item) -> float | str:
     """The priority that an experience comes with, 1 without; or what is wrong with it."""
-    value = info_of(item).get("priority", 1.0)
+    info = info_of(item)
+    if "priority" not in info:
+        return 1.0
+    value = info["priority"]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return f"info: priority is {shown(value)}; a finite number of at least 0 is expected"
     # An integer may be beyond all floats.

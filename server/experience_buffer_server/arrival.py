@@ -5,10 +5,10 @@ Nothing is changed here. Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from experience_buffer import errors, trxp
 from experience_buffer.eid import EID
@@ -34,8 +34,7 @@ class PushStatus(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of one pushed experience or tombstone."""
 
     uid: str
@@ -48,10 +47,16 @@ class Outcome:
 class Push:
     """One request."""
 
-    payload: bytes
+    payloads: Sequence[bytes | memoryview] = ()
+    """TRXP; the experiences of one follow those of the one before."""
     tombstones: Sequence[tuple[EID, str]] = ()
     """Failed rollouts: identity and reason."""
     group_size: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all payloads."""
+        return sum(map(len, self.payloads))
 
 
 @dataclass(slots=True)
@@ -93,8 +98,8 @@ class Reading:
         """Read a push, and see what of it is new.
 
         Raises:
-            TrxpError: The payload as a whole can't be read.
-            InvalidRequestError: More items than a push may hold.
+            TrxpError: A payload as a whole can't be read.
+            InvalidRequestError: More items, or payloads, than a push may hold.
         """
         candidates = self._candidates(push)
         repeats: dict[int, int] = {}
@@ -107,27 +112,42 @@ class Reading:
         return Arrived(outcomes, repeats, fresh)
 
     def _candidates(self, push: Push) -> list[Candidate | Refusal]:
-        items = trxp.read(push.payload, limits=self._limits) if push.payload else []
-        count = len(items) + len(push.tombstones)
+        candidates = each_alone(
+            self._admitted(push), pushed_bytes=push.num_bytes, limits=self._limits
+        )
+        candidates += [entomb(eid, reason) for eid, reason in push.tombstones]
+        if self._owner.settings.group_by == "none":
+            return [_without_tombstone(candidate) for candidate in candidates]
+        return candidates
+
+    def _admitted(self, push: Push) -> Iterator[Candidate | Refusal]:
+        """What all payloads hold, each experience at the gate as soon as its payload is read.
+
+        So what was read of one goes before the next is read: a push may hold hundreds of them.
+        """
+        settings, published = self._owner.settings, self._owner.row.policy_version
+        # A payload takes time to read even where nothing is in it.
+        self._check_count(len(push.payloads), "payloads")
+        count = len(push.tombstones)
+        if not push.payloads:
+            self._check_count(count, "experiences")
+        for payload in push.payloads:
+            items = trxp.read(payload, limits=self._limits)
+            count += len(items)
+            self._check_count(count, "experiences")
+            for item in items:
+                if isinstance(item, errors.TrxpError):
+                    yield Refusal(Reason.INVALID, str(item))
+                else:
+                    yield admit(item, settings, published=published)
+
+    def _check_count(self, count: int, what: str) -> None:
         if count > self._max_items:
             raise errors.InvalidRequestError(
-                f"{count} experiences in one push, the limit server.max_push_items is "
+                f"{count} {what} in one push, the limit server.max_push_items is "
                 f"{self._max_items}; split the push",
                 subject="payload",
             )
-        settings = self._owner.settings
-        published = self._owner.row.policy_version
-        admitted = (
-            Refusal(Reason.INVALID, str(item))
-            if isinstance(item, errors.TrxpError)
-            else admit(item, settings, published=published)
-            for item in items
-        )
-        candidates = each_alone(admitted, pushed_bytes=len(push.payload), limits=self._limits)
-        candidates += [entomb(eid, reason) for eid, reason in push.tombstones]
-        if settings.group_by == "none":
-            return [_without_tombstone(candidate) for candidate in candidates]
-        return candidates
 
     def _outcomes(
         self, candidates: Sequence[Candidate | Refusal], repeats: dict[int, int]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from experience_buffer import errors, trxp
+from experience_buffer._sample_wire import Pieces, experience_pieces
 from experience_buffer.packed import Facts, PackedRow, pack
 from experience_buffer.v1 import types_pb2
 from experience_buffer_server.admission import ORDINARY
@@ -33,6 +35,19 @@ class _Read(NamedTuple):
     """What was computed for it."""
 
 
+class Sampled(NamedTuple):
+    """One experience as it is delivered."""
+
+    message: types_pb2.SampledExperience
+    """Without its payload."""
+    payload: bytes
+
+
+def pieces_of(experiences: Iterable[Sampled]) -> Pieces:
+    """Experiences as they go into a message."""
+    return [piece for each in experiences for piece in experience_pieces(*each)]
+
+
 def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, AdvantageRow | None]:
     """The TRXP payload of a stored experience, advantages and returns in place, and their row.
 
@@ -56,7 +71,7 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
 
 def sampled(
     store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
-) -> Iterator[list[types_pb2.SampledExperience]]:
+) -> Iterator[list[Sampled]]:
     """The experiences of leased units, unit by unit; what can't be read goes to `unreadable`."""
     for unit in list(units):
         if unit in unreadable.units:
@@ -68,16 +83,18 @@ def sampled(
             unreadable.add(unit, reasons)
             continue
         yield [
-            types_pb2.SampledExperience(
-                uid=read.entry.record.uid,
-                group=_group_key(read.entry),
-                payload=payload,
-                num_deliveries=unit.num_deliveries,
-                staleness=buffer.staleness(read.entry),
-                flags=_flags(unit, read.row),
-                probability=unit.probability,
-                times_sampled=unit.times_sampled,
-                generation=read.entry.record.generation,
+            Sampled(
+                types_pb2.SampledExperience(
+                    uid=read.entry.record.uid,
+                    group=_group_key(read.entry),
+                    num_deliveries=unit.num_deliveries,
+                    staleness=buffer.staleness(read.entry),
+                    flags=_flags(unit, read.row),
+                    probability=unit.probability,
+                    times_sampled=unit.times_sampled,
+                    generation=read.entry.record.generation,
+                ),
+                payload,
             )
             for read, payload in zip(reads, payloads, strict=True)
         ]
@@ -92,9 +109,13 @@ def packed(
     """
     while True:
         rows: list[PackedRow] = []
-        for unit in units:
-            if unit not in unreadable.units:
-                rows += _rows(store, buffer, unit, unreadable)
+        left = [unit for unit in units if unit not in unreadable.units]
+        for unit, reads, reasons in _read_units(store, buffer, left):
+            found = _rows(buffer, unit, reads, reasons)
+            if not reasons:
+                rows += found
+            elif unit not in unreadable.units:
+                unreadable.add(unit, reasons)
         try:
             return pack(rows)
         except errors.DataLossError as error:
@@ -108,9 +129,9 @@ def packed(
             unreadable.add(culprit, {entry.record.seq: str(error)})
 
 
-def _rows(store: Store, buffer: Buffer, unit: Unit, unreadable: Unreadable) -> list[PackedRow]:
-    reasons: dict[int, str] = {}
-    reads = _read(store, buffer, buffer.contents.by_seqs(unit.seqs), reasons)
+def _rows(
+    buffer: Buffer, unit: Unit, reads: Sequence[_Read], reasons: dict[int, str]
+) -> list[PackedRow]:
     rows = []
     for entry, payload, row in reads:
         try:
@@ -118,32 +139,30 @@ def _rows(store: Store, buffer: Buffer, unit: Unit, unreadable: Unreadable) -> l
         except errors.TrxpError as error:
             reasons[entry.record.seq] = f"its payload is damaged: {error}"
             continue
+        record = entry.record
         rows.append(
             PackedRow(
-                uid=entry.record.uid,
+                uid=record.uid,
                 group=_group_key(entry),
                 payload=payload,
-                facts=_facts(entry.record),
+                facts=_facts(record),
                 tensors=tensors,
                 num_deliveries=unit.num_deliveries,
                 staleness=buffer.staleness(entry),
                 flags=_flags(unit, row),
                 probability=unit.probability,
                 times_sampled=unit.times_sampled,
-                generation=entry.record.generation,
+                generation=record.generation,
             )
         )
-    if reasons:
-        unreadable.add(unit, reasons)
-        return []
     return rows
 
 
 def frames(
     store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
-) -> Iterator[list[types_pb2.SampledExperience]]:
+) -> Iterator[list[Sampled]]:
     """The experiences of leased units in parts of about `FRAME_BYTES`; see `sampled`."""
-    part: list[types_pb2.SampledExperience] = []
+    part: list[Sampled] = []
     num_bytes = 0
     for experiences in sampled(store, buffer, units, unreadable):
         for experience in experiences:
@@ -153,6 +172,18 @@ def frames(
             part.append(experience)
             num_bytes += len(experience.payload)
     yield part
+
+
+def _read_units(
+    store: Store, buffer: Buffer, units: Sequence[Unit]
+) -> Iterator[tuple[Unit, list[_Read], dict[int, str]]]:
+    """What the store has of units, all read at once; by seq, why some of it can't be read."""
+    members = [buffer.contents.by_seqs(unit.seqs) for unit in units]
+    reasons: dict[int, str] = {}
+    reads = iter(_read(store, buffer, [e for entries in members for e in entries], reasons))
+    for unit, entries in zip(units, members, strict=True):
+        lost = {e.record.seq: reasons[e.record.seq] for e in entries if e.record.seq in reasons}
+        yield unit, list(islice(reads, len(entries) - len(lost))), lost
 
 
 def _read(

@@ -7,8 +7,6 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from google.protobuf.message import Message
-
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import wire
@@ -19,6 +17,7 @@ from experience_buffer_server.config import ServerSection
 from experience_buffer_server.consumers import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.push_line import Patience
+from experience_buffer_server.push_requests import PushRequest
 from experience_buffer_server.quotas import Charge, Quotas
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.responses import Responses
@@ -63,7 +62,7 @@ class Backend:
         return self.registry.get(name)
 
     async def push(
-        self, request: service_pb2.PushRequest, *, remaining_seconds: float | None = None
+        self, request: PushRequest, *, remaining_seconds: float | None = None
     ) -> service_pb2.PushResponse:
         """Store a push; answers after its commit.
 
@@ -76,22 +75,22 @@ class Backend:
             ResourceExhaustedError: Too much waits for its commit or for room.
         """
         buffer = self.buffer(request.buffer)
-        with self.pending(buffer, request) as charge:
+        with self.pending(buffer, request.num_bytes) as charge:
             return await self._push(buffer, request, remaining_seconds, charge)
 
-    def pending(self, buffer: Buffer, request: Message) -> AbstractContextManager[Charge]:
+    def pending(self, buffer: Buffer, num_bytes: int) -> AbstractContextManager[Charge]:
         """Hold the bytes of a request that brings some, until it is answered."""
         return self.quotas.pending(
             caller_of(),
             buffer.name,
-            request.ByteSize(),
+            num_bytes,
             max_of_buffer=buffer.settings.max_pending_bytes,
         )
 
     async def _push(
         self,
         buffer: Buffer,
-        request: service_pb2.PushRequest,
+        request: PushRequest,
         remaining_seconds: float | None,
         charge: Charge,
     ) -> service_pb2.PushResponse:
@@ -103,7 +102,7 @@ class Backend:
             )
         outcomes = await buffer.ingest.push(
             Push(
-                payload=request.payload,
+                payloads=request.payloads,
                 tombstones=wire.tombstones_from(request.tombstones),
                 group_size=request.group_size,
             ),

@@ -15,6 +15,7 @@ from experience_buffer_server.consumer_settings import (
     Section,
     SelectorSettings,
 )
+from experience_buffer_server.inputs import Needs
 
 KIBI = 1024
 MEBI = 1024 * KIBI
@@ -50,6 +51,11 @@ class AdvantageSettings(BaseModel):
         if not self.estimator:
             return None
         return advantages.plan(self.estimator, self.parameters, custom.declared())
+
+    @cached_property
+    def needs(self) -> Needs | None:
+        """What the estimator asks of experiences; None: nothing is computed."""
+        return None if self.plan is None else Needs(self.plan)
 
     @property
     def parameters(self) -> dict[str, Any]:

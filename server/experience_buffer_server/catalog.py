@@ -36,8 +36,9 @@ class Catalog:
         """The experiences of a unit that are staying; none where it has left, or was set aside."""
         if settings.unit == "item":
             entry = self._contents.by_seq(key)
-            sound = entry is not None and entry.is_staying and not entry.damage
-            return [entry] if entry is not None and sound else []
+            if entry is None or not entry.is_staying or entry.damage:
+                return []
+            return [entry]
         group = self._contents.groups.by_id(key)
         if group is None or group.damage:
             return []
@@ -47,24 +48,30 @@ class Catalog:
         self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None
     ) -> Unit:
         """The unit with this number, about to be delivered."""
-        found = self.entries(settings, key) if entries is None else list(entries)
-        records = [entry.record for entry in found]
-        if len(records) > 1:
-            records.sort(key=lambda record: record.seq)
+        seqs = []
+        num_bytes = num_tokens = message_bytes = 0
+        for entry in self.entries(settings, key) if entries is None else entries:
+            record = entry.record
+            seqs.append(record.seq)
+            num_bytes += record.payload_bytes
+            num_tokens += record.response_tokens
+            message_bytes += self._message_bytes(entry)
+        seqs.sort()
         return Unit(
             key=key,
-            seqs=tuple(record.seq for record in records),
-            num_bytes=sum(record.payload_bytes for record in records),
-            num_tokens=sum(record.response_tokens for record in records),
-            message_bytes=sum(map(self._message_bytes, found)),
+            seqs=tuple(seqs),
+            num_bytes=num_bytes,
+            num_tokens=num_tokens,
+            message_bytes=message_bytes,
         )
 
     def _message_bytes(self, entry: Entry) -> int:
         """Most that an experience takes in a message, in either format."""
         record = entry.record
-        key = "" if entry.group is None else entry.group.row.key
-        size = _ENVELOPE_BYTES + record.payload_bytes + len((record.uid + key).encode())
-        if self._computes() or entry.magnitude:
+        size = _ENVELOPE_BYTES + record.payload_bytes + _utf8_bytes(record.uid)
+        if entry.group is not None:
+            size += _utf8_bytes(entry.group.row.key)
+        if entry.magnitude or self._computes():
             size += _COMPUTED_BYTES + _COMPUTED_BYTES_PER_TOKEN * record.response_tokens
         return size
 
@@ -108,3 +115,8 @@ def _key(name: str, entry: Entry) -> float:
     if name == "reward":
         return entry.record.reward or 0.0
     return float(entry.record.response_tokens)
+
+
+def _utf8_bytes(text: str) -> int:
+    """How many bytes a text takes in a message."""
+    return len(text) if text.isascii() else len(text.encode())

@@ -21,6 +21,14 @@ class Credits:
             self._num_bytes = (self._num_bytes or 0) + num_bytes
         self._granted.set()
 
+    @property
+    def num_spare(self) -> int:
+        """Batches that may be sent now, after those whose credits were taken; 0: it isn't known.
+
+        Where bytes count, the next batch may go only once it is known what this one has spent.
+        """
+        return self._num_batches if self._num_bytes is None else 0
+
     def spend(self, num_bytes: int) -> None:
         """A batch of this size is sent."""
         if self._num_bytes is not None:

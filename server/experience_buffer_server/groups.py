@@ -214,7 +214,9 @@ class GroupTable:
     def add_member(self, group: Group, entry: Entry) -> bool:
         """Add a pending member; True when the group's row has changed (it is closed now)."""
         group.members.append(entry)
-        if group.row.size and group.num_members >= group.row.size:
+        size = group.row.size
+        # Most groups lack more than is leaving: those on their way out are counted at the end only.
+        if size and len(group.members) + group.row.num_consumed >= size <= group.num_members:
             self._close(group, "whole")
             return True
         return False
@@ -307,14 +309,17 @@ class GroupTable:
         return group
 
 
+_KEY_NAMES = {"task": "tid", "run": "rid", "step": "sid"}
+
+
 def group_key(record: Record, group_by: str) -> str:
     """The key that the buffer groups by."""
-    return {"task": record.tid, "run": record.rid, "step": record.sid}[group_by]
+    return str(getattr(record, _KEY_NAMES[group_by]))
 
 
 def group_key_of(eid: EID, group_by: str) -> str:
     """The key of the group that an experience of this identity belongs to."""
-    return {"task": eid.tid, "run": eid.rid, "step": eid.sid}[group_by]
+    return str(getattr(eid, _KEY_NAMES[group_by]))
 
 
 _CLOSED_WORDS = {

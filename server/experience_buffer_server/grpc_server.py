@@ -18,6 +18,7 @@ from experience_buffer_server.health import HealthServicer
 from experience_buffer_server.interceptors import BoundaryInterceptor
 from experience_buffer_server.interceptors.size import receive_limit
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.push_requests import readers
 from experience_buffer_server.service import Service
 
 SERVICE_NAME = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
@@ -55,6 +56,10 @@ async def start(
                 backend.quotas,
                 max_message_bytes=settings.max_message_bytes,
                 max_calls=settings.max_calls,
+                readers={
+                    f"/{SERVICE_NAME}/{method}": read
+                    for method, read in readers(max_payloads=settings.max_push_items).items()
+                },
             )
         ],
         maximum_concurrent_rpcs=settings.max_calls,

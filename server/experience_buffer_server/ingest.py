@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
-from experience_buffer_server import steady_clock
-from experience_buffer_server.admission import (
-    Candidate,
-    Refusal,
-    missing_fields,
-)
 from experience_buffer_server.arrival import Arrived, Outcome, Push, PushStatus, Reading
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry, Group, group_key, groups_of
+from experience_buffer_server.groups import Entry, Group, groups_of
 from experience_buffer_server.intake import Intake
+from experience_buffer_server.joining import Joining
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.push_line import Patience, Place, PushLine, Shortage
 from experience_buffer_server.quotas import Charge
 from experience_buffer_server.store.base import (
     BufferRow,
-    Record,
     Store,
     StoreFullError,
     WriteBatch,
@@ -38,6 +32,7 @@ from experience_buffer_server.tasks import Tasks
 
 __all__ = ["Ingest", "Outcome", "Push", "PushStatus"]
 
+_STORED = PushStatus.STORED
 _UNCOUNTED = Charge()
 
 
@@ -83,6 +78,7 @@ class Ingest:
         self._store = store
         self._metrics = metrics
         self._reading = Reading(owner, contents, store, limits)
+        self._joining = Joining(owner, contents, store, metrics)
         self._tasks = tasks
         self.line = PushLine(owner, intake.may_go, metrics, max_waiting=limits.max_waiting_pushes)
         """Pushes that wait for room."""
@@ -99,7 +95,7 @@ class Ingest:
             charge: What it holds, and may hold.
 
         Raises:
-            TrxpError: The payload as a whole can't be read; nothing is stored.
+            TrxpError: A payload as a whole can't be read; nothing is stored.
             InvalidRequestError: More items than a push may hold; nothing is stored.
             BufferFullError: No room; nothing of this push is stored.
             ResourceExhaustedError: A limiter or the pacing holds it back, or too much is under way;
@@ -107,7 +103,7 @@ class Ingest:
             UnavailableError: The server stops while it waits; nothing of it is stored.
             BufferNotFoundError: The buffer was deleted while it waited.
         """
-        self._metrics.pushed_bytes(self._owner.name, len(push.payload))
+        self._metrics.pushed_bytes(self._owner.name, push.num_bytes)
         arrived = self._read(push, charge)
         batch = self._store.batch()
         place: Place | None = None
@@ -159,10 +155,10 @@ class Ingest:
     def _enter(self, batch: WriteBatch, arrived: Arrived, group_size: int) -> list[Entry]:
         """Take in what is new: its entries, with the rows in the batch and the outcomes filled in."""
         entries, outcomes = [], arrived.outcomes
-        for index, joined in self._join_groups(batch, arrived.fresh, group_size):
+        for index, joined in self._joining.join(batch, arrived.fresh, group_size):
             if isinstance(joined, Entry):
                 entries.append(joined)
-                outcomes[index] = Outcome(joined.record.uid, PushStatus.STORED)
+                outcomes[index] = Outcome(joined.record.uid, _STORED)
             else:
                 outcomes[index] = Outcome(
                     joined.uid, PushStatus.REFUSED, joined.reason, joined.message
@@ -171,77 +167,6 @@ class Ingest:
             if (origin := outcomes[first]) is not None and origin.status is PushStatus.REFUSED:
                 outcomes[index] = origin
         return entries
-
-    def _join_groups(
-        self, batch: WriteBatch, fresh: Sequence[tuple[int, Candidate]], stated_size: int
-    ) -> Iterable[tuple[int, Entry | Refusal]]:
-        """Give each new candidate its place; rows of changed groups go into the batch."""
-        now = steady_clock.now()
-        group_by = self._owner.settings.group_by
-        changed: dict[int, Group] = {}
-        for index, candidate in fresh:
-            record = self._record(candidate, now)
-            group = None
-            if group_by != "none":
-                joined = self._join(group_key(record, group_by), stated_size, now)
-                if isinstance(joined, Refusal):
-                    yield index, Refusal(joined.reason, joined.message, record.uid)
-                    continue
-                group = joined
-                record.group_id = group.row.id
-            record.seq = self._contents.next_seq()
-            entry = Entry(record, group)
-            batch.append(self._owner.id, record, candidate.payload)
-            self._contents.add(entry)
-            if not record.tombstone:
-                missing = missing_fields(record.fields, self._owner.settings)
-                self._contents.set_missing(entry, missing)
-            if group is not None:
-                closed = self._contents.groups.add_member(group, entry)
-                if closed or group.row.id not in changed:
-                    changed[group.row.id] = group
-                if closed:
-                    self._metrics.group_closed(self._owner.name, "whole")
-            yield index, entry
-        for group in changed.values():
-            batch.put_group(self._owner.id, group.row)
-
-    def _join(self, key: str, stated_size: int, now: float) -> Group | Refusal:
-        remembered = ""
-        if self._contents.groups.get(key) is None:
-            value = self._store.recall(self._owner.id, "group", (key,))[0]
-            remembered = value.decode() if value else ""
-        return self._contents.groups.join(
-            key,
-            stated_size,
-            settings=self._owner.settings,
-            now=now,
-            remembered=remembered,
-        )
-
-    @staticmethod
-    def _record(candidate: Candidate, now: float) -> Record:
-        eid = candidate.eid
-        return Record(
-            seq=0,
-            uid=candidate.uid,
-            batch=str(eid.batch),
-            task=str(eid.task),
-            run=eid.run,
-            step=eid.step,
-            digest=candidate.digest,
-            group_id=0,
-            tombstone=candidate.tombstone,
-            reward=candidate.reward,
-            response_tokens=candidate.response_tokens,
-            payload_bytes=len(candidate.payload),
-            min_version=candidate.min_version,
-            max_version=candidate.max_version,
-            push_time=now,
-            note=candidate.note,
-            fields=candidate.fields,
-            priority=candidate.priority,
-        )
 
     async def _make_durable(
         self, batch: WriteBatch, entries: list[Entry], outcomes: Sequence[Outcome | None]
@@ -298,7 +223,12 @@ class Ingest:
             self._owner.check_whole(group)
 
     def _count(self, outcomes: list[Outcome]) -> list[Outcome]:
-        kinds = Counter((outcome.status, outcome.reason or "") for outcome in outcomes)
-        for (status, reason), count in kinds.items():
-            self._metrics.pushed(self._owner.name, status, reason, count)
+        num_stored = sum([outcome.status is _STORED for outcome in outcomes])
+        if num_stored:
+            self._metrics.pushed(self._owner.name, _STORED, "", num_stored)
+        if num_stored < len(outcomes):
+            others = (outcome for outcome in outcomes if outcome.status is not _STORED)
+            kinds = Counter((outcome.status, outcome.reason or "") for outcome in others)
+            for (status, reason), count in kinds.items():
+                self._metrics.pushed(self._owner.name, status, reason, count)
         return outcomes

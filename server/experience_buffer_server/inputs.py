@@ -24,7 +24,12 @@ _EXTRA_TENSORS: Final = frozenset({"values", "ref_logprobs"})
 _SCALARS: Final = ("baseline_reward", "env_state_hash", "num_turns")
 """Inputs that are entries of `info` and nothing else."""
 _INT64_END: Final = 2**63
+_SURELY_FLOAT32: Final = 1e38
+_NO_INFO: Final[Mapping[str, Any]] = {}
 _FIELD_BITS: Final = {name: 1 << place for place, name in enumerate(INPUT_FIELDS)}
+_REWARD_BIT: Final = _FIELD_BITS["reward"]
+_TENSOR_BITS: Final = {name: bit for name, bit in _FIELD_BITS.items() if name in COLUMNS}
+_INFO_BITS: Final = {name: bit for name, bit in _FIELD_BITS.items() if name != "reward"}
 
 
 def response_tokens(item: Item) -> int:
@@ -40,7 +45,7 @@ def response_tokens(item: Item) -> int:
 def info_of(item: Item) -> Mapping[str, Any]:
     """The entries of `info`; none where it is no dict."""
     info = item.meta.get("info")
-    return info if isinstance(info, Mapping) else {}
+    return info if isinstance(info, dict) else _NO_INFO
 
 
 def column_tensor(item: Item, name: str) -> TensorView | None:
@@ -51,22 +56,15 @@ def column_tensor(item: Item, name: str) -> TensorView | None:
 
 def input_fields(item: Item) -> int:
     """Which inputs of an estimator an experience carries: a bit per name of `INPUT_FIELDS`."""
-    info = info_of(item)
-    fields = 0
-    for name, bit in _FIELD_BITS.items():
-        if name == "reward":
-            present = item.meta.get("reward") is not None
-        else:
-            tensor = column_tensor(item, name) if name in COLUMNS else None
-            present = tensor is not None or info.get(name) is not None
-        if present:
-            fields |= bit
+    fields = 0 if item.meta.get("reward") is None else _REWARD_BIT
+    for name, tensor in item.tensors.items():
+        if name in _TENSOR_BITS and tensor.shape != (0,):
+            fields |= _TENSOR_BITS[name]
+    if info := info_of(item):
+        for name, bit in _INFO_BITS.items():
+            if info.get(name) is not None:
+                fields |= bit
     return fields
-
-
-def missing_inputs(fields: int, plan: Plan) -> tuple[str, ...]:
-    """What a plan needs and `input_fields` doesn't have; `a|b` is met by either."""
-    return plan.missing([name for name, bit in _FIELD_BITS.items() if fields & bit])
 
 
 def read_inputs(plan: Plan) -> frozenset[str]:
@@ -77,10 +75,28 @@ def read_inputs(plan: Plan) -> frozenset[str]:
     return frozenset(names)
 
 
+class Needs:
+    """What a plan asks of an experience, worked out once for all of them. Thread-safe."""
+
+    __slots__ = ("_bits", "read")
+
+    def __init__(self, plan: Plan) -> None:
+        self.read = read_inputs(plan)
+        """Names of the inputs that it may read."""
+        self._bits = [
+            (need, sum(_FIELD_BITS.get(name, 0) for name in set(need.split("|"))))
+            for need in plan.needs
+        ]
+
+    def missing(self, fields: int) -> tuple[str, ...]:
+        """What it needs and `input_fields` doesn't have; `a|b` is met by either."""
+        return tuple([need for need, bits in self._bits if not fields & bits])
+
+
 def input_problem(item: Item, names: Collection[str]) -> str:
     """Say why an input among `names` can't be read, and what to send; empty when all can.
 
-    An input that isn't there at all is no problem here; see `missing_inputs`.
+    An input that isn't there at all is no problem here; see `Needs.missing`.
     """
     info = info_of(item)
     for name in COLUMNS:
@@ -103,6 +119,8 @@ def input_problem(item: Item, names: Collection[str]) -> str:
 
 def fits_float32(value: float) -> bool:
     """Whether a number is finite, and still is once rounded to float32."""
+    if -_SURELY_FLOAT32 < value < _SURELY_FLOAT32:
+        return True
     try:
         rounded = float(value)
         struct.pack("<f", rounded)
@@ -115,7 +133,7 @@ def explain_missing(fields: Collection[str], estimator: str, *, num_tokens: int)
     """Say what is missing and what to do about each.
 
     Args:
-        fields: What `missing_inputs` returned; not empty.
+        fields: What `Needs.missing` returned; not empty.
         estimator: Its name.
         num_tokens: T.
     """
@@ -187,13 +205,13 @@ def _shown(value: Any) -> str:
 
 __all__ = [
     "COLUMNS",
+    "Needs",
     "column_tensor",
     "explain_missing",
     "fits_float32",
     "info_of",
     "input_fields",
     "input_problem",
-    "missing_inputs",
     "read_inputs",
     "response_tokens",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -152,13 +153,20 @@ class Metrics:
         for newest in (self._snapshot_bytes, self._snapshot_time):
             newest.set(math.nan)
         rpc = ("grpc_type", "grpc_service", "grpc_method")
-        self._rpc_started = Counter("grpc_server_started", "RPCs started.", rpc, registry=registry)
-        self._rpc_handled = Counter(
-            "grpc_server_handled", "RPCs completed.", (*rpc, "grpc_code"), registry=registry
+        # Their series are looked up with every call, and are few.
+        self._rpc_started = cache(
+            Counter("grpc_server_started", "RPCs started.", rpc, registry=registry).labels
         )
-        self._rpc_seconds = Histogram(
-            "grpc_server_handling_seconds", "Duration of RPCs.", rpc, registry=registry,
-            buckets=_CALLS,
+        self._rpc_handled = cache(
+            Counter(
+                "grpc_server_handled", "RPCs completed.", (*rpc, "grpc_code"), registry=registry
+            ).labels
+        )
+        self._rpc_seconds = cache(
+            Histogram(
+                "grpc_server_handling_seconds", "Duration of RPCs.", rpc, registry=registry,
+                buckets=_CALLS,
+            ).labels
         )  # fmt: skip
 
     def forget_buffer(self, buffer: str) -> None:
@@ -307,9 +315,9 @@ class Metrics:
 
     def rpc_started(self, kind: str, service: str, method: str) -> None:
         """An RPC began."""
-        self._rpc_started.labels(kind, service, method).inc()
+        self._rpc_started(kind, service, method).inc()
 
     def rpc_handled(self, kind: str, service: str, method: str, code: str, seconds: float) -> None:
         """An RPC ended."""
-        self._rpc_handled.labels(kind, service, method, code).inc()
-        self._rpc_seconds.labels(kind, service, method).observe(seconds)
+        self._rpc_handled(kind, service, method, code).inc()
+        self._rpc_seconds(kind, service, method).observe(seconds)

@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from experience_buffer.v1 import service_pb2
 from experience_buffer_server.assembly import FRAME_BYTES
 from experience_buffer_server.responses import Hold
 
@@ -23,26 +22,21 @@ class Outgoing:
     """The messages of one stream on their way. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[service_pb2.SampleStreamResponse, int] | None] = (
-            asyncio.Queue(_MAX_MESSAGES)
-        )
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_MESSAGES)
         self._num_bytes = 0
         self._less = asyncio.Event()
-        self._holds: deque[tuple[service_pb2.SampleStreamResponse, Hold]] = deque()
+        self._holds: deque[tuple[bytes, Hold]] = deque()
         """Of batches, each with the message that it ends with."""
 
-    async def put(
-        self, message: service_pb2.SampleStreamResponse, *, last_of: Hold | None = None
-    ) -> None:
+    async def put(self, message: bytes, *, last_of: Hold | None = None) -> None:
         """Add a message, as soon as few enough wait.
 
         Args:
-            message: What is to be sent.
+            message: What is to be sent: a `SampleStreamResponse` as it goes over the wire.
             last_of: What to release once it is sent.
         """
-        num_bytes = message.ByteSize()
-        await self._queue.put((message, num_bytes))
-        self._num_bytes += num_bytes
+        await self._queue.put(message)
+        self._num_bytes += len(message)
         if last_of is not None:
             self._holds.append((message, last_of))
 
@@ -56,13 +50,11 @@ class Outgoing:
         """Nothing more comes."""
         await self._queue.put(None)
 
-    async def messages(self) -> AsyncGenerator[service_pb2.SampleStreamResponse]:
+    async def messages(self) -> AsyncGenerator[bytes]:
         """All of them; when the next one is asked for, one has been sent."""
-        while (item := await self._queue.get()) is not None:
-            message, num_bytes = item
-            del item
+        while (message := await self._queue.get()) is not None:
             yield message
-            self._num_bytes -= num_bytes
+            self._num_bytes -= len(message)
             self._less.set()
             if self._holds and self._holds[0][0] is message:
                 self._holds.popleft()[1].release()

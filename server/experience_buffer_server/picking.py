@@ -40,6 +40,28 @@ class Picked:
     num_experiences: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Room:
+    """What a batch may take up."""
+
+    message_bytes: int
+    num_experiences: float
+    num_bytes: float
+    takes_any_first: bool
+    """Nothing is leased: one unit may go, however large it is."""
+
+    def excess(self, picked: Picked, unit: Unit) -> CutBy:
+        """Which bound the batch would exceed with one more unit."""
+        if picked.units:
+            if picked.message_bytes + unit.message_bytes > self.message_bytes:
+                return "message"
+        elif self.takes_any_first:
+            return ""
+        if picked.num_experiences + len(unit.seqs) > self.num_experiences:
+            return "experiences"
+        return "bytes" if picked.num_bytes + unit.num_bytes > self.num_bytes else ""
+
+
 class Picking:
     """Takes units out of consumers' ready sets, and puts them back. Not thread-safe."""
 
@@ -65,18 +87,19 @@ class Picking:
         The first unit may exceed `max_bytes`, and the consumer's window if nothing else is leased.
         """
         picked = Picked()
+        room = self._room(consumer, max_bytes)
         drawn: dict[int, Unit] = {}
-        replace = consumer.settings.with_replacement
-        while len(picked.units) < batch_size and consumer.ready:
-            choice = consumer.ready.choose()
+        ready, replace = consumer.ready, consumer.settings.with_replacement
+        while len(picked.units) < batch_size and ready:
+            choice = ready.choose()
             unit = drawn.get(choice.key) or self._look(consumer, choice, picked, now)
             if unit is None:
                 continue
-            picked.cut_by = self._excess(consumer, picked, unit, max_bytes)
+            picked.cut_by = room.excess(picked, unit)
             if picked.cut_by:
                 break
             if not replace:
-                consumer.ready.remove(unit.key)
+                ready.remove(unit.key)
             drawn[unit.key] = unit
             picked.units.append(unit)
             picked.num_bytes += unit.num_bytes
@@ -84,7 +107,7 @@ class Picking:
             picked.num_experiences += len(unit.seqs)
         for key, unit in drawn.items():
             if replace:
-                consumer.ready.remove(key)
+                ready.remove(key)
             consumer.out[key] = unit
         for unit in picked.units:
             consumer.tally.sampled(unit.key)
@@ -113,10 +136,14 @@ class Picking:
     def awaited_version(self, entries: Sequence[Entry]) -> int | None:
         """The policy version that a unit waits for; None where it waits for none."""
         published = self._published()
-        if published is None or not self._hold_future():
+        if published is None:
             return None
-        newest = max((e.record.max_version or published for e in entries), default=published)
-        return newest if newest > published else None
+        newest = published
+        for entry in entries:
+            version = entry.record.max_version
+            if version is not None and version > newest:
+                newest = version
+        return newest if newest > published and self._hold_future() else None
 
     def _judge(self, settings: StalenessSettings, entries: Sequence[Entry], now: float) -> Verdict:
         """Whether a unit is fresh enough now; what waits for its version was left out before."""
@@ -126,7 +153,8 @@ class Picking:
 
     def _look(self, consumer: Consumer, choice: Choice, picked: Picked, now: float) -> Unit | None:
         """The chosen unit; None, and out of the ready ones, if it isn't to be delivered now."""
-        entries = self._catalog.entries(consumer.settings, choice.key)
+        settings = consumer.settings
+        entries = self._catalog.entries(settings, choice.key)
         if not entries:
             consumer.ready.remove(choice.key)
             return None
@@ -135,31 +163,27 @@ class Picking:
             consumer.ready.remove(choice.key)
             consumer.held[choice.key] = version
             return None
-        staleness = consumer.settings.staleness
+        staleness = settings.staleness
         verdict = _FRESH if staleness is None else self._judge(staleness, entries, now)
         is_stale = verdict.kind == "stale"
         if is_stale and staleness is not None and staleness.on_stale != "mark":
             consumer.ready.remove(choice.key)
             picked.stale.append((choice.key, verdict))
             return None
-        unit = self._catalog.unit(consumer.settings, choice.key, entries)
+        unit = self._catalog.unit(settings, choice.key, entries)
         unit.probability = choice.probability
         unit.stale = is_stale
-        self._history(unit, consumer.name)
+        self._history(unit, settings.name)
         return unit
 
-    def _excess(self, consumer: Consumer, picked: Picked, unit: Unit, max_bytes: int) -> CutBy:
-        """Which bound the batch would exceed with one more unit."""
-        if picked.units and picked.message_bytes + unit.message_bytes > max_bytes:
-            return "message"
-        if not consumer.num_leased and not picked.units:
-            return ""
+    def _room(self, consumer: Consumer, max_bytes: int) -> _Room:
         settings = consumer.settings
-        experiences = consumer.num_leased_experiences + picked.num_experiences + len(unit.seqs)
-        num_bytes = consumer.num_leased_bytes + picked.num_bytes + unit.num_bytes
         most = min(settings.max_leased_experiences or math.inf, self._max_leased)
         # A batch of its own may exceed the bytes: else one larger than they are would never go.
-        too_large = consumer.num_leased and num_bytes > (settings.max_leased_bytes or math.inf)
-        if experiences > most:
-            return "experiences"
-        return "bytes" if too_large else ""
+        most_bytes = settings.max_leased_bytes if consumer.num_leased else 0
+        return _Room(
+            message_bytes=max_bytes,
+            num_experiences=most - consumer.num_leased_experiences,
+            num_bytes=(most_bytes or math.inf) - consumer.num_leased_bytes,
+            takes_any_first=not consumer.num_leased,
+        )

@@ -22,7 +22,7 @@ def each_alone(
 
     Args:
         candidates: Made one by one as they are asked for.
-        pushed_bytes: Size of the payload that they came in.
+        pushed_bytes: Size of the payloads that they came in.
         limits: Bounds on what it may ask for.
 
     Raises:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from experience_buffer import errors
+from experience_buffer._sample_wire import Pieces, packed_pieces, sample_response
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import steady_clock, wire
-from experience_buffer_server.assembly import packed, sampled
+from experience_buffer_server.assembly import packed, pieces_of, sampled
 from experience_buffer_server.backend import Backend, rank_of
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
@@ -29,7 +30,7 @@ async def sample(
     *,
     timeout_seconds: float,
     until_sent: Callable[[Hold], None],
-) -> service_pb2.SampleResponse:
+) -> bytes:
     """Lease one batch and read it.
 
     Units that can't be read are set aside, and the others delivered; where those are too few, a
@@ -40,6 +41,9 @@ async def sample(
         request: What is asked for.
         timeout_seconds: For how long it may wait.
         until_sent: Takes what is to be released once the response is sent, or never will be.
+
+    Returns:
+        A `SampleResponse` as it goes over the wire.
 
     Raises:
         ResourceExhaustedError: The batch is larger than a message may be, too many calls wait, or
@@ -56,20 +60,20 @@ async def sample(
             shortfall=shortfall, policy_version=buffer.row.policy_version
         )
         if lease is None:
-            return response
+            return response.SerializeToString()
         units = list(lease.units if part is None else lease.part(part.rank))
         unreadable = Unreadable()
         try:
             num_bytes = sum(unit.num_bytes for unit in units)
             hold = await backend.responses.wait(caller_of(), num_bytes, deadline=deadline)
             until_sent(hold)
-            _fill(response, backend, buffer, units, request, unreadable)
+            large = _read(backend, buffer, units, request, unreadable)
         except BaseException:
             buffer.leasing.give_back([lease.id], "undeliverable")
             raise
         if not unreadable or buffer.damage.settle(lease, unreadable, least=want.min_batch_size):
             _finish(response, lease, units, unreadable)
-            return response
+            return sample_response(response, large)
         hold.release()
         left = max(deadline - time.monotonic(), 0.0)
         want = dataclasses.replace(want, timeout_seconds=left)
@@ -86,25 +90,27 @@ def _finish(
     response.shortfall = unreadable.explain(response.shortfall)
 
 
-def _fill(
-    response: service_pb2.SampleResponse,
+def _read(
     backend: Backend,
     buffer: Buffer,
     units: Sequence[Unit],
     request: service_pb2.SampleRequest,
     unreadable: Unreadable,
-) -> None:
-    """Put the experiences into the response, in the format that was asked for."""
+) -> Pieces:
+    """The experiences as they go into the response, in the format that was asked for."""
     if request.format == types_pb2.SAMPLE_FORMAT_PACKED:
-        response.packed = b"".join(packed(backend.store, buffer, units, unreadable))
+        pieces = packed(backend.store, buffer, units, unreadable)
+        large = packed_pieces(service_pb2.SampleResponse, pieces)
     else:
-        for experiences in sampled(backend.store, buffer, units, unreadable):
-            response.experiences.extend(experiences)
-    if response.ByteSize() > backend.limits.max_message_bytes:
+        found = sampled(backend.store, buffer, units, unreadable)
+        large = pieces_of(each for experiences in found for each in experiences)
+    num_bytes = sum(map(len, large))
+    if num_bytes > backend.limits.max_message_bytes:
         unit = buffer.delivery.consumer(request.consumer).settings.unit
         what = f"one {unit} takes" if len(units) == 1 else f"{len(units)} {unit}s take"
         raise errors.ResourceExhaustedError(
-            f"{what} {response.ByteSize()} bytes, the limit server.max_message_bytes is "
+            f"{what} {num_bytes} bytes, the limit server.max_message_bytes is "
             f"{backend.limits.max_message_bytes}; use SampleStream, or raise the limit",
             subject=request.consumer,
         )
+    return large

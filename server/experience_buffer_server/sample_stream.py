@@ -11,18 +11,21 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 
 from experience_buffer import errors
-from experience_buffer.packed import frames as packed_frames
+from experience_buffer._sample_wire import Pieces, frame_response, packed_pieces
+from experience_buffer.packed import cut
 from experience_buffer.status import to_request_error
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import steady_clock, wire
 from experience_buffer_server.admission import MAX_NOTE
-from experience_buffer_server.assembly import FRAME_BYTES, frames, packed
+from experience_buffer_server.ahead import MAX_AHEAD, Ahead, Answers
+from experience_buffer_server.assembly import FRAME_BYTES, frames, packed, pieces_of
 from experience_buffer_server.backend import Backend, rank_of
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
-from experience_buffer_server.consumers import Want
+from experience_buffer_server.consumers import Consumer, Want
 from experience_buffer_server.credits import Credits
 from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.faults import as_client_error
@@ -52,9 +55,13 @@ class SampleSession:
         """Open leases that end with the stream."""
         self._rank_of: RankOf | None = None
         self._packed = False
+        self._answers = Answers(self._outgoing.put)
 
-    async def responses(self) -> AsyncIterator[service_pb2.SampleStreamResponse]:
-        """Frames of batches, answers to acks, and notes while there is nothing to send."""
+    async def responses(self) -> AsyncIterator[bytes]:
+        """Frames of batches, answers to acks, and notes while there is nothing to send.
+
+        Each is a `SampleStreamResponse` as it goes over the wire.
+        """
         opening = await self._opening()
         if opening is None:
             return
@@ -84,6 +91,7 @@ class SampleSession:
         finally:
             for task in tasks:
                 task.cancel()
+            self._answers.close()
             self._outgoing.close()
             buffer.leasing.give_back(self._leases, "stream_closed")
 
@@ -111,21 +119,23 @@ class SampleSession:
                 elif kind == "byte_credits":
                     self._credits.grant(num_bytes=request.byte_credits)
                 elif kind == "extend":
-                    await self._settle(buffer, request.extend.lease_id, request)
+                    lease_id = request.extend.lease_id
+                    await self._answers.begin(partial(self._settle, buffer, lease_id, request))
                 elif kind in ("ack", "nack"):
                     for lease_id in _checked(request.ack.ids or request.nack.ids):
-                        await self._settle(buffer, lease_id, request)
+                        await self._answers.begin(partial(self._settle, buffer, lease_id, request))
                 else:
                     raise errors.InvalidRequestError(
                         f"unexpected message {kind!r} on an open SampleStream", subject=kind or ""
                     )
         finally:
+            await self._answers.wait()
             await self._outgoing.end()
 
     async def _settle(
         self, buffer: Buffer, lease_id: int, request: service_pb2.SampleStreamRequest
-    ) -> None:
-        """Do to a lease what a message says, and answer."""
+    ) -> bytes:
+        """Do to a lease what a message says; the answer."""
         result = service_pb2.LeaseResult(lease_id=lease_id)
         try:
             if request.HasField("extend"):
@@ -143,26 +153,45 @@ class SampleSession:
                 self._leases.discard(lease_id)
         except (errors.ExperienceBufferError, StoreError) as error:
             result.error.CopyFrom(to_request_error(as_client_error(error)))
-        await self._outgoing.put(service_pb2.SampleStreamResponse(lease_result=result))
+        return service_pb2.SampleStreamResponse(lease_result=result).SerializeToString()
 
     # --- what the client gets
 
     async def _deliver(self, buffer: Buffer, consumer: str, want: Want) -> None:
         """Send a batch per credit until the server drains."""
         draining = self._backend.draining
+        ahead = Ahead(
+            partial(self._sample, buffer, consumer, want), partial(self._return_unsent, buffer)
+        )
         try:
             while await self._credits.take(draining):
                 is_sent = False
                 while not is_sent and not draining.is_set():
-                    lease, shortfall = await self._sample(buffer, consumer, want)
+                    self._ask(ahead, buffer.delivery.consumer(consumer), want)
+                    lease, shortfall = await ahead.next()
                     if lease is not None:
                         is_sent = await self._send_or_return(buffer, lease, shortfall, want)
                     elif not draining.is_set():
                         buffer.delivery.consumer(consumer)
                         note = service_pb2.SampleStreamResponse(waiting=shortfall)
-                        await self._outgoing.put(note)
+                        await self._outgoing.put(note.SerializeToString())
         finally:
+            ahead.close()
             await self._outgoing.end()
+
+    def _ask(self, ahead: Ahead, consumer: Consumer, want: Want) -> None:
+        """Ask for the next batch, and for those after it that needn't be waited for."""
+        most = 1 if self._rank_of else min(1 + self._credits.num_spare, MAX_AHEAD)
+        while len(ahead) < most:
+            num_wanted = want.batch_size * (1 + len(ahead))
+            if ahead and (consumer.waiters or len(consumer.ready) < num_wanted):
+                return
+            ahead.ask()
+
+    @staticmethod
+    def _return_unsent(buffer: Buffer, lease: Lease) -> None:
+        if not lease.world_size:  # That of ranks is also the others'.
+            buffer.leasing.give_back([lease.id], "undeliverable")
 
     async def _sample(self, buffer: Buffer, consumer: str, want: Want) -> tuple[Lease | None, str]:
         """A batch, or why there is none; a limit that acks relieve is a reason to wait."""
@@ -214,7 +243,7 @@ class SampleSession:
         num_bytes = sum(unit.num_bytes for unit in units)
         unreadable, is_begun, is_settled = Unreadable(), False, False
         parts = self._parts(buffer, units, unreadable)
-        part: service_pb2.SampleFrame | None = next(parts)
+        part: Pieces | None = next(parts)
         while part is not None:
             await self._outgoing.room()
             following = next(parts, None)
@@ -229,16 +258,17 @@ class SampleSession:
             if not is_begun:
                 self._credits.spend(num_bytes)
                 is_begun = True
-            part.lease.CopyFrom(wire.lease_message(lease, steady_clock.now()))
+            frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
             if following is None:
-                part.last = True
-                part.num_units = unreadable.left_of(units)
-                part.shortfall = unreadable.explain(shortfall)
-                part.batch_bytes = num_bytes
+                frame.last = True
+                frame.num_units = unreadable.left_of(units)
+                frame.shortfall = unreadable.explain(shortfall)
+                frame.batch_bytes = num_bytes
                 if buffer.row.policy_version is not None:
-                    part.policy_version = buffer.row.policy_version
-            message = service_pb2.SampleStreamResponse(frame=part)
+                    frame.policy_version = buffer.row.policy_version
+            message = frame_response(frame, part)
             await self._outgoing.put(message, last_of=hold if following is None else None)
+            del message
             part = following
         return True
 
@@ -252,16 +282,16 @@ class SampleSession:
 
     def _parts(
         self, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
-    ) -> Iterator[service_pb2.SampleFrame]:
-        """The batch in frames of bounded size, at least one."""
+    ) -> Iterator[Pieces]:
+        """What is large of the batch, in frames of bounded size, at least one."""
         store = self._backend.store
         if not self._packed:
             for experiences in frames(store, buffer, units, unreadable):
-                yield service_pb2.SampleFrame(experiences=experiences)
+                yield pieces_of(experiences)
             return
         pieces = packed(store, buffer, units, unreadable)
-        for data in packed_frames(pieces, frame_bytes=FRAME_BYTES):
-            yield service_pb2.SampleFrame(packed=data)
+        for part in cut(pieces, frame_bytes=FRAME_BYTES):
+            yield packed_pieces(service_pb2.SampleFrame, part)
 
 
 def _checked(lease_ids: Sequence[int]) -> Sequence[int]:

@@ -37,14 +37,13 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self._backend = backend
         self._started = time.monotonic()
 
-    async def Push(
-        self, request: service_pb2.PushRequest, context: Context
-    ) -> service_pb2.PushResponse:
+    # Pushes don't come as messages, which the stubs ask for, but as `push_requests` reads them.
+    async def Push(self, request: Any, context: Context) -> service_pb2.PushResponse:
         """Store experiences."""
         return await self._backend.push(request, remaining_seconds=context.time_remaining())
 
     def PushStream(
-        self, request_iterator: AsyncIterator[service_pb2.PushStreamRequest], context: Context
+        self, request_iterator: Any, context: Context
     ) -> AsyncIterator[service_pb2.PushStreamResponse]:
         """Store experiences, many requests on one stream."""
         return PushSession(self._backend, request_iterator).responses()
@@ -68,10 +67,8 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         buffer.pacing.release(request.group)
         return service_pb2.DropGroupResponse(num_dropped=num_dropped)
 
-    async def Sample(
-        self, request: service_pb2.SampleRequest, context: Context
-    ) -> service_pb2.SampleResponse:
-        """Lease one batch."""
+    async def Sample(self, request: service_pb2.SampleRequest, context: Context) -> Any:
+        """Lease one batch; the response as bytes."""
         remaining = context.time_remaining()
         timeout = request.timeout_seconds
         if remaining is not None:
@@ -86,8 +83,8 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
 
     def SampleStream(
         self, request_iterator: AsyncIterator[service_pb2.SampleStreamRequest], context: Context
-    ) -> AsyncIterator[service_pb2.SampleStreamResponse]:
-        """Lease batch after batch, as credits allow."""
+    ) -> AsyncIterator[Any]:
+        """Lease batch after batch, as credits allow; the responses as bytes."""
         return SampleSession(self._backend, request_iterator).responses()
 
     async def Ack(
@@ -189,7 +186,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """Add late fields."""
         self._backend.check_can_store()
         buffer = self._backend.buffer(request.buffer)
-        with self._backend.pending(buffer, request):
+        with self._backend.pending(buffer, request.ByteSize()):
             return await queries.annotate(buffer, request)
 
     async def Delete(

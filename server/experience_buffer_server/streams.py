@@ -15,6 +15,7 @@ from experience_buffer.status import to_request_error
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.faults import as_client_error
+from experience_buffer_server.push_requests import PushStreamRequest
 from experience_buffer_server.store.base import StoreError
 
 _MAX_PUSHES = 64
@@ -25,9 +26,7 @@ _T = TypeVar("_T")
 class PushSession:
     """One PushStream: requests are taken in order, answered in order, and committed together."""
 
-    def __init__(
-        self, backend: Backend, requests: AsyncIterator[service_pb2.PushStreamRequest]
-    ) -> None:
+    def __init__(self, backend: Backend, requests: AsyncIterator[PushStreamRequest]) -> None:
         self._backend = backend
         self._requests = requests
         self._answers: asyncio.Queue[asyncio.Task[service_pb2.PushStreamResponse] | None] = (
@@ -52,7 +51,7 @@ class PushSession:
         loop = asyncio.get_running_loop()
         stopping = loop.create_task(self._backend.draining.wait())
         requests = aiter(self._requests)
-        following: asyncio.Future[service_pb2.PushStreamRequest | None] | None = None
+        following: asyncio.Future[PushStreamRequest | None] | None = None
         try:
             while not self._backend.draining.is_set():
                 following = asyncio.ensure_future(anext(requests, None))
@@ -74,7 +73,7 @@ class PushSession:
                 following.cancel()
             await self._answers.put(None)
 
-    async def _push(self, request: service_pb2.PushStreamRequest) -> service_pb2.PushStreamResponse:
+    async def _push(self, request: PushStreamRequest) -> service_pb2.PushStreamResponse:
         response = service_pb2.PushStreamResponse(sequence=request.sequence)
         try:
             response.response.CopyFrom(await self._backend.push(request.push))

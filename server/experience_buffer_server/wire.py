@@ -20,8 +20,9 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.stats import BufferStats
 from experience_buffer_server.struct_values import StructValueError, plain_entries
 
+_STORED: Final = types_pb2.PUSH_STATUS_STORED
 _STATUS: Final = {
-    PushStatus.STORED: types_pb2.PUSH_STATUS_STORED,
+    PushStatus.STORED: _STORED,
     PushStatus.DUPLICATE: types_pb2.PUSH_STATUS_DUPLICATE,
     PushStatus.REFUSED: types_pb2.PUSH_STATUS_REFUSED,
 }
@@ -62,6 +63,9 @@ def tombstones_from(messages: Iterable[types_pb2.Tombstone]) -> list[tuple[EID, 
 
 def outcome_message(index: int, outcome: Outcome) -> types_pb2.PushOutcome:
     """What became of one pushed item."""
+    if outcome.status is PushStatus.STORED:
+        # Nearly all are; hashing an enumeration's member for a look-up takes as long as the message.
+        return types_pb2.PushOutcome(index=index, uid=outcome.uid, status=_STORED)
     message = types_pb2.PushOutcome(index=index, uid=outcome.uid, status=_STATUS[outcome.status])
     if outcome.reason is not None:
         message.reason = _REASON[outcome.reason]

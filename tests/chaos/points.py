@@ -112,7 +112,7 @@ _CALLS: Final = (
     # name, module, method, phase, what counts, how many a life sees
     ("push-stored", "buffer", "Buffer.stored", "before", "", 20),
     ("push-stored", "buffer", "Buffer.stored", "after", "", 20),
-    ("group-completion", "ingest", "Ingest._join", "after", "", 20),
+    ("group-completion", "groups", "GroupTable.join", "after", "", 20),
     ("group-checked", "buffer", "Buffer.check_whole", "before", "", 20),
     ("advantage-result", "results", "Results.add", "after", "", 6),
     ("advantage-write-back", "results", "Results._commit", "before", "", 6),

@@ -87,6 +87,7 @@ def seeds() -> list[bytes]:
     push = pb.PushRequest(buffer="plain", payload=one(), group_size=2)
     push.tombstones.add(reason="gone").id.batch = "1"
     group = pb.PushRequest(buffer="groups", payload=many(3), group_size=3)
+    parts = pb.PushRequest(buffer="plain", payload=one(), payloads=[many(2), b"", one()])
     sample = pb.SampleRequest(buffer="plain", consumer="trainer", batch_size=1)
     ranks = pb.SampleRequest(buffer="groups", consumer="trainer", batch_size=2, min_batch_size=1)
     ranks.rank_of.world_size = 2
@@ -116,6 +117,7 @@ def seeds() -> list[bytes]:
         ("DropGroup", pb.DropGroupRequest(buffer="groups", group="1/2", reason="x")),
         ("PushStream", pb.PushStreamRequest(sequence=1, push=push)),
         ("PushStream", pb.PushStreamRequest(sequence=2, push=group)),
+        ("PushStream", pb.PushStreamRequest(sequence=3, push=parts)),
         ("SampleStream", opening), ("SampleStream", pb.SampleStreamRequest(credits=2)),
         ("SampleStream", settle),
         ("SampleStream", pb.SampleStreamRequest(extend=pb.ExtendLeaseRequest(lease_id=1))),

@@ -25,6 +25,7 @@ from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ComputeSection, Settings
 from experience_buffer_server.faults import as_client_error
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.push_requests import readers
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.service import Service
 from experience_buffer_server.snapshots import Snapshots
@@ -88,6 +89,7 @@ class World:
         snapshots = Snapshots(settings.snapshots, path, metrics)
         backend = Backend(self.registry, self.store, settings.server, asyncio.Event(), snapshots)
         self.service = Service(backend)
+        self._readers = readers(max_payloads=settings.server.max_push_items)
         self._settings = settings
 
     async def close(self) -> None:
@@ -124,7 +126,8 @@ class World:
 
     async def _call(self, method: Method, messages: list[bytes]) -> None:
         try:
-            requests = [method.request.FromString(message) for message in messages]
+            read = self._readers.get(method.name, method.request.FromString)
+            requests = [read(message) for message in messages]
         except DecodeError:
             return
         handler = getattr(self.service, method.name)
@@ -134,17 +137,23 @@ class World:
                     answers = handler(_each(requests), Context())
                     async with contextlib.aclosing(answers):
                         async for answer in answers:
-                            answer.SerializeToString()
+                            _check_answer(answer)
                 elif method.name == "WatchPolicyVersion":
                     async with contextlib.aclosing(handler(requests[0], Context())) as answers:
                         await anext(answers)
                 else:
-                    (await handler(requests[0], Context())).SerializeToString()
+                    _check_answer(await handler(requests[0], Context()))
         except TimeoutError:
             return
         except (ExperienceBufferError, StoreError) as error:
             _check_status(as_client_error(error))
         assert not self.store.failed.is_set(), self.store.failure
+
+
+def _check_answer(answer: Message | bytes) -> None:
+    """It can be sent, or is written already."""
+    if not isinstance(answer, bytes):
+        answer.SerializeToString()
 
 
 def _check_status(error: ExperienceBufferError) -> None:
@@ -154,7 +163,7 @@ def _check_status(error: ExperienceBufferError) -> None:
     assert size <= _MAX_STATUS_BYTES, f"a status of {size} bytes"
 
 
-async def _each(requests: list[Message]) -> AsyncIterator[Message]:
+async def _each(requests: list[Any]) -> AsyncIterator[Any]:
     for request in requests:
         yield request
         # So that what is delivered against credits has a chance to come before the stream ends.

@@ -13,6 +13,7 @@ from tests.integration.plain import (
     STORED,
     ack,
     create,
+    error_of,
     experience,
     group,
     push,
@@ -146,3 +147,24 @@ def test_pushes_on_a_stream_are_answered_in_order(stub: ExperienceBufferStub, na
     outcomes = [outcome for answer in answers for outcome in answer.response.outcomes]
     assert [outcome.status for outcome in outcomes] == [STORED] * 291
     assert stats(stub, name).num_items == 291
+
+
+def test_a_push_of_many_payloads_is_one_push(stub: ExperienceBufferStub, name: str) -> None:
+    create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
+    members = group("a", 6)
+    damaged = b"TRXQ" + trxp.encode(members[:1])[4:]
+    request = push_request(name, members[:1], tombstones=[(members[5].eid, "gone")])
+    request.payloads.extend([trxp.encode(members[1:4]), damaged, trxp.encode(members[3:5])])
+    code, message, _ = error_of(lambda: stub.Push(request))
+    assert (code, "TRXP" in message) == ("INVALID_ARGUMENT", True)
+    assert stats(stub, name).num_items == 0
+    request.payloads[1] = b""
+    outcomes = stub.Push(request).outcomes
+    expected = [*[STORED] * 4, DUPLICATE, STORED, REFUSED]
+    assert statuses(outcomes) == expected
+    numbers = (0, 1, 2, 3, 3, 4, 5)
+    assert [one.uid for one in outcomes] == [members[number].eid.uid for number in numbers]
+    [answer] = stub.PushStream(iter([service_pb2.PushStreamRequest(sequence=7, push=request)]))
+    assert statuses(answer.response.outcomes) == [DUPLICATE] * 6 + [REFUSED]
+    payloads = [one.payload for one in sample(stub, name, 5).experiences]
+    assert payloads == trxp.split(trxp.encode(members[:5]))

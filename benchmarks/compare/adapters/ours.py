@@ -25,6 +25,7 @@ from experience_buffer import (
     WriterOptions,
     trxp,
 )
+from experience_buffer._batch import PendingAck
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, service_pb2_grpc, types_pb2
@@ -187,6 +188,7 @@ class StreamReader:
     def __init__(self, address: str, size: Size, format: SampleFormat) -> None:
         self._size = size
         self._format: SampleFormat = format
+        self._pending: PendingAck | None = None
         self._client = Client(address, timeout=_TIMEOUT_SECONDS)
         self._stream = self._client.stream(
             size.batch_groups, buffer=_BUFFER, consumer="trainer", format=format
@@ -198,10 +200,12 @@ class StreamReader:
         return True
 
     def sample(self) -> list[Experience] | Columns:
-        """Take the next batch of the stream and acknowledge it."""
+        """Take the next batch of the stream and acknowledge it; the ack before it is durable now."""
         batch = next(self._stream)
         arrays = self._arrays(batch)
-        batch.ack()
+        before, self._pending = self._pending, batch.begin_ack()
+        if before is not None:
+            before.result()
         return arrays
 
     def fetch(self) -> tuple[Batch, list[Experience] | Columns]:
@@ -226,6 +230,8 @@ class StreamReader:
 
     def close(self) -> None:
         """Give back what was read ahead, and disconnect."""
+        if self._pending is not None:
+            self._pending.result()
         self._stream.close()
         self._client.close()
 

@@ -1,9 +1,10 @@
 """Redis: experiences as raw bytes, a group per call, through redis-py with hiredis.
 
-Two modes. `lists`: the bare minimum, a group is one RPUSH, a batch one LPOP with a count; nothing
-can be found by its name. `keys`: every experience has a key of its own, as it has elsewhere, and a
-list holds the order; a group is one pipeline of MSET and RPUSH, a batch LPOP and then MGET with
-UNLINK. Either way nothing but the order keeps groups together.
+Three modes. `lists`: a group is one RPUSH, a batch one LPOP with a count; nothing can be found by
+its name. `hand-laid`: the same, and the bytes don't say what they hold, so encoding them is hardly
+more than copies. `keys`: every experience has a key of its own, as it has elsewhere, and a list holds
+the order; a group is one pipeline of MSET and RPUSH, a batch LPOP and then MGET with UNLINK, hand-laid
+too. Either way nothing but the order keeps groups together.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 
 import redis
 
-from benchmarks.compare.adapters import blobs
-from benchmarks.workload import POOL_GROUPS, Received, Size, pool
+from benchmarks.compare.adapters import blobs, described
+from benchmarks.workload import POOL_GROUPS, Received, Rollout, Size, pool
 
-_LIST, _KEYS = "bench", "bench-keys"
+_KEYS = "bench-keys"
 _START_SECONDS = 10.0
 
 
@@ -50,13 +51,17 @@ def serve(folder: Path, size: Size, variant: str) -> Iterator[tuple[str, Mapping
 
 
 def writer(address: str, size: Size, writer: int, mode: str) -> ListWriter:
-    """Connect a writer; mode `lists` or `keys`."""
-    return {"lists": ListWriter, "keys": KeyWriter}[mode](address, size, writer)
+    """Connect a writer; mode `lists`, `hand-laid` or `keys`."""
+    return {"lists": ListWriter, "hand-laid": HandLaidWriter, "keys": KeyWriter}[mode](
+        address, size, writer
+    )
 
 
 def reader(address: str, size: Size, mode: str) -> ListReader:
-    """Connect a reader; mode `lists` or `keys`."""
-    return {"lists": ListReader, "keys": KeyReader}[mode](address, size)
+    """Connect a reader; mode `lists`, `hand-laid` or `keys`."""
+    return {"lists": ListReader, "hand-laid": HandLaidReader, "keys": KeyReader}[mode](
+        address, size
+    )
 
 
 def leave() -> None:
@@ -72,6 +77,8 @@ def versions() -> Mapping[str, str]:
 
 class ListWriter:
     """A blocking connection that appends to a list."""
+
+    _list = "bench"
 
     def __init__(self, address: str, size: Size, writer: int) -> None:
         self._client = _connect(address)
@@ -98,14 +105,28 @@ class ListWriter:
         self._client.close()
 
     def _send(self, number: int, runs: Sequence[int]) -> None:
-        self._client.rpush(_LIST, *(self._encode(number, run) for run in runs))
+        self._client.rpush(self._list, *(self._encode(number, run) for run in runs))
 
     def _encode(self, number: int, run: int) -> bytes:
         rollout = self._contents[number % POOL_GROUPS][run]
-        return blobs.encode(self._writer, number, run, rollout)
+        return self._encoding(self._writer, number, run, rollout)
+
+    @staticmethod
+    def _encoding(writer: int, number: int, run: int, rollout: Rollout) -> bytes:
+        return described.encode(writer, number, run, rollout)
 
 
-class KeyWriter(ListWriter):
+class HandLaidWriter(ListWriter):
+    """The same with bytes that don't say what they hold."""
+
+    _list = "bench-hand-laid"
+
+    @staticmethod
+    def _encoding(writer: int, number: int, run: int, rollout: Rollout) -> bytes:
+        return blobs.encode(writer, number, run, rollout)
+
+
+class KeyWriter(HandLaidWriter):
     """The same with a key per experience."""
 
     def _send(self, number: int, runs: Sequence[int]) -> None:
@@ -119,6 +140,8 @@ class KeyWriter(ListWriter):
 class ListReader:
     """A blocking connection that takes from the front."""
 
+    _list = "bench"
+
     def __init__(self, address: str, size: Size) -> None:
         self._client = _connect(address)
         self._size = size
@@ -130,8 +153,8 @@ class ListReader:
 
     def sample(self) -> list[blobs.Arrays]:
         """Take one batch."""
-        found: Any = self._client.lpop(_LIST, self._size.batch_size)
-        return [blobs.decode(data, self._size) for data in found or ()]
+        found: Any = self._client.lpop(self._list, self._size.batch_size)
+        return [self._decode(data) for data in found or ()]
 
     def fetch(self) -> list[blobs.Arrays]:
         """Take one batch."""
@@ -148,8 +171,20 @@ class ListReader:
         """Disconnect."""
         self._client.close()
 
+    def _decode(self, data: bytes) -> blobs.Arrays:
+        return described.decode(data, self._size)
 
-class KeyReader(ListReader):
+
+class HandLaidReader(ListReader):
+    """The same with bytes that don't say what they hold."""
+
+    _list = "bench-hand-laid"
+
+    def _decode(self, data: bytes) -> blobs.Arrays:
+        return blobs.decode(data, self._size)
+
+
+class KeyReader(HandLaidReader):
     """The same with a key per experience."""
 
     def sample(self) -> list[blobs.Arrays]:
@@ -159,7 +194,7 @@ class KeyReader(ListReader):
         pipeline.mget(keys or ())
         pipeline.unlink(*(keys or ()))
         found: Any = pipeline.execute()[0]
-        return [blobs.decode(data, self._size) for data in found]
+        return [self._decode(data) for data in found]
 
 
 def _connect(address: str) -> redis.Redis:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -46,12 +46,15 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         *,
         max_message_bytes: int,
         max_calls: int,
+        readers: Mapping[str, Callable[[bytes], Any]],
     ) -> None:
         self._metrics = metrics
         self._crowd = Crowd(max_calls, metrics)
         self._guard = guard
         self._quotas = quotas
         self._max_message_bytes = max_message_bytes
+        self._readers = readers
+        """By the call's full name: what reads its requests instead of protobuf alone."""
 
     async def intercept_service(
         self,
@@ -88,11 +91,11 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         wrapped: Handler = make(
             behavior,
             request_deserializer=size.bounded(
-                handler.request_deserializer,
+                self._readers.get(handler_call_details.method, handler.request_deserializer),
                 self._max_message_bytes,
                 own_bytes=guarded.max_request_bytes,
             ),
-            response_serializer=handler.response_serializer,
+            response_serializer=_writer(handler.response_serializer),
         )
         return wrapped
 
@@ -239,6 +242,13 @@ class _Call:
             _end_without_waiting()
         await context.abort_with_status(status)
         raise AssertionError("abort_with_status returned")
+
+
+def _writer(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
+    """What writes a response, unless it is written already."""
+    if serialize is None:
+        return None
+    return lambda response: response if isinstance(response, bytes) else serialize(response)
 
 
 def _task() -> asyncio.Task[Any]:

@@ -79,7 +79,7 @@ class WeightedSelector:
 
     def choose(self) -> Choice:
         """See `Selector`."""
-        return Choice(*self._keys.draw(self._random))
+        return self._keys.draw(self._random)
 
 
 MIN_WEIGHT, MAX_WEIGHT = 2.0**-1000, 2.0**900

@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Iterator
 
 from experience_buffer_server.sampling.choice import Choice
-from experience_buffer_server.sampling.sorted_pairs import KeyTable, Ranking
+from experience_buffer_server.sampling.key_map import KeyMap
+from experience_buffer_server.sampling.sorted_pairs import Ranking
 from experience_buffer_server.sampling.weighted_keys import WeightedKeys
 
 _ERA_BITS = 500
@@ -34,13 +35,15 @@ class StalenessSelector:
         bits_per_version = -math.log2(self._decay)
         # An era of 2**64 versions holds nearly all there are, where they hardly differ in weight.
         self._era_versions = int(_ERA_BITS / max(bits_per_version, _ERA_BITS * 2.0**-64))
-        self._versions = KeyTable(array("q"), array("d"))
+        self._versions = KeyMap(array("d", [math.inf]))
         self._num_keys: dict[float, int] = {}
-        """Keys of each known version present."""
+        """Keys of each version present, -inf included."""
         self._known = Ranking()
         """The known versions present, each once."""
         self._eras: dict[int, WeightedKeys] = {}
         self._unknown = WeightedKeys()
+        self._parts: list[tuple[WeightedKeys, float]] = []
+        """What `_find_parts` found, until a version comes or goes; then empty."""
         self._random = random.Random(seed)
 
     def __len__(self) -> int:
@@ -71,41 +74,47 @@ class StalenessSelector:
 
     def choose(self) -> Choice:
         """See `Selector`."""
-        parts = self._parts()
-        weights = [weight for _, weight in parts]
-        keys, weight = self._random.choices(parts, weights)[0]
-        key, probability = keys.draw(self._random)
-        return Choice(key, probability * (weight / sum(weights)))
+        parts = self._parts or self._find_parts()
+        if len(parts) == 1:
+            return parts[0][0].draw(self._random)
+        weights = [keys.total * factor for keys, factor in parts]
+        (rank,) = self._random.choices(range(len(parts)), weights)
+        key, probability = parts[rank][0].draw(self._random)
+        return Choice(key, probability * (weights[rank] / sum(weights)))
 
-    def _parts(self) -> list[tuple[WeightedKeys, float]]:
-        """The keys that can be drawn, and their weights relative to the newest era's start.
+    def _find_parts(self) -> list[tuple[WeightedKeys, float]]:
+        """The keys that can be drawn, and what their weights are to be multiplied by.
 
         Raises:
             IndexError: There are no keys.
         """
-        if not self._eras:
-            if not self._unknown:
-                raise IndexError("no keys to choose from")
-            return [(self._unknown, self._unknown.total)]
-        newest, _ = self._place(self._known.last()[0])
-        parts = [(self._eras[newest], self._eras[newest].total)]
-        if newest - 1 in self._eras:
-            before = self._eras[newest - 1]
-            parts.append((before, before.total * self._decay**self._era_versions))
-        if self._unknown:
-            era, since_start = self._place(self._known.first()[0])
-            behind = min((newest - era) * self._era_versions, _MAX_BEHIND) - since_start
-            weight = self._decay**behind
-            parts.append((self._unknown, self._unknown.total * weight))
-        # Rounding may draw the last part without reason: then it has to be one with weight.
-        return [(keys, weight) for keys, weight in parts if weight > 0.0]
+        if self._eras:
+            newest, _ = self._place(self._known.last()[0])
+            parts = [(self._eras[newest], 1.0)]
+            if newest - 1 in self._eras:
+                parts.append((self._eras[newest - 1], self._decay**self._era_versions))
+            if self._unknown:
+                era, since_start = self._place(self._known.first()[0])
+                behind = min((newest - era) * self._era_versions, _MAX_BEHIND) - since_start
+                parts.append((self._unknown, self._decay**behind))
+        elif self._unknown:
+            parts = [(self._unknown, 1.0)]
+        else:
+            raise IndexError("no keys to choose from")
+        # Rounding may draw the last part without reason: then it has to be one with weight. No key
+        # weighs less than 1 within its era.
+        self._parts = [(keys, factor) for keys, factor in parts if factor > 0.0]
+        return self._parts
 
     def _enter(self, key: int, version: float) -> None:
+        num_keys = self._num_keys.get(version, 0)
+        self._num_keys[version] = num_keys + 1
+        if not num_keys:
+            self._parts = []
         if version == -math.inf:
             self._unknown.add(key, 1.0)
             return
-        self._num_keys[version] = self._num_keys.get(version, 0) + 1
-        if self._num_keys[version] == 1:
+        if not num_keys:
             self._known.add(version, 0)
         era, since_start = self._place(version)
         if era not in self._eras:
@@ -113,12 +122,15 @@ class StalenessSelector:
         self._eras[era].add(key, self._decay**-since_start)
 
     def _leave(self, key: int, version: float) -> None:
+        self._num_keys[version] -= 1
+        is_last = not self._num_keys[version]
+        if is_last:
+            del self._num_keys[version]
+            self._parts = []
         if version == -math.inf:
             self._unknown.remove(key)
             return
-        self._num_keys[version] -= 1
-        if not self._num_keys[version]:
-            del self._num_keys[version]
+        if is_last:
             self._known.remove(version, 0)
         era, _ = self._place(version)
         self._eras[era].remove(key)

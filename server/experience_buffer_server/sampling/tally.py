@@ -42,15 +42,15 @@ class Tally:
 
     def sampled(self, key: int, count: int = 1) -> None:
         """A unit was delivered; with a negative count, that delivery ended without an ack."""
-        unit = self._take(key)
+        unit = self._units.get(key)
         if unit is not None:
-            self._put(key, _Present(unit.times + count, unit.num_bytes))
+            self._change(key, unit, unit.times + count)
 
     def passed_over(self, key: int) -> None:
         """A unit won't be sampled, though it stays for others: nothing waits for its sample."""
-        unit = self._take(key)
+        unit = self._units.get(key)
         if unit is not None:
-            self._put(key, _Present(max(unit.times, 1), unit.num_bytes))
+            self._change(key, unit, max(unit.times, 1))
 
     def forget(self, key: int) -> None:
         """A unit stays and can't be delivered any more: as if it had never come."""
@@ -104,6 +104,13 @@ class Tally:
             samples=self._samples + self.departed_samples,
             ahead_bytes=self._ahead_bytes,
         )
+
+    def _change(self, key: int, unit: _Present, times: int) -> None:
+        # In place: a key that goes and comes makes the table grow until it is laid out anew.
+        self._units[key] = _Present(times, unit.num_bytes)
+        self._samples += times - unit.times
+        if (not times) != (not unit.times):
+            self._ahead_bytes += unit.num_bytes if unit.times else -unit.num_bytes
 
     def _put(self, key: int, unit: _Present) -> None:
         self._units[key] = unit

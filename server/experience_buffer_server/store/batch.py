@@ -13,7 +13,15 @@ from experience_buffer_server.store.base import (
     Record,
 )
 from experience_buffer_server.store.format import Pack, Table
-from experience_buffer_server.store.frames import DELETE_BUFFER, INSERT_RECORD, Operation
+from experience_buffer_server.store.frames import (
+    DELETE_BUFFER,
+    INSERT_RECORD,
+    LARGE_BYTES,
+    REMEMBER,
+    REMOVE,
+    Buffer,
+    SentOperation,
+)
 
 _RECORDS = int(Table.RECORDS)
 _PAYLOADS = int(Table.PAYLOADS)
@@ -29,11 +37,13 @@ class LmdbWriteBatch:
     A verb raises ValueError, and notes nothing, for a key too long for the store.
     """
 
-    __slots__ = ("_pack", "append_bytes", "operations")
+    __slots__ = ("_pack", "append_bytes", "large", "operations")
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
-        self.operations: list[Operation] = []
+        self.operations: list[SentOperation] = []
+        self.large: list[Buffer] = []
+        """Values that the operations have only the lengths of, in their order."""
         self.append_bytes = 0
         """Estimate of what the appends take on disk."""
 
@@ -51,15 +61,15 @@ class LmdbWriteBatch:
         """Remove a buffer's row and every row of it in every table."""
         self.operations.append((DELETE_BUFFER, disk.buffer_key(buffer_id), None))
 
-    def append(self, buffer_id: int, record: Record, payload: bytes) -> None:
+    def append(self, buffer_id: int, record: Record, payload: Buffer) -> None:
         """Insert a new experience or tombstone; nothing is stored where its seq is taken."""
         self._place(INSERT_RECORD, buffer_id, record, payload)
 
-    def replace(self, buffer_id: int, record: Record, payload: bytes) -> None:
+    def replace(self, buffer_id: int, record: Record, payload: Buffer) -> None:
         """Replace an experience's record and payload."""
         self._place(_RECORDS, buffer_id, record, payload)
 
-    def _place(self, code: int, buffer_id: int, record: Record, payload: bytes) -> None:
+    def _place(self, code: int, buffer_id: int, record: Record, payload: Buffer) -> None:
         key = disk.numbered_key(buffer_id, record.seq)
         value = disk.encode_record(record, self._pack)
         room = _RECORD_ROOM_BYTES
@@ -67,7 +77,11 @@ class LmdbWriteBatch:
             # Half a page and more starts pages of its own; counting one more for all is close.
             room += (len(payload) // disk.PAGE_BYTES + 1) * disk.PAGE_BYTES
             place = disk.payload_key(buffer_id, record.uid)
-            self.operations.append((_PAYLOADS, place, payload))
+            if len(payload) < LARGE_BYTES:
+                self.operations.append((_PAYLOADS, place, payload))
+            else:
+                self.operations.append((_PAYLOADS, place, len(payload)))
+                self.large.append(payload)
         self.operations.append((code, key, value))
         self.append_bytes += room
 
@@ -126,11 +140,8 @@ class LmdbWriteBatch:
 
     def remove(self, buffer_id: int, record: Record) -> None:
         """Remove an experience: payload, record, advantages, progress."""
-        if not record.tombstone:
-            self._put(Table.PAYLOADS, disk.payload_key(buffer_id, record.uid), None)
-        key = disk.numbered_key(buffer_id, record.seq)
-        for table in (Table.RECORDS, Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS):
-            self._put(table, key, None)
+        place = b"" if record.tombstone else disk.payload_key(buffer_id, record.uid)
+        self.operations.append((REMOVE, disk.numbered_key(buffer_id, record.seq), place))
 
     def remember(self, buffer_id: int, kind: str, key: str, value: bytes, time: float) -> None:
         """Keep a value until it is pruned.
@@ -140,9 +151,8 @@ class LmdbWriteBatch:
                 is negative or not a number.
         """
         place = disk.memory_key(buffer_id, kind, key)
-        log_key = disk.memory_log_key(place, time)
-        self._put(Table.MEMORY, place, disk.encode_memory(time, value))
-        self._put(Table.MEMORY_LOG, log_key, place)
+        disk.check_time(time)
+        self.operations.append((REMEMBER, place, disk.encode_memory(time, value)))
 
     def _put(self, table: Table, key: bytes, value: bytes | None) -> None:
         self.operations.append((int(table), key, value))

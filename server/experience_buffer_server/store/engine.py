@@ -23,6 +23,8 @@ from experience_buffer_server.store.frames import (
     INSERT_RECORD,
     PRUNE,
     PRUNE_LIMITS,
+    REMEMBER,
+    REMOVE,
     Request,
     Result,
     Status,
@@ -31,7 +33,7 @@ from experience_buffer_server.store.frames import (
 from experience_buffer_server.store.metapages import check_length, explain_unopenable
 from experience_buffer_server.store.opening import CURE
 from experience_buffer_server.store.room import FULL_CODES, Room
-from experience_buffer_server.store.seal import seal, unseal
+from experience_buffer_server.store.seal import seal, seal_in_place, unseal
 
 _ADVANCE_BYTES = 256 * 1024
 _BATCH_ERRORS = (
@@ -39,6 +41,8 @@ _BATCH_ERRORS = (
 )  # fmt: skip
 """Of a batch that is too large, or of one of its rows."""
 _PROBE_BYTES = 1 << 20
+_SPARSE = (Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS)
+"""Tables in which an experience may have a row."""
 
 
 class Engine:
@@ -211,11 +215,27 @@ class Engine:
         count = 0
         tables = self._tables
         put, delete = txn.put, txn.delete
+        sparse: list[lmdb._Database] | None = None
         for table, key, value in request.operations:
             if table == DELETE_BUFFER:
                 self._delete_buffer(txn, key)
             elif value is None:
                 delete(key, db=tables[table])
+            elif type(value) is memoryview:
+                put(key, seal_in_place(table, key, value), db=tables[table])
+            elif table == REMOVE:
+                if sparse is None:
+                    # Mostly they have no rows at all, and looking for them costs as much as removing.
+                    sparse = [tables[t] for t in _SPARSE if txn.stat(tables[t])["entries"]]
+                if value:
+                    delete(value, db=tables[Table.PAYLOADS])
+                delete(key, db=tables[Table.RECORDS])
+                for db in sparse:
+                    delete(key, db=db)
+            elif table == REMEMBER:
+                log_key = disk.memory_log_key(key, disk.memory_time(value))
+                put(key, seal(Table.MEMORY, key, value), db=tables[Table.MEMORY])
+                put(log_key, seal(Table.MEMORY_LOG, log_key, key), db=tables[Table.MEMORY_LOG])
             elif table == PRUNE:
                 before, limit = PRUNE_LIMITS.unpack(value)
                 count += self._prune(txn, key, before, limit)
@@ -227,6 +247,7 @@ class Engine:
             else:
                 # Sealed here and not by the owner: its event loop has other things to do.
                 put(key, seal(table, key, value), db=tables[table])
+                sparse = None
         return count
 
     def _delete_buffer(self, txn: lmdb.Transaction[bytes], prefix: bytes) -> None:

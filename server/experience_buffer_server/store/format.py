@@ -122,14 +122,23 @@ def memory_key(buffer_id: int, kind: str, key: str) -> bytes:
     return _checked(_BUFFER.pack(buffer_id) + kind.encode() + b"\0" + key.encode())
 
 
+def check_time(time: float) -> None:
+    """Refuse what can't be an instant.
+
+    Raises:
+        ValueError: It is negative, or not a number.
+    """
+    if not time >= 0:
+        raise ValueError(f"time {time!r} is not a number of seconds since the Unix epoch")
+
+
 def memory_log_key(remembered: bytes, time: float) -> bytes:
     """The key under which a remembered value (its `memory_key`) is found by time.
 
     Non-negative doubles, big endian, sort as their bytes do. The digest keeps apart what is
     remembered at the same instant; a hash because both keys together would be too long for LMDB.
     """
-    if not time >= 0:
-        raise ValueError(f"time {time!r} is not a number of seconds since the Unix epoch")
+    check_time(time)
     return remembered[:4] + _TIME.pack(time) + blake2b(remembered, digest_size=16).digest()
 
 

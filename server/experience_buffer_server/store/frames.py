@@ -1,19 +1,31 @@
 """What the owner of a store and its writer process say to each other, over a local socket.
 
-Each frame is its length (4 bytes, big endian) and a msgpack document. Owner to writer: a `Request`
-per batch. Writer to owner: first a `Ready`, then a `Reply` per transaction. Both ends are the same
-program on the same machine: frames are not validated.
+Owner to writer: a `Request` per batch, as a frame of its own: the sizes of its two parts, a msgpack
+document, and the large values one after the other, each with room for its seal. The document has
+their lengths in their places: so they are neither packed nor unpacked, and sealed where they lie.
+Writer to owner: first a `Ready`, then a `Reply` per transaction, each with its length (4 bytes, big
+endian) before a msgpack document. Both ends are the same program on the same machine: frames are
+not validated.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgpack
 
+from experience_buffer_server.store.seal import SEAL_BYTES
+
 LENGTH = struct.Struct("!I")
+PARTS = struct.Struct("!II")
+"""Bytes of a request's document, and of its large values with their room."""
+
+LARGE_BYTES = 16 * 1024
+"""Values from this size on travel beside the document; for smaller ones copying is cheaper."""
+_ROOM = bytes(SEAL_BYTES)
 
 DELETE_BUFFER = -1
 """In place of a table: the key is a buffer's prefix; all its rows go."""
@@ -21,12 +33,20 @@ PRUNE = -2
 """In place of a table: the key is a buffer's prefix, the value `PRUNE_LIMITS`."""
 INSERT_RECORD = -3
 """In place of a table: a row of table records, whose key must not be taken."""
+REMOVE = -4
+"""In place of a table: the key is that of an experience's numbered rows, the value its payload's key;
+empty: it has none. All its rows go."""
+REMEMBER = -5
+"""In place of a table: a row of table memory, which is entered into the log, too."""
 
 PRUNE_LIMITS = struct.Struct("!dQ")
 """Instant in seconds since the epoch, and the most values to forget."""
 
-Operation = tuple[int, bytes, bytes | None]
-"""Table (or a code above), key, value; None deletes the key."""
+Buffer = bytes | memoryview
+SentOperation = tuple[int, bytes, Buffer | int | None]
+"""Table (or a code above), key, value; None deletes the key, an int is a large value's length."""
+Operation = tuple[int, bytes, bytes | memoryview | None]
+"""The same as the writer has it: a large value is a view of the frame, with room for its seal."""
 
 
 class Status(IntEnum):
@@ -113,7 +133,41 @@ def decode_reply(body: bytes) -> Reply:
     return Reply([Result(*result) for result in results], Work(*work))
 
 
-def decode_request(body: bytearray) -> Request:
-    """Read one of the owner's frames."""
-    unpacked: list[Any] = msgpack.unpackb(body)
-    return Request(*unpacked)
+def encode_request(
+    number: int,
+    append_bytes: int,
+    operations: Sequence[SentOperation],
+    *,
+    large: Sequence[Buffer],
+    pack: Callable[[Any], bytes],
+) -> list[Buffer]:
+    """The pieces of a frame, to be sent one after the other.
+
+    Args:
+        number: Of the batch.
+        append_bytes: See `Request`.
+        operations: What to write.
+        large: The large values, in the order of the operations; they must not change any more.
+        pack: Of a msgpack packer.
+    """
+    document = pack((number, append_bytes, operations))
+    if not large:
+        return [PARTS.pack(len(document), 0), document]
+    num_bytes = sum(map(len, large)) + len(large) * SEAL_BYTES
+    pieces: list[Buffer] = [PARTS.pack(len(document), num_bytes), document]
+    for value in large:
+        pieces += (value, _ROOM)
+    return pieces
+
+
+def decode_request(document: Buffer, large: memoryview) -> Request:
+    """Read one of the owner's frames; see `Operation` for its large values."""
+    number, append_bytes, operations = msgpack.unpackb(document)
+    if large:
+        start = 0
+        for place, (table, key, value) in enumerate(operations):
+            if type(value) is int:
+                end = start + value + SEAL_BYTES
+                operations[place] = (table, key, large[start:end])
+                start = end
+    return Request(number, append_bytes, operations)

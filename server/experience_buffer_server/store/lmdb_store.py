@@ -26,7 +26,7 @@ from experience_buffer_server.store.base import (
     WriteBatch,
 )
 from experience_buffer_server.store.batch import LmdbWriteBatch
-from experience_buffer_server.store.frames import LENGTH, PRUNE, PRUNE_LIMITS, Status, Work
+from experience_buffer_server.store.frames import PRUNE, PRUNE_LIMITS, Status, Work
 from experience_buffer_server.store.link import WriterLink, start_writer
 from experience_buffer_server.store.lmdb_reader import LmdbReader
 
@@ -255,11 +255,17 @@ class LmdbStore:
             done.set_exception(failure or StoreFailedError("not open"))
             return done
         self._last_number += 1
-        body = self._pack((self._last_number, batch.append_bytes, batch.operations))
-        length = LENGTH.pack(len(body))
-        self._pending[self._last_number] = _Pending(done, len(body), counts)
-        self.pending_bytes += len(body)
-        self._transport.writelines((length, body))
+        pieces = frames.encode_request(
+            self._last_number,
+            batch.append_bytes,
+            batch.operations,
+            large=batch.large,
+            pack=self._pack,
+        )
+        num_bytes = sum(map(len, pieces))
+        self._pending[self._last_number] = _Pending(done, num_bytes, counts)
+        self.pending_bytes += num_bytes
+        self._transport.writelines(pieces)
         return done
 
     def _on_frame(self, body: bytes) -> None:

@@ -21,6 +21,13 @@ def seal(table: int, key: bytes, value: bytes) -> bytes:
     return value + xxh3_64_digest(value, xxh3_64_intdigest(key, table))
 
 
+def seal_in_place(table: int, key: bytes, row: memoryview) -> memoryview:
+    """The row as it is stored, made of a value that has `SEAL_BYTES` of room at its end."""
+    value = row[:-SEAL_BYTES]
+    row[-SEAL_BYTES:] = xxh3_64_digest(value, xxh3_64_intdigest(key, table))
+    return row
+
+
 def is_sound(table: int, key: bytes | memoryview, stored: bytes | memoryview) -> bool:
     """Whether a stored row is as it was written."""
     seed = xxh3_64_intdigest(key, table)

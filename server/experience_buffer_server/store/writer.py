@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 
@@ -36,7 +37,19 @@ MAX_TURN_BATCHES = 1024
 READER_CHECK_SECONDS = 60.0
 _LOCK_POLL_SECONDS = 0.05
 
-_Frames = queue.SimpleQueue[bytearray | None]
+
+class _Frame(NamedTuple):
+    """A batch as it came."""
+
+    document: memoryview
+    large: memoryview
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.document) + len(self.large)
+
+
+_Frames = queue.SimpleQueue[_Frame | None]
 
 
 class StoreInUseError(StoreFailedError):
@@ -153,7 +166,9 @@ class _Loop:
         while open_:
             turn, open_ = self._take()
             if turn:
-                results, work = self._engine.write([frames.decode_request(body) for body in turn])
+                results, work = self._engine.write(
+                    [frames.decode_request(*frame) for frame in turn]
+                )
                 self._note_written()
                 self._connection.sendall(frames.encode(Reply(results, work)))
             if self._engine.failed or not self._keep_house(last=not open_):
@@ -162,16 +177,16 @@ class _Loop:
 
     def _receive(self) -> None:
         """Queue every complete frame, then None."""
-        header = bytearray(frames.LENGTH.size)
+        header = memoryview(bytearray(frames.PARTS.size))
         while self._fill(header):
-            body = bytearray(frames.LENGTH.unpack(header)[0])
+            document_bytes, large_bytes = frames.PARTS.unpack(header)
+            body = memoryview(bytearray(document_bytes + large_bytes))
             if not self._fill(body):
                 break
-            self._frames.put(body)
+            self._frames.put(_Frame(body[:document_bytes], body[document_bytes:]))
         self._frames.put(None)
 
-    def _fill(self, buffer: bytearray) -> bool:
-        view = memoryview(buffer)
+    def _fill(self, view: memoryview) -> bool:
         while view:
             try:
                 count = self._connection.recv_into(view)
@@ -182,19 +197,19 @@ class _Loop:
             view = view[count:]
         return True
 
-    def _take(self) -> tuple[list[bytearray], bool]:
+    def _take(self) -> tuple[list[_Frame], bool]:
         """Wait for a batch and take those behind it; false if they are the last."""
-        turn: list[bytearray] = []
+        turn: list[_Frame] = []
         num_bytes = 0
         try:
             wake = min(self._next_sync, self._next_reader_check)
-            body = self._frames.get(timeout=max(0.0, wake - time.monotonic()))
-            while body is not None:
-                turn.append(body)
-                num_bytes += len(body)
+            frame = self._frames.get(timeout=max(0.0, wake - time.monotonic()))
+            while frame is not None:
+                turn.append(frame)
+                num_bytes += frame.num_bytes
                 if num_bytes >= MAX_TURN_BYTES or len(turn) >= MAX_TURN_BATCHES:
                     return turn, True
-                body = self._frames.get_nowait()
+                frame = self._frames.get_nowait()
         except queue.Empty:
             return turn, True
         return turn, False

@@ -21,7 +21,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.frames import PRUNE, Operation, Reply, Result, Status, Work
+from experience_buffer_server.store.frames import (
+    PRUNE,
+    REMOVE,
+    Operation,
+    Reply,
+    Result,
+    Status,
+    Work,
+)
 
 _MODULES = {
     "server": "experience_buffer_server",
@@ -41,7 +49,7 @@ _EVENTS = (
 
 
 def _is_put(table: int, word: bytes = b"") -> Callable[[Operation], bool]:
-    return lambda one: one[0] == table and one[2] is not None and word in one[2]
+    return lambda one: one[0] == table and one[2] is not None and word in bytes(one[2])
 
 
 _KINDS: dict[str, Callable[[Operation], bool]] = {
@@ -55,7 +63,7 @@ _KINDS: dict[str, Callable[[Operation], bool]] = {
     "nack": _is_put(Table.LEASES, b"nacked"),
     "expiry": _is_put(Table.LEASES, b"expired"),
     "timeline": _is_put(Table.CONSUMERS),
-    "removal": lambda one: one[0] == Table.PAYLOADS and one[2] is None,
+    "removal": lambda one: one[0] == REMOVE and one[2] != b"",
     "prune": lambda one: one[0] == PRUNE,
 }
 """What a commit holds, by what is written."""

@@ -25,6 +25,18 @@ def read(data: bytes) -> list[tuple[str, TensorView]]:
     return _safetensors.read(memoryview(data), max_header_bytes=100_000)
 
 
+def compact(data: bytes) -> bytes:
+    """The same file with a header as the format's own writer spells it, where the header is JSON."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8:start])
+    except (ValueError, RecursionError):
+        return data
+    if start > len(data) or data[8:start] != json.dumps(header).encode():
+        return data
+    return file(json.dumps(header, separators=(",", ":")).encode(), data[start:])
+
+
 def entry(begin: int, end: int, *, dtype: str = "U8", shape: object = None) -> dict[str, object]:
     shape = [end - begin] if shape is None else shape
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
@@ -129,6 +141,10 @@ BROKEN = {
     "shape_overflows": (file({"a": entry(0, 0, shape=[2**62] * 8)}), "don't hold"),
     "item_size": (file({"a": entry(0, 3, dtype="F32")}, b"abc"), "don't hold a F32 of [3]"),
     "overlap": (file({"a": entry(0, 3), "b": entry(2, 5)}, b"abcde"), "3 comes next"),
+    "begin_lies": (
+        file({"a": entry(0, 3), "b": entry(2, 5, shape=[2])}, b"abcde"),
+        "3 comes next",
+    ),
     "same_range": (file({"a": entry(0, 3), "b": entry(0, 3)}, b"abc"), "3 comes next"),
     "hole": (file({"a": entry(0, 1), "b": entry(2, 3)}, b"abc"), "1 comes next"),
     "starts_late": (file({"a": entry(1, 3)}, b"abc"), "0 comes next"),
@@ -145,10 +161,25 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_table_is_refused_with_a_reason(name: str) -> None:
     data, reason = BROKEN[name]
-    with pytest.raises(TrxpError) as caught:
-        read(data)
-    assert reason in str(caught.value)
-    assert str(caught.value).startswith("tensor table")
+    for spelled in (data, compact(data)):
+        with pytest.raises(TrxpError) as caught:
+            read(spelled)
+        assert reason in str(caught.value)
+        assert str(caught.value).startswith("tensor table")
+
+
+def test_a_table_in_another_order_reads_the_same_in_either_spelling() -> None:
+    data = file({"b": entry(3, 5), "a": entry(0, 3), "none": entry(3, 3)}, b"abcde")
+    assert compact(data) != data
+    assert [name for name, _ in read(compact(data))] == [name for name, _ in read(data)]
+
+
+def test_a_layout_is_kept_of_small_tables_only() -> None:
+    tensor = TensorView("U8", (1,), memoryview(b"x"))
+    for names in (["n" * 5_000], [str(number) for number in range(65)]):
+        before = _safetensors._kept_layout.cache_info()
+        _safetensors.write([(name, tensor) for name in names])
+        assert _safetensors._kept_layout.cache_info() == before
 
 
 def test_a_name_given_twice_is_listed_twice() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer._queue import PushQueue
+from experience_buffer._queue import PushQueue, Request
 from experience_buffer.errors import InternalServerError, InvalidRequestError, PushRefusedError
 from experience_buffer.options import WriterOptions
 from experience_buffer.v1 import service_pb2, types_pb2
@@ -23,10 +23,14 @@ def make(**options: Any) -> tuple[PushQueue, Clock]:
         buffer="math",
         group_size=7,
         options=WriterOptions(**options),
-        merge=b"+".join,
         clock=clock,
     )
     return queue, clock
+
+
+def parsed(request: Request | None) -> service_pb2.PushStreamRequest:
+    assert request is not None
+    return service_pb2.PushStreamRequest.FromString(request.message())
 
 
 def answer(sequence: int, *statuses: int) -> service_pb2.PushStreamResponse:
@@ -51,9 +55,10 @@ def test_waits_for_company_then_goes() -> None:
     assert queue.next_request() is None
     assert queue.seconds_until_next() == pytest.approx(0.3)
     clock.now += 0.3
-    request = queue.next_request()
-    assert request is not None
-    assert request.push == service_pb2.PushRequest(buffer="math", payload=b"a+b", group_size=7)
+    assert parsed(queue.next_request()) == service_pb2.PushStreamRequest(
+        sequence=1,
+        push=service_pb2.PushRequest(buffer="math", payload=b"a", payloads=[b"b"], group_size=7),
+    )
     assert queue.next_request() is None
 
 
@@ -61,11 +66,31 @@ def test_goes_at_once_when_full_by_count_or_by_bytes() -> None:
     queue, _ = make(linger_seconds=60, max_batch_items=3, max_batch_bytes=11)
     queue.add(b"a", 2)
     queue.add(b"b", 1)
-    queue.add(b"c" * 11, 1)
+    queue.add(b"c" * 12, 1)
+    queue.add(b"d" * 6, 4)
+    queue.add(b"e" * 6, 3)
     payloads = []
     while (request := queue.next_request()) is not None:
-        payloads.append(request.push.payload)
-    assert payloads == [b"a+b", b"c" * 11]
+        payloads.append(request.payloads)
+    assert payloads == [[b"a", b"b"], [b"c" * 12], [b"d" * 6], [b"e" * 6]]
+
+
+def test_says_when_who_sends_must_look_again() -> None:
+    queue, clock = make(linger_seconds=5, max_batch_items=5, max_batch_bytes=11)
+    assert queue.add(b"a", 2), "it may linger from now on"
+    assert not queue.add(b"b", 2)
+    assert queue.add(b"c", 1), "full by count"
+    assert queue.next_request() is not None
+    assert queue.add(b"d", 1)
+    assert queue.add(b"e" * 10, 1), "full by bytes"
+    assert queue.next_request() is not None
+    assert queue.add(b"f", 1)
+    clock.now += 5
+    assert queue.add(b"g", 1), "it has lingered"
+    assert queue.next_request() is not None
+    assert queue.add(b"h", 1)
+    queue.hurry()
+    assert queue.add(b"i", 1), "someone flushes"
 
 
 def test_room_is_given_back_by_answers_only() -> None:
@@ -90,7 +115,7 @@ def test_flush_waits_for_what_came_before_and_not_for_what_comes_after() -> None
     assert first is not None
     queue.add(b"c", 1)
     assert not queue.is_settled(mark)
-    queue.answered(answer(1, *[1] * (2 if first.push.payload == b"a" else 3)), delay=0)
+    queue.answered(answer(1, *[1] * len(first.positions)), delay=0)
     assert queue.is_settled(mark)
 
 

@@ -1,4 +1,4 @@
-"""Tiny chunks and nodes, so that a few dozen keys already split, join, grow and shrink them."""
+"""Tiny chunks, so that a few dozen keys already split and join them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from experience_buffer_server.sampling import sorted_pairs, sum_tree
+from experience_buffer_server.sampling import sorted_pairs
 
 
 @contextmanager
@@ -15,5 +15,4 @@ def small_sizes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sorted_pairs, "MAX_CHUNK", 4)
         patch.setattr(sorted_pairs, "MIN_CHUNK", 2)
-        patch.setattr(sum_tree, "FAN_OUT", 2)
         yield

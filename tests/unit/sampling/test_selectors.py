@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import tracemalloc
 from collections import Counter
 from contextlib import nullcontext
 from typing import Literal, get_args
@@ -191,23 +193,26 @@ def test_updates_move_a_key() -> None:
     assert take(selector, 3) == [1, 3, 2]
 
 
+def check_distribution(selector: Selector, expected: dict[int, float]) -> None:
+    """Chi-square of 20,000 draws; the bound is 6 standard deviations above its mean."""
+    drawn = Counter(selector.choose().key for _ in range(20_000))
+    assert drawn.keys() <= {key for key, p in expected.items() if p > 0.0}
+    statistic = sum(
+        (drawn[key] - 20_000 * p) ** 2 / (20_000 * p) for key, p in expected.items() if p > 0.0
+    )
+    freedom = sum(p > 0.0 for p in expected.values()) - 1
+    assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+
+
 @pytest.mark.parametrize("kind", RANDOM)
 def test_distribution(kind: SelectorKind) -> None:
-    """Chi-square of 20,000 draws; the bound is 6 standard deviations above its mean."""
     plan = SelectorPlan(kind=kind, exponent=0.6, decay=0.9, seed=11)
     values = {key: float(key % 25) * (-1.0 if kind == "advantage" else 1.0) for key in range(100)}
     selector = filled(plan, values)
     for key in range(0, 100, 3):
         selector.remove(key)
         del values[key]
-    drawn = Counter(selector.choose().key for _ in range(20_000))
-    expected = probabilities(plan, values)
-    assert drawn.keys() <= {key for key in values if expected[key] > 0.0}
-    statistic = sum(
-        (drawn[key] - 20_000 * p) ** 2 / (20_000 * p) for key, p in expected.items() if p > 0.0
-    )
-    freedom = sum(p > 0.0 for p in expected.values()) - 1
-    assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+    check_distribution(selector, probabilities(plan, values))
 
 
 @pytest.mark.parametrize("kind", RANDOM)
@@ -218,6 +223,21 @@ def test_probabilities_of_all_keys_sum_to_one(kind: SelectorKind) -> None:
         key, probability = selector.choose()
         assert found.setdefault(key, probability) == probability
     assert math.fsum(found.values()) == pytest.approx(1.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_waiting_unit_takes_few_bytes(kind: SelectorKind) -> None:
+    generator = random.Random(4)
+    values = [generator.random() for _ in range(20_000)]
+    if kind in ("staleness", "freshest"):
+        values = [float(key // 512) for key in range(20_000)]
+    tracemalloc.start()
+    selector = make_selector(SelectorPlan(kind=kind, seed=1))
+    for key, value in enumerate(values):
+        selector.add(key, value)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 9 <= size / len(selector) <= 56
 
 
 @pytest.mark.parametrize("kind", RANDOM)
@@ -305,6 +325,17 @@ class TestStaleness:
         values = {key: float(key % 7) for key in range(21)}
         selector = filled(SelectorPlan(kind="staleness", decay=5e-324, seed=2), values)
         assert [values[key] for key in take(selector, 21)] == sorted(values.values(), reverse=True)
+
+    def test_distribution_across_eras(self) -> None:
+        """With this decay an era has 500 versions."""
+        plan = SelectorPlan(kind="staleness", seed=2)
+        values = {1: -math.inf, 2: 499.0, 3: 500.0, 4: 501.0, 5: 498.0, 6: 500.0, 7: 497.5}
+        selector = filled(plan, values)
+        check_distribution(selector, probabilities(plan, values))
+        for key in (4, 1, 3):
+            selector.remove(key)
+            del values[key]
+            check_distribution(selector, probabilities(plan, values))
 
     def test_unknown_counts_as_the_oldest_known_present(self) -> None:
         plan = SelectorPlan(kind="staleness", seed=2)

@@ -83,7 +83,7 @@ class BufferPort:
     def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
         """Push in one call."""
         tombstones = [(eid(task, run), "gone") for task, run, _ in dead]
-        push = Push(payload=payload(live), tombstones=tombstones)
+        push = Push(payloads=[payload(live)], tombstones=tombstones)
         return [outcome.status.value for outcome in self.run(self.buffer.ingest.push(push))]
 
     def seal(self, key: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 
 from experience_buffer import EID, Experience, trxp
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
@@ -19,6 +22,7 @@ from experience_buffer_server.consumers import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.restore import restore
+from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.store import BufferRow, LmdbStore
 
 DATA = Path(__file__).parents[2] / "data" / "trxp"
@@ -54,10 +58,19 @@ def payload(*members: tuple[int, int]) -> bytes:
 def push(*members: tuple[int, int], dead: Sequence[tuple[int, int]] = (), size: int = 0) -> Push:
     """A push of (task, run) experiences and tombstones."""
     return Push(
-        payload=payload(*members) if members else b"",
+        payloads=[payload(*members)] if members else [],
         tombstones=[(eid(task, run), "gone") for task, run in dead],
         group_size=size,
     )
+
+
+async def sampling(
+    backend: Backend, requests: AsyncIterator[Any]
+) -> AsyncGenerator[service_pb2.SampleStreamResponse]:
+    """What a sample stream answers, as messages."""
+    async with contextlib.aclosing(SampleSession(backend, requests).responses()) as responses:  # type: ignore[type-var]
+        async for data in responses:
+            yield service_pb2.SampleStreamResponse.FromString(data)
 
 
 def want(batch_size: int, **changes: Any) -> Want:

@@ -35,7 +35,7 @@ def values(*numbers: float) -> dict[str, TensorView]:
 
 
 def pushed(*members: tuple[int, int], **fields: Any) -> Push:
-    return Push(payload=trxp.encode([experience(*member, **fields) for member in members]))
+    return Push(payloads=[trxp.encode([experience(*member, **fields) for member in members])])
 
 
 async def annotate(buffer: Buffer, uid: str, **fields: Any) -> tuple[AnnotateReason | None, str]:
@@ -265,7 +265,7 @@ async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: Wo
     world.computer.start()
     buffer = await world.create(group_size=1, advantage={"estimator": "reinforce"})
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payload=trxp.encode([bad])))
+    await buffer.ingest.push(Push(payloads=[trxp.encode([bad])]))
     await settle(buffer)
     assert [bool(entry.quarantine) for entry in buffer.contents] == [True]
     numbers = values(*[0.0] * (NUM_RESPONSE - 1), 2.0)["values"]

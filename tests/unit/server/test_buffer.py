@@ -57,7 +57,9 @@ async def small(tmp_path: Path) -> AsyncIterator[World]:
 
 def huge(task: int, run: int) -> Push:
     return Push(
-        payload=trxp.encode([experience(task, run, tokens=torch.zeros(4_000_003), logprobs=None)])
+        payloads=[
+            trxp.encode([experience(task, run, tokens=torch.zeros(4_000_003), logprobs=None)])
+        ]
     )
 
 
@@ -371,7 +373,7 @@ async def test_each_item_of_a_push_has_its_own_outcome(world: World) -> None:
             experience(1, 3),
         ]
     )
-    found = await buffer.ingest.push(Push(payload=changed, group_size=3))
+    found = await buffer.ingest.push(Push(payloads=[changed], group_size=3))
     assert [(o.status.value, o.reason) for o in found] == [
         ("refused", "conflict"),
         ("stored", None),

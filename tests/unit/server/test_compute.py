@@ -80,7 +80,7 @@ async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World
     world.computer.start()
     buffer = await world.create(group_size=2, advantage={"estimator": "reinforce"})
     bad = experience(5, 0, reward=None, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payload=trxp.encode([bad, experience(6, 0)])))
+    await buffer.ingest.push(Push(payloads=[trxp.encode([bad, experience(6, 0)])]))
     await until(lambda: not buffer.computing.num_jobs)
     entries = {entry.record.uid: entry for entry in buffer.contents}
     assert "token_level_reward" in entries[uid(5, 0)].quarantine
@@ -91,7 +91,7 @@ async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World
 
 async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(Push(payload=payload((1, 0), (1, 1))))
+    await buffer.ingest.push(Push(payloads=[payload((1, 0), (1, 1))]))
     request: dict[str, Any] = {
         "estimator": "rloo",
         "parameters": {},

@@ -31,7 +31,9 @@ RUNNING: dict[str, Any] = {
 
 def rewarded(rewards: Sequence[tuple[int, int, float]]) -> Push:
     """A push of (task, run, reward)."""
-    return Push(payload=trxp.encode([experience(t, r, reward=reward) for t, r, reward in rewards]))
+    return Push(
+        payloads=[trxp.encode([experience(t, r, reward=reward) for t, r, reward in rewards])]
+    )
 
 
 def computed(world: World, buffer: Buffer, *tasks: int) -> dict[str, tuple[float, dict[str, Any]]]:
@@ -93,7 +95,7 @@ async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(worl
     world.computer.start()
     buffer = await world.create(**BATCH)
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payload=trxp.encode([bad])))
+    await buffer.ingest.push(Push(payloads=[trxp.encode([bad])]))
     await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     await settle(buffer)
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [-0.5, 0.5]
@@ -113,7 +115,7 @@ async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch
     # The second batch has a member that can't be computed: it shared nothing.
     await buffer.ingest.push(rewarded([(task, 0, float(task)) for task in range(5)]))
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payload=trxp.encode([bad])))
+    await buffer.ingest.push(Push(payloads=[trxp.encode([bad])]))
     world.computer.start()
     await settle(buffer)
     first = batch_id(uid(task, 0) for task in (0, 1, 2))

@@ -118,7 +118,7 @@ async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
         column = memoryview(torch.full((NUM_RESPONSE,), number).numpy().tobytes())
         values = TensorView("F32", (NUM_RESPONSE,), column)
         payload = trxp.with_tensors(trxp.encode([experience(1, run)]), {"values": values})
-        await buffer.ingest.push(Push(payload=payload))
+        await buffer.ingest.push(Push(payloads=[payload]))
     await settle(buffer)
     sound, bad = list(buffer.contents)
     assert bad.quarantine

@@ -16,11 +16,10 @@ from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.responses import Hold
 from experience_buffer_server.sample_call import sample
-from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.store.base import Record
-from tests.unit.server.builders import World, push, uid, want
+from tests.unit.server.builders import World, push, sampling, uid, want
 from tests.unit.server.test_delivery_bounds import serving
 
 
@@ -49,7 +48,8 @@ async def leased(buffer: Buffer, count: int) -> Lease:
 async def called(backend: Backend, **more: Any) -> service_pb2.SampleResponse:
     request = service_pb2.SampleRequest(buffer="b", consumer="trainer", **more)
     holds: list[Hold] = []
-    return await sample(backend, request, timeout_seconds=0.01, until_sent=holds.append)
+    data = await sample(backend, request, timeout_seconds=0.01, until_sent=holds.append)
+    return service_pb2.SampleResponse.FromString(data)
 
 
 @pytest.mark.parametrize("name", ["TRXP", "PACKED"])
@@ -92,7 +92,7 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
         yield service_pb2.SampleStreamRequest(credits=1)
         await asyncio.Event().wait()
 
-    stream = cast(Any, SampleSession(backend, said()).responses())
+    stream = cast(Any, sampling(backend, said()))
     frames = [(await anext(stream)).frame for _ in range(2)]
     assert [one.uid for frame in frames for one in frame.experiences] == [uid(1, 0), uid(1, 1)]
     assert [frame.last for frame in frames] == [False, True]

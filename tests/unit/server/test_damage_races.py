@@ -15,9 +15,8 @@ from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.config import ConfigurationError, Settings
 from experience_buffer_server.damage import LEFT, Unreadable
 from experience_buffer_server.registry import Registry
-from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.sampling.leases import Lease
-from tests.unit.server.builders import World, push, settings, uid, want
+from tests.unit.server.builders import World, push, sampling, settings, uid, want
 from tests.unit.server.refusals import Refusals
 from tests.unit.server.test_annotating import RLOO, annotate, pushed, settle
 from tests.unit.server.test_damage import entry_of, lose
@@ -192,7 +191,7 @@ async def test_a_packed_stream_keeps_to_the_smallest_batch(
         yield service_pb2.SampleStreamRequest(credits=1)
         await asyncio.Event().wait()
 
-    stream = cast(Any, SampleSession(backend, said()).responses())
+    stream = cast(Any, sampling(backend, said()))
     first = await anext(stream)
     assert first.WhichOneof("message") == "waiting"
     await buffer.ingest.push(push((1, 3)))

@@ -21,13 +21,12 @@ from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.registry import Registry
-from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.service import Service
 from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
-from tests.unit.server.builders import World, experience, push, settings, uid, want
+from tests.unit.server.builders import World, experience, push, sampling, settings, uid, want
 
 
 async def sample(
@@ -62,7 +61,7 @@ async def pushed_long(world: World, config: dict[str, Any], num_tokens: int) -> 
             )
             for run in (0, 1)
         ]
-        await buffer.ingest.push(Push(payload=trxp.encode(members)))
+        await buffer.ingest.push(Push(payloads=[trxp.encode(members)]))
     deadline = time.monotonic() + 60
     while len(buffer.delivery.consumers["trainer"].ready) < 16:
         assert time.monotonic() < deadline
@@ -82,7 +81,9 @@ async def test_a_unit_takes_no_more_than_estimated(
     response = service_pb2.SampleResponse()
     unreadable = Unreadable()
     for experiences in sampled(world.store, buffer, units, unreadable):
-        response.experiences.extend(experiences)
+        for message, data in experiences:
+            message.payload = data
+            response.experiences.append(message)
     in_columns = sum(map(len, packed(world.store, buffer, units, unreadable)))
     assert not unreadable
     assert max(response.ByteSize(), in_columns) <= most
@@ -142,14 +143,15 @@ async def ask(
     wish |= {"min_batch_size": 1, "timeout_seconds": 0.001}
     if not streaming:
         request = service_pb2.SampleRequest(**wish)
-        return await Service(backend).Sample(request, cast(Any, Caller()))
+        data = await Service(backend).Sample(request, cast(Any, Caller()))
+        return service_pb2.SampleResponse.FromString(data)
 
     async def said() -> AsyncIterator[service_pb2.SampleStreamRequest]:
         yield service_pb2.SampleStreamRequest(open=service_pb2.SampleStreamOpen(**wish))
         yield service_pb2.SampleStreamRequest(credits=1)
         await asyncio.Event().wait()
 
-    stream = cast(AsyncGenerator[Any], SampleSession(backend, said()).responses())
+    stream = cast(AsyncGenerator[Any], sampling(backend, said()))
     if kept is not None:
         kept.append(stream)
     return await asyncio.wait_for(anext(stream), 30)
@@ -184,7 +186,7 @@ async def test_a_unit_too_large_for_a_message_is_not_quarantined(world: World) -
     backend.limits = world.limits.model_copy(update={"max_message_bytes": 65_536})
     buffer = backend.buffer("b")
     large = experience(1, 0, info={"text": "z" * 70_000})
-    await buffer.ingest.push(Push(payload=trxp.encode([large])))
+    await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
     with pytest.raises(errors.ResourceExhaustedError, match="one item takes"):
         await ask(backend, streaming=False)
     await buffer.drain()

@@ -27,7 +27,7 @@ async def sample(buffer: Buffer, name: str, count: int) -> Lease:
 
 async def push_versions(buffer: Buffer, *versions: int) -> None:
     items = [(1, run, version) for run, version in enumerate(versions)]
-    await buffer.ingest.push(Push(payload=payload(items)))
+    await buffer.ingest.push(Push(payloads=[payload(items)]))
 
 
 async def nothing_comes(buffer: Buffer, name: str) -> bool:

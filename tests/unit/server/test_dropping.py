@@ -66,7 +66,7 @@ async def test_a_drop_that_finds_no_room_is_done_when_there_is_some(
 ) -> None:
     buffer = await world.create(**settings)
     equal = [experience(0, run, reward=0.3) for run in range(2)]
-    await buffer.ingest.push(Push(payload=trxp.encode(equal)))
+    await buffer.ingest.push(Push(payloads=[trxp.encode(equal)]))
     now = time.time() + 100
     with full_disk(world):
         await go(world, buffer)

@@ -14,11 +14,11 @@ from experience_buffer_server.admission import Candidate, Reason, Refusal, admit
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute_worker import experience_input
 from experience_buffer_server.inputs import (
+    Needs,
     explain_missing,
     fits_float32,
     input_fields,
     input_problem,
-    missing_inputs,
     read_inputs,
     response_tokens,
 )
@@ -199,7 +199,7 @@ def test_a_reward_in_info_is_no_reward() -> None:
     plan = advantages.plan("grpo", {})
     lost = with_entry("reward", 1.0)
     lost.meta["reward"] = None
-    assert missing_inputs(input_fields(lost), plan) == ("reward",)
+    assert Needs(plan).missing(input_fields(lost)) == ("reward",)
 
 
 @pytest.mark.parametrize("reward", [1e39, -1e39, 3.5e38, 10**40, 10**400, float("nan")])

@@ -31,7 +31,7 @@ def paced(**pacing: Any) -> dict[str, Any]:
 
 async def push_all(buffer: Buffer, *members: tuple[int, int], **fields: Any) -> None:
     payload = trxp.encode([experience(task, run, **fields) for task, run in members])
-    await buffer.ingest.push(Push(payload=payload))
+    await buffer.ingest.push(Push(payloads=[payload]))
 
 
 async def sample(buffer: Buffer, count: int, **changes: Any) -> int:

@@ -163,7 +163,7 @@ async def test_an_annotated_value_counts(world: World, clock: Clock) -> None:
     buffer = await evicting(world, 3, remover={"kind": "min", "key": "reward"})
     rewards = (1.0, 2.0, 3.0)
     payload = trxp.encode([experience(1, run, reward=r) for run, r in enumerate(rewards)])
-    await buffer.ingest.push(Push(payload=payload))
+    await buffer.ingest.push(Push(payloads=[payload]))
     await buffer.annotating.annotate([Annotation(uid=uid(1, 2), reward=-1.0)])
     await make_room_for(buffer, (2, 0))
     assert stored(buffer) == [(1, 0), (1, 1), (2, 0)]

@@ -1,13 +1,22 @@
-"""The garbage collector leaves alone what stays."""
+"""The garbage collector leaves alone what stays, and what doesn't stay leaves the process."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from experience_buffer_server.memory import calm_collector, loading
+
+_BLOCK_BYTES = 100_000
+"""Larger than what Python keeps itself, smaller than what has a mapping of its own."""
+
+
+def _anonymous_bytes() -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(text.split("RssAnon:")[1].split()[0]) * 1024
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +52,17 @@ def test_what_is_loaded_is_left_out_from_the_first_moment() -> None:
         kept: list[list[object]] = [[] for _ in range(1013)]
     assert gc.isenabled()
     assert gc.get_freeze_count() - before >= len(kept)
+
+
+def test_what_was_needed_for_loading_only_goes_back_to_the_kernel() -> None:
+    with loading():
+        blocks = [b"x" * _BLOCK_BYTES for _ in range(601)]
+        last = blocks.pop()
+        loaded_bytes = _anonymous_bytes()
+        # Below a block that stays: the C library doesn't return them by itself.
+        del blocks
+    assert loaded_bytes - _anonymous_bytes() > 500 * _BLOCK_BYTES
+    assert len(last) == _BLOCK_BYTES
 
 
 def test_the_collector_goes_on_after_loading_failed() -> None:

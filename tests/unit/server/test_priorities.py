@@ -56,7 +56,7 @@ async def test_a_group_of_huge_priorities_becomes_whole_and_is_sampled(world: Wo
 async def test_an_integer_beyond_floats_is_capped_at_the_push(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=PRIORITIZED)
     pushed = [experience(1, run, info={"priority": 10 ** (20 + run * 280)}) for run in (0, 1)]
-    await buffer.ingest.push(Push(payload=trxp.encode(pushed)))
+    await buffer.ingest.push(Push(payloads=[trxp.encode(pushed)]))
     assert priorities(buffer) == [1e20, MAX_PRIORITY]
 
 

@@ -168,10 +168,10 @@ async def test_who_waits_holds_the_request_alone(world: World) -> None:
     await buffer.ingest.push(push(*((1, run) for run in range(40))))
     shared = {"text": "x" * 100_000}
     pushes = [
-        Push(payload=trxp.encode([experience(task, run, info=shared) for run in range(40)]))
+        Push(payloads=[trxp.encode([experience(task, run, info=shared) for run in range(40)])])
         for task in range(2, 7)
     ]
-    size = sum(len(one.payload) for one in pushes)
+    size = sum(one.num_bytes for one in pushes)
     patience = Patience(deadline=time.monotonic() + 60, stop=asyncio.Event())
     charges = [Noted() for _ in pushes]
     tracemalloc.start()

@@ -56,7 +56,7 @@ async def test_numbers_beyond_64_bits_cost_their_neighbours_nothing(world: World
     far = experience(1, 7)
     far.eid.run = 2**64
     payload = trxp.encode([experience(1, 0), far, experience(1, 1)])
-    first, refused, second = await buffer.ingest.push(Push(payload=payload))
+    first, refused, second = await buffer.ingest.push(Push(payloads=[payload]))
     assert (first.status, second.status) == (PushStatus.STORED, PushStatus.STORED)
     assert refused.reason is Reason.INVALID
     assert "run is 18446744073709551616; it must fit into 64 bits" in refused.message

@@ -49,7 +49,7 @@ async def settle(buffer: Buffer, clock: Clock) -> None:
 async def push_at(buffer: Buffer, task: int, run: int, version: int | None = None) -> None:
     info = {} if version is None else {"model_version": version}
     payload = trxp.encode([experience(task, run, info=info)])
-    (outcome,) = await buffer.ingest.push(Push(payload=payload))
+    (outcome,) = await buffer.ingest.push(Push(payloads=[payload]))
     assert outcome.status == "stored"
 
 
@@ -292,7 +292,7 @@ async def test_the_index_of_versions_does_not_grow_with_what_has_left(world: Wor
         payload = trxp.encode(
             [experience(task, run, info={"model_version": task}) for run in range(90)]
         )
-        await buffer.ingest.push(Push(payload=payload))
+        await buffer.ingest.push(Push(payloads=[payload]))
         lease_id = await sample(buffer, 90)
         assert len(buffer.contents.versions) == 90
         await buffer.desk.ack(lease_id)

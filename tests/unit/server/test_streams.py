@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from experience_buffer_server.buffer_settings import MEBI
 from experience_buffer_server.callers import caller_of
 from experience_buffer_server.config import Settings
 from experience_buffer_server.ingest import Push
+from experience_buffer_server.push_requests import PushStreamRequest, read_push_stream
 from experience_buffer_server.registry import Registry
-from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.streams import PushSession
-from tests.unit.server.builders import World, experience, payload, push, settings
+from tests.unit.server.builders import World, experience, payload, push, sampling, settings, want
 
 Request = service_pb2.SampleStreamRequest
 
@@ -42,6 +42,10 @@ async def saying(messages: Iterable[Any], hold: asyncio.Event | None = None) -> 
         await hold.wait()
 
 
+def streamed(message: service_pb2.PushStreamRequest) -> PushStreamRequest:
+    return read_push_stream(message.SerializeToString(), max_payloads=4096)
+
+
 def opening(**fields: Any) -> Request:
     given: dict[str, Any] = {"buffer": "math", "consumer": "trainer", "batch_size": 1} | fields
     return Request(open=service_pb2.SampleStreamOpen(**given))
@@ -49,8 +53,11 @@ def opening(**fields: Any) -> Request:
 
 async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Backend) -> None:
     requests = [
-        service_pb2.PushStreamRequest(
-            sequence=number, push=service_pb2.PushRequest(buffer=name, payload=payload((number, 0)))
+        streamed(
+            service_pb2.PushStreamRequest(
+                sequence=number,
+                push=service_pb2.PushRequest(buffer=name, payload=payload((number, 0))),
+            )
         )
         for number, name in enumerate(["math", "none", "math"] * 50)
     ]
@@ -64,8 +71,8 @@ async def test_a_drain_ends_both_streams(backend: Backend) -> None:
     hold = asyncio.Event()
     sessions = [
         PushSession(backend, saying([], hold)).responses(),
-        SampleSession(backend, saying([opening(), Request(credits=1)], hold)).responses(),
-        SampleSession(backend, saying([], hold)).responses(),
+        sampling(backend, saying([opening(), Request(credits=1)], hold)),
+        sampling(backend, saying([], hold)),
     ]
     waits = [asyncio.ensure_future(anext(session, None)) for session in sessions]
     await asyncio.sleep(0)
@@ -77,7 +84,7 @@ async def test_a_drain_ends_both_streams(backend: Backend) -> None:
 async def test_a_wrong_message_ends_the_stream_with_its_status(
     backend: Backend, message: Request
 ) -> None:
-    stream = SampleSession(backend, saying([opening(), message], asyncio.Event())).responses()
+    stream = sampling(backend, saying([opening(), message], asyncio.Event()))
     with pytest.raises(errors.InvalidRequestError, match="unexpected message"):
         await asyncio.wait_for(anext(stream), 10)
 
@@ -87,10 +94,10 @@ async def test_more_credits_than_a_thousand_all_count(backend: Backend) -> None:
     for task in range(15):
         await buffer.ingest.push(push(*((task, run) for run in range(97))))
     said = [opening(), Request(credits=1300)]
-    stream = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    stream = sampling(backend, saying(said, asyncio.Event()))
     for _ in range(1300):
         assert (await asyncio.wait_for(anext(stream), 10)).frame.last
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     await buffer.drain()
     assert len(buffer.leasing.table) == 0
 
@@ -100,10 +107,10 @@ async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend:
     await buffer.ingest.push(push(*((1, run) for run in range(20))))
     before = asyncio.all_tasks()
     said = [opening(), Request(credits=20)]
-    stream = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    stream = sampling(backend, saying(said, asyncio.Event()))
     lease_id = (await anext(stream)).frame.lease.id
     await buffer.desk.ack(lease_id)
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     await buffer.drain()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -116,21 +123,77 @@ async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
     buffer = backend.buffer("math")
     await buffer.ingest.push(push((1, 0)))
     said = [opening(), Request(credits=1)]
-    first = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    first = sampling(backend, saying(said, asyncio.Event()))
     lease_id = (await anext(first)).frame.lease.id
     ack = Request(ack=service_pb2.AckLeases(ids=[lease_id, 999]))
-    answers = SampleSession(backend, saying([opening(), ack])).responses()
+    answers = sampling(backend, saying([opening(), ack]))
     results = [answer.lease_result async for answer in answers]
     assert [(r.lease_id, r.error.code) for r in results] == [(lease_id, 0), (999, 5)]
-    await first.aclose()  # type: ignore[attr-defined]
+    await first.aclose()
     assert len(buffer.contents) == 0
+
+
+async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
+    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = backend.buffer("math")
+    await buffer.ingest.push(push(*((1, run) for run in range(7))))
+    said = [opening(), Request(credits=7)]
+    stream = sampling(backend, saying(said, asyncio.Event()))
+    ids = [(await asyncio.wait_for(anext(stream), 10)).frame.lease.id for _ in range(7)]
+    await buffer.drain()
+    commit, all_came = world.store.commit, asyncio.Barrier(7)
+
+    def commit_with_others(batch: Any) -> Awaitable[None]:
+        committed = commit(batch)
+
+        async def wait() -> None:
+            await asyncio.wait_for(all_came.wait(), 10)
+            await committed
+
+        return wait()
+
+    monkeypatch.setattr(world.store, "commit", commit_with_others)
+    ack = Request(ack=service_pb2.AckLeases(ids=[*ids[:4], 999, *ids[4:]]))
+    answers = sampling(backend, saying([opening(), ack]))
+    results = [answer.lease_result async for answer in answers]
+    monkeypatch.undo()
+    assert [result.lease_id for result in results] == [*ids[:4], 999, *ids[4:]]
+    assert [result.error.code for result in results] == [0, 0, 0, 0, 5, 0, 0, 0]
+    assert len(buffer.contents) == 0
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_leases_go_to_the_disk_ahead_and_come_back_unblamed(
+    backend: Backend, packed: bool
+) -> None:
+    """Several credits, a batch that isn't read: the next ones are leased, and not sent."""
+    await backend.registry.create("large", settings(group_by="none"))
+    buffer = backend.buffer("large")
+    asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
+    for run in range(8):
+        large = experience(1, run, extra={"x": torch.zeros(4 * MEBI, dtype=torch.uint8)})
+        await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
+    stream: Any = sampling(backend, saying([asked, Request(credits=8)], asyncio.Event()))
+    await asyncio.wait_for(anext(stream), 10)
+    await buffer.drain()
+    assert 4 <= len(buffer.leasing.table) <= 6
+    await stream.aclose()
+    await buffer.drain()
+    assert len(buffer.leasing.table) == 0
+    lease, why = await buffer.desk.sample("trainer", want(8), asyncio.Event())
+    assert lease is not None, why
+    deliveries = [unit.num_deliveries for unit in lease.units]
+    assert deliveries[0] == 2
+    assert deliveries[3:] == [1] * 5
 
 
 async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Backend) -> None:
     buffer = backend.buffer("math")
     await buffer.ingest.push(push((1, 0)))
     said = [opening(), Request(credits=2)]
-    stream = SampleSession(backend, saying(said, asyncio.Event())).responses()
+    stream = sampling(backend, saying(said, asyncio.Event()))
     lease_id = (await anext(stream)).frame.lease.id
     assert await backend.registry.delete("math", force=True) == 1
     with pytest.raises(errors.ConsumerNotFoundError):
@@ -148,9 +211,9 @@ async def test_a_stream_reads_no_more_than_its_reader_takes(backend: Backend, pa
     asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
     for run in range(8):
         large = experience(1, run, extra={"x": torch.zeros(size, dtype=torch.uint8)})
-        await buffer.ingest.push(Push(payload=trxp.encode([large])))
+        await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
     said = saying([asked, Request(credits=8)], asyncio.Event())
-    stream: Any = SampleSession(backend, said).responses()
+    stream: Any = sampling(backend, said)
     num_batches = 0
     while num_batches < 7:
         message = await asyncio.wait_for(anext(stream), 10)
@@ -168,7 +231,7 @@ async def test_a_stream_waits_for_the_bytes_of_others(backend: Backend) -> None:
     await backend.buffer("math").ingest.push(push((1, 0)))
     held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
     said = saying([opening(), Request(credits=1)], asyncio.Event())
-    stream: Any = SampleSession(backend, said).responses()
+    stream: Any = sampling(backend, said)
     first = asyncio.ensure_future(anext(stream))
     for _ in range(100):
         await asyncio.sleep(0)

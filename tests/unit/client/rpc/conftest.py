@@ -66,9 +66,14 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
         elif failure is not None:
             context.abort_with_status(status.to_status(failure))
 
+    def singles(self, request: pb.PushRequest) -> list[bytes]:
+        """Each pushed experience's payload."""
+        payloads = filter(None, (request.payload, *request.payloads))
+        return [single for payload in payloads for single in trxp.split(payload)]
+
     def _store(self, request: pb.PushRequest) -> pb.PushResponse:
         response = pb.PushResponse(policy_version=17)
-        for index, payload in enumerate(trxp.split(request.payload)):
+        for index, payload in enumerate(self.singles(request)):
             [item] = trxp.read(payload)
             assert not isinstance(item, ExperienceBufferError)
             outcome = response.outcomes.add(index=index, uid=item.eid.uid)

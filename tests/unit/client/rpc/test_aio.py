@@ -69,7 +69,7 @@ async def test_push_splits_retries_and_joins(script: Any, buffer: AsyncClient) -
     )
     assert [outcome.index for outcome in result.outcomes] == list(range(8))
     assert result.num_stored == 8
-    sizes = [len(trxp.split(request.payload)) for request in script.requests]
+    sizes = [len(script.singles(request)) for request in script.requests]
     assert sizes == [3, 3, 3, 3, 1, 0]
     assert script.metadata[0]["authorization"] == "Bearer secret"
 
@@ -222,16 +222,18 @@ async def test_writer_batches_by_count_and_flushes(script: Any, buffer: AsyncCli
         await writer.append([experience(11), experience(12)])
         await writer.flush()
         assert writer.counts.num_stored == 13
-    sizes = [len(trxp.split(request.push.payload)) for request in script.requests]
+    sizes = [len(script.singles(request.push)) for request in script.requests]
     assert sizes == [5, 5, 3]
 
 
 async def test_writer_sends_after_lingering(script: Any, buffer: AsyncClient) -> None:
     writer = buffer.writer(options=WriterOptions(linger_seconds=0.01))
-    await writer.append(experience(1))
-    async with asyncio.timeout(10):
-        while not writer.counts.num_stored:
-            await asyncio.sleep(0.01)
+    for run in range(3):
+        await writer.append(experience(run))
+        async with asyncio.timeout(10):
+            while writer.counts.num_stored == run:
+                await asyncio.sleep(0.01)
+    assert len(script.requests) == 3
     await writer.close()
 
 

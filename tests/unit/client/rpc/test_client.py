@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from typing import Any
 
 import grpc
@@ -71,7 +72,7 @@ def test_push_returns_outcomes_at_the_callers_positions(script: Any, buffer: Cli
     assert [o.uid for o in result.outcomes[:7]] == [experience(run).eid.uid for run in range(7)]
     assert (result.num_stored, result.num_duplicates, result.refused) == (9, 0, ())
     assert result.policy_version == 17
-    sizes = [len(trxp.split(request.payload)) for request in script.requests]
+    sizes = [len(script.singles(request)) for request in script.requests]
     assert sizes == [3, 3, 1, 0]
     assert [request.group_size for request in script.requests] == [11] * 4
 
@@ -370,6 +371,28 @@ def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: Client) ->
         next(stream)
 
 
+def test_an_ack_goes_on_beside_the_next_batch(script: Any, buffer: Client) -> None:
+    script.batches += [[payload(1)], [payload(2)], [payload(3)], [payload(4)]]
+    with buffer.stream(1, prefetch=1) as stream:
+        first = next(stream)
+        pending = first.begin_ack(7)
+        second = next(stream)
+        assert (pending.result(), pending.result()) == (0, 0)
+        assert script.acks == [(first.lease_id, 7, None)]
+        assert second.begin_ack().result() == 0
+        third = next(stream)
+        assert script.acked == [first.lease_id, second.lease_id]
+    assert script.ended_streams.acquire(timeout=10)
+    late = third.begin_ack()
+    with pytest.raises(LeaseNotFoundError):
+        late.result()
+    fourth = buffer.sample(1)
+    unsent = fourth.begin_ack(8)
+    assert fourth.lease_id not in script.acked
+    assert unsent.result() == 0
+    assert script.acks[-1] == (fourth.lease_id, 8, None)
+
+
 def test_stream_reconnects_and_old_acks_go_unary(script: Any, buffer: Client) -> None:
     script.batches += [[payload(1)], [payload(2)]]
     script.break_sample_after.append(1)
@@ -435,10 +458,22 @@ def test_writer_batches_and_flushes(script: Any, buffer: Client) -> None:
         writer.flush()
         assert writer.counts.num_stored == 13
         assert writer.counts.num_pending == 0
-    sizes = [len(trxp.split(request.push.payload)) for request in script.requests]
+    sizes = [len(script.singles(request.push)) for request in script.requests]
     assert sizes == [5, 5, 3]
     assert {request.push.buffer for request in script.requests} == {"math"}
     assert {request.push.group_size for request in script.requests} == {7}
+
+
+def test_writer_sends_after_lingering(script: Any, buffer: Client) -> None:
+    writer = buffer.writer(options=WriterOptions(linger_seconds=0.01))
+    for run in range(3):
+        writer.append(experience(run))
+        deadline = time.monotonic() + 10
+        while writer.counts.num_stored == run:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
+    assert len(script.requests) == 3
+    writer.close()
 
 
 def test_writer_sends_again_what_a_broken_stream_left_unanswered(

@@ -1,0 +1,56 @@
+"""Metadata about to be written: what is plainly plain data is seen at a glance.
+
+`_normal` decides about everything else, and says what is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from experience_buffer._limits import DEFAULT_LIMITS
+from experience_buffer._normal import Normaliser
+
+_ATOMS: Final = frozenset({str, type(None), float, bool, bytes})
+_TEXT: Final = frozenset({str})
+_MAX_INT: Final = 2**63
+_MAX_DEPTH: Final = 16
+"""Far below the limit, since whatever is deeper is only looked at once more."""
+
+
+def plain_metas(metas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the experiences' metadata as plain data, the very same objects where they are that.
+
+    Raises:
+        TrxpError: As `Normaliser.normal`.
+    """
+    if _room_after(metas, DEFAULT_LIMITS.max_nodes, _MAX_DEPTH) >= 0:
+        return metas
+    normaliser = Normaliser(DEFAULT_LIMITS)
+    return [normaliser.normal(meta, index=index) for index, meta in enumerate(metas)]
+
+
+def _room_after(container: Any, room: int, max_depth: int) -> int:
+    """How many more values fit after a list or dict; below 0 where it may not be plain data.
+
+    Only what is common is known here. What is shared is walked, and counted, each time.
+    """
+    values = container
+    if type(container) is dict:
+        if not _TEXT.issuperset(map(type, container)):
+            return -1
+        values = container.values()
+    room -= len(container) + 1
+    for value in values:
+        kind = type(value)
+        if kind in _ATOMS:
+            continue
+        if kind is int:
+            if not -_MAX_INT < value < _MAX_INT:
+                return -1
+        elif kind is dict or kind is list:
+            room = _room_after(value, room, max_depth - 1) if max_depth else -1
+            if room < 0:
+                return room
+        else:
+            return -1
+    return room

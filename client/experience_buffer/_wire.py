@@ -1,0 +1,118 @@
+"""Push requests as the bytes that go over the wire, in which each payload is copied once.
+
+protobuf would copy a payload into the message, into the message around it, and again to serialise
+both. It writes and reads everything else of these messages. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from google.protobuf.message import Message
+
+from experience_buffer import _convert, _sample_wire
+from experience_buffer.v1 import service_pb2 as pb
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+
+if TYPE_CHECKING:
+    from experience_buffer.values import Tombstone
+
+Pieces: TypeAlias = Sequence[bytes | memoryview]
+"""A payload as what it is joined of; views are of bytes."""
+
+_LARGE_BYTES: Final = 8 * 1024 * 1024
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def _tag(message: type[Message], field: str) -> bytes:
+    """What comes before the length of a bytes or message field."""
+    return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
+
+
+_FIRST: Final = _tag(pb.PushRequest, "payload")
+_MORE: Final = _tag(pb.PushRequest, "payloads")
+_PUSH: Final = _tag(pb.PushStreamRequest, "push")
+
+
+def push_fields(*, buffer: str, group_size: int, tombstones: Sequence[Tombstone] = ()) -> bytes:
+    """Everything of a `PushRequest` but its payloads."""
+    return pb.PushRequest(
+        buffer=buffer,
+        tombstones=[_convert.tombstone_to_message(item) for item in tombstones],
+        group_size=group_size,
+    ).SerializeToString()
+
+
+def push_request(fields: bytes, payloads: Iterable[Pieces]) -> bytes:
+    """A `PushRequest`.
+
+    Args:
+        fields: What `push_fields` returned.
+        payloads: TRXP payloads, at least one.
+    """
+    return b"".join(_push_parts(fields, payloads))
+
+
+def push_stream_request(sequence: int, fields: bytes, payloads: Iterable[Pieces]) -> bytes:
+    """A `PushStreamRequest`; see `push_request`."""
+    head = pb.PushStreamRequest(sequence=sequence).SerializeToString()
+    parts = _push_parts(fields, payloads)
+    return b"".join([head, _PUSH, _varint(sum(map(len, parts))), *parts])
+
+
+def make_stub(channel: Any) -> Any:
+    """A stub of the service, whose `Push` and `PushStream` take requests as bytes.
+
+    Its `Sample` and `SampleStream` return `_sample_wire.Received`.
+
+    Args:
+        channel: A `grpc.Channel` or `grpc.aio.Channel`.
+    """
+    keep_large_blocks()
+    stub: Any = ExperienceBufferStub(channel)
+    stub.Push = channel.unary_unary(
+        f"/{_SERVICE}/Push", response_deserializer=pb.PushResponse.FromString
+    )
+    stub.Sample = channel.unary_unary(
+        f"/{_SERVICE}/Sample",
+        request_serializer=pb.SampleRequest.SerializeToString,
+        response_deserializer=_sample_wire.read_response,
+    )
+    stub.SampleStream = channel.stream_stream(
+        f"/{_SERVICE}/SampleStream",
+        request_serializer=pb.SampleStreamRequest.SerializeToString,
+        response_deserializer=_sample_wire.read_stream_response,
+    )
+    stub.PushStream = channel.stream_stream(
+        f"/{_SERVICE}/PushStream", response_deserializer=pb.PushStreamResponse.FromString
+    )
+    return stub
+
+
+def keep_large_blocks() -> None:
+    """Let this process keep the memory of messages that it has sent, for those that come.
+
+    glibc returns large blocks to the kernel, and gets them back page by page, until it has seen one
+    of their size being freed. With messages of a megabyte that takes as long as everything else.
+    Twice this size may stay with the process.
+    """
+    bytearray(_LARGE_BYTES)
+
+
+def _push_parts(fields: bytes, payloads: Iterable[Pieces]) -> list[bytes | memoryview]:
+    parts: list[bytes | memoryview] = [fields]
+    tag = _FIRST
+    for pieces in payloads:
+        parts += (tag, _varint(sum(map(len, pieces))), *pieces)
+        tag = _MORE
+    return parts

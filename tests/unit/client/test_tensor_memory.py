@@ -1,0 +1,54 @@
+"""Payloads whose tensors are still the experience's own memory."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from experience_buffer import EID, Experience, _push, trxp
+from experience_buffer.options import ClientOptions
+
+
+def made(tokens: Tensor) -> Experience:
+    return Experience(eid=EID(1, 2, 3, 4, "a"), tokens=tokens, prompt_length=3)
+
+
+def test_what_a_writer_was_given_can_be_changed_afterwards() -> None:
+    given = made(torch.arange(7))
+    before = trxp.encode([given])
+    [(start, end, payload)] = _push.encode_payloads([given], ClientOptions())
+    given.tokens += 1
+    given.info["x"] = 1
+    assert (start, end, payload) == (0, 1, before)
+
+
+def test_pieces_outlive_what_they_are_views_of() -> None:
+    tokens = torch.arange(300_000)
+    expected = trxp.encode([made(tokens)])
+    pieces = _push.encode([made(tokens.clone())])
+    gc.collect()
+    others = [torch.full((300_000,), number) for number in range(5)]
+    assert b"".join(pieces) == expected
+    assert len(others) == 5
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        torch.arange(40_000).view(2, -1).T.flatten().view(-1, 2)[:, 1],
+        torch.arange(20_000).view(1, -1).expand(5, -1)[1:, ::2],
+        torch._neg_view(torch.arange(20_000)),
+        torch._neg_view(torch.arange(20_000))[::3],
+        torch.arange(5.0, requires_grad=True),
+        torch.arange(20_000)[7:9_999],
+        torch.zeros(4, 0),
+        torch.nn.Parameter(torch.arange(5.0)),
+    ],
+    ids=lambda tokens: "-".join(map(str, tokens.shape)),
+)
+def test_a_view_is_written_as_it_reads(tokens: Tensor) -> None:
+    copied = torch.tensor(tokens.tolist(), dtype=tokens.dtype).view(tokens.shape)
+    assert trxp.encode([made(tokens)]) == trxp.encode([made(copied)])

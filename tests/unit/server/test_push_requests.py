@@ -1,0 +1,160 @@
+"""Push requests read from bytes: the same as protobuf reads, and refuses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer_server import push_requests
+from experience_buffer_server.push_requests import PushRequest, read_push, read_push_stream
+from tests.fuzz import mutations
+
+MAX_PAYLOADS = 31
+
+tombstones = st.builds(
+    types_pb2.Tombstone, id=st.builds(types_pb2.ExperienceId, batch=st.text()), reason=st.text()
+)
+pushes = st.builds(
+    service_pb2.PushRequest,
+    buffer=st.text(max_size=200),
+    payload=st.binary(max_size=300),
+    tombstones=st.lists(tombstones, max_size=3),
+    group_size=st.integers(0, 2**32 - 1),
+    payloads=st.lists(st.binary(max_size=300), max_size=5),
+)
+streamed = st.builds(service_pb2.PushStreamRequest, sequence=st.integers(0, 2**64 - 1), push=pushes)
+numbers = st.integers(0, 2**64 - 1) | st.sampled_from((0, 1, 127, 128, 2**28 - 1, 2**28, 2**31))
+
+
+def varint(value: int, *, padding: int = 0) -> bytes:
+    """A number as protobuf writes it, or longer."""
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    for _ in range(padding):
+        data[-1] |= 0x80
+        data.append(0)
+    return bytes(data)
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> bytes:
+    """One field on the wire: known or not, of any type, sometimes longer than need be, or broken."""
+    number, wire_type = draw(st.integers(0, 7)), draw(st.integers(0, 7) | st.sampled_from((0, 2)))
+    padding = draw(st.sampled_from((0, 0, 0, 1, 3, 9)))
+    tag = varint(number << 3 | wire_type, padding=draw(st.sampled_from((0, 0, 0, 1, 5))))
+    if wire_type == 0:
+        return tag + varint(draw(numbers), padding=padding)
+    if wire_type == 2:
+        content = draw(st.binary(max_size=20) | st.text(max_size=9).map(str.encode))
+        length = max(len(content) + draw(st.sampled_from((0, 0, 0, 0, 1, -1, 2**31))), 0)
+        return tag + varint(length, padding=padding) + content
+    return tag + draw(st.binary(max_size=9))
+
+
+def as_read(request: PushRequest) -> tuple[Any, ...]:
+    payloads = [bytes(payload) for payload in request.payloads]
+    return request.buffer, payloads, list(request.tombstones), request.group_size
+
+
+def as_parsed(message: service_pb2.PushRequest) -> tuple[Any, ...]:
+    payloads = [payload for payload in (message.payload, *message.payloads) if payload]
+    return message.buffer, payloads, list(message.tombstones), message.group_size
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    """What reading gives, or the words of the refusal."""
+    try:
+        return read()
+    except DecodeError as error:
+        return str(error)
+
+
+def compare(data: bytes) -> None:
+    """Both kinds of requests are read, or refused, as protobuf does."""
+    parsed = outcome(lambda: as_parsed(service_pb2.PushRequest.FromString(data)))
+    assert outcome(lambda: as_read(read_push(data, max_payloads=MAX_PAYLOADS))) == parsed
+    compare_streamed(data)
+    compare_streamed(b"\x08\x07\x12" + varint(len(data)) + data)
+
+
+def compare_streamed(data: bytes) -> None:
+    def parse() -> tuple[Any, ...]:
+        message = service_pb2.PushStreamRequest.FromString(data)
+        return message.sequence, as_parsed(message.push)
+
+    def read() -> tuple[Any, ...]:
+        request = read_push_stream(data, max_payloads=MAX_PAYLOADS)
+        return request.sequence, as_read(request.push)
+
+    assert outcome(read) == outcome(parse)
+
+
+@given(pushes, pushes)
+def test_what_is_written_is_read(
+    first: service_pb2.PushRequest, then: service_pb2.PushRequest
+) -> None:
+    compare(first.SerializeToString())
+    # Two messages one after the other are one: the last value counts, or lists go on.
+    compare(first.SerializeToString() + then.SerializeToString())
+
+
+@given(streamed, streamed)
+def test_what_is_streamed_is_read(
+    first: service_pb2.PushStreamRequest, then: service_pb2.PushStreamRequest
+) -> None:
+    compare_streamed(first.SerializeToString())
+    compare_streamed(first.SerializeToString() + then.SerializeToString())
+
+
+@given(st.lists(fields(), max_size=6).map(b"".join))
+@example(b"\x12")
+@example(b"\x12\x80")
+@example(b"\x12\x02a")
+@example(b"\x12\x81\x00a")
+@example(b"\x12\x81\x80\x80\x80\x00a")
+@example(b"\x12\x81\x80\x80\x80\x80\x00a")
+@example(b"\x92\x00\x01a")
+@example(b"\x0a\x01\xff")
+@example(b"\x20\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
+@example(b"\x20\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01")
+@example(b"\x2b\x12\x01a\x2c")
+@example(b"\x00\x01")
+def test_any_fields_are_read_as_protobuf_reads_them(data: bytes) -> None:
+    compare(data)
+
+
+@given(pushes, st.randoms(use_true_random=False))
+def test_what_is_damaged_is_read_or_refused_as_protobuf_does(
+    push: service_pb2.PushRequest, rng: random.Random
+) -> None:
+    compare(mutations.of_bytes(push.SerializeToString(), rng))
+
+
+def test_payloads_are_views_of_the_request() -> None:
+    push = service_pb2.PushRequest(buffer="b", payload=b"first", payloads=[b"", b"second"])
+    data = service_pb2.PushStreamRequest(sequence=3, push=push).SerializeToString()
+    read = read_push_stream(data, max_payloads=MAX_PAYLOADS)
+    views = [payload for payload in read.push.payloads if isinstance(payload, memoryview)]
+    assert [view.obj is data for view in views] == [True, True]
+    assert [bytes(view) for view in views] == [b"first", b"second"]
+    assert read.push.num_bytes == push.ByteSize()
+
+
+def test_very_many_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = service_pb2.PushRequest(payloads=[b"a"] * 37).SerializeToString()
+    assert len(read_push(data, max_payloads=MAX_PAYLOADS).payloads) == 37
+    monkeypatch.setattr(push_requests, "_MAX_FIELDS", 36)
+    read = read_push(data, max_payloads=37)
+    assert [type(payload) for payload in read.payloads] == [bytes] * 37
+    with pytest.raises(DecodeError, match="37 payloads, 36 are allowed"):
+        read_push(data, max_payloads=36)
