@@ -83,7 +83,8 @@ class BufferPort:
     def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
         """Push in one call."""
         tombstones = [(eid(task, run), "gone") for task, run, _ in dead]
-        push = Push(payloads=[payload(live)], tombstones=tombstones)
+        payloads = [payload(live)] if live else []
+        push = Push(payloads=payloads, tombstones=tombstones)
         return [outcome.status.value for outcome in self.run(self.buffer.ingest.push(push))]
 
     def seal(self, key: str) -> None:
