@@ -202,6 +202,9 @@ def _inputs(
         if isinstance(item, TrxpError):
             raise item
         inputs.append(experience_input(item, run, names=names))
+        # A push may wait for this processor. The kernel lets even a process of low priority finish
+        # its slice, some milliseconds, before it takes the processor away.
+        os.sched_yield()
     return inputs
 
 

@@ -26,7 +26,7 @@ _RETRY_SECONDS = 1.0
 _PART_BYTES = 32 * 1024
 """Advantages that are stored with one commit, about: what a push may have to wait for."""
 
-_REST = 4.0 / (os.cpu_count() or 1)
+_REST = 6.0 / (os.cpu_count() or 1)
 """While pushes come in, for how many times as long as it took to store a part nothing more is
 stored, and so computed: with few processors everything that runs makes pushes wait."""
 
