@@ -25,6 +25,7 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.store.lmdb_store import LmdbStore
+from experience_buffer_server.turns import Turns
 
 _MAX_TIMEOUT_SECONDS = 3600.0
 _MAX_BATCH_SIZE = 65_536
@@ -48,6 +49,8 @@ class Backend:
     """What clients and buffers may hold at once."""
     responses: Responses = field(init=False)
     """What may be on its way to clients."""
+    turns: Turns = field(init=False, default_factory=Turns)
+    """Of pushes, whose reading takes the event loop for long."""
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.limits, self.registry.metrics)
@@ -100,6 +103,7 @@ class Backend:
                 f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
                 subject="group_size",
             )
+        await self.turns.take()
         outcomes = await buffer.ingest.push(
             Push(
                 payloads=request.payloads,
