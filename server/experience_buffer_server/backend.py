@@ -97,13 +97,15 @@ class Backend:
         remaining_seconds: float | None,
         charge: Charge,
     ) -> service_pb2.PushResponse:
+        await self.turns.take()
+        # Meanwhile the server may have begun to stop, and the buffer may have been deleted.
         self.check_can_store()
+        buffer = self.buffer(buffer.name)
         if request.group_size > MAX_GROUP_SIZE:
             raise errors.InvalidRequestError(
                 f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
                 subject="group_size",
             )
-        await self.turns.take()
         outcomes = await buffer.ingest.push(
             Push(
                 payloads=request.payloads,
