@@ -14,6 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from experience_buffer._varint import varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 
@@ -35,15 +36,6 @@ class Received(NamedTuple, Generic[M]):
     """Of its experiences, in their order; views keep all of the message in memory."""
     packed: bytes | memoryview
     """The packed bytes; empty where there are none."""
-
-
-def _varint(value: int) -> bytes:
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
 
 
 def _tag(message: type[Message], field: str) -> int:
@@ -72,16 +64,16 @@ def experience_pieces(
         payload: A TRXP payload.
     """
     rest = experience.SerializeToString()
-    size = _varint(len(payload))
+    size = varint(len(payload))
     head = b"%c%b%c%b" % (
-        _EXPERIENCES, _varint(1 + len(size) + len(payload) + len(rest)), _PAYLOAD, size,
+        _EXPERIENCES, varint(1 + len(size) + len(payload) + len(rest)), _PAYLOAD, size,
     )  # fmt: skip
     return head, payload, rest
 
 
 def packed_pieces(message: type[Message], pieces: Pieces) -> Pieces:
     """The packed bytes of a `SampleFrame` or `SampleResponse`."""
-    return b"%c%b" % (_PACKED[message], _varint(sum(map(len, pieces)))), *pieces
+    return b"%c%b" % (_PACKED[message], varint(sum(map(len, pieces)))), *pieces
 
 
 def frame_response(frame: pb.SampleFrame, large: Pieces) -> bytes:
@@ -93,7 +85,7 @@ def frame_response(frame: pb.SampleFrame, large: Pieces) -> bytes:
     """
     rest = frame.SerializeToString()
     length = sum(map(len, large)) + len(rest)
-    return b"".join([b"%c%b" % (_FRAME, _varint(length)), *large, rest])
+    return b"".join([b"%c%b" % (_FRAME, varint(length)), *large, rest])
 
 
 def sample_response(response: pb.SampleResponse, large: Pieces) -> bytes:
@@ -159,7 +151,7 @@ def _cut(view: memoryview, start: int, kind: type[L]) -> Received[L] | None:
             if not payloads and num_bytes < MIN_CUT_BYTES:
                 return None
             payloads.append(view[first:stop])
-            rest += (b"%c%b" % (_EXPERIENCES, _varint(start - stop)), view[stop:start])
+            rest += (b"%c%b" % (_EXPERIENCES, varint(start - stop)), view[stop:start])
     if start > end or not (payloads or packed):
         return None
     rest.append(view[start:])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from google.protobuf.message import Message
 
 from experience_buffer import _convert, _sample_wire
+from experience_buffer._varint import varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 
@@ -25,18 +26,9 @@ _LARGE_BYTES: Final = 8 * 1024 * 1024
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 
 
-def _varint(value: int) -> bytes:
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
-
-
 def _tag(message: type[Message], field: str) -> bytes:
     """What comes before the length of a bytes or message field."""
-    return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
+    return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
 
 
 _FIRST: Final = _tag(pb.PushRequest, "payload")
@@ -67,7 +59,7 @@ def push_stream_request(sequence: int, fields: bytes, payloads: Iterable[Pieces]
     """A `PushStreamRequest`; see `push_request`."""
     head = pb.PushStreamRequest(sequence=sequence).SerializeToString()
     parts = _push_parts(fields, payloads)
-    return b"".join([head, _PUSH, _varint(sum(map(len, parts))), *parts])
+    return b"".join([head, _PUSH, varint(sum(map(len, parts))), *parts])
 
 
 def make_stub(channel: Any) -> Any:
@@ -113,6 +105,6 @@ def _push_parts(fields: bytes, payloads: Iterable[Pieces]) -> list[bytes | memor
     parts: list[bytes | memoryview] = [fields]
     tag = _FIRST
     for pieces in payloads:
-        parts += (tag, _varint(sum(map(len, pieces))), *pieces)
+        parts += (tag, varint(sum(map(len, pieces))), *pieces)
         tag = _MORE
     return parts
