@@ -19,7 +19,7 @@ from pydantic_settings import (
 )
 
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
-from experience_buffer_server.access.settings import AccessSection, TlsSection
+from experience_buffer_server.access_settings import AccessSection, TlsSection
 from experience_buffer_server.advantages import custom
 from experience_buffer_server.buffer_settings import GIBI, KIBI, MEBI, BufferSettings
 from experience_buffer_server.consumer_settings import Name, Section

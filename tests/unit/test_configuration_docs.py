@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from experience_buffer_server.access.settings import AccessSection, TlsSection
+from experience_buffer_server.access_settings import AccessSection, TlsSection
 from experience_buffer_server.advantages import ESTIMATORS, custom
 from experience_buffer_server.buffer_settings import (
     AdvantageSettings,

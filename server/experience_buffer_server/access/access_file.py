@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from experience_buffer_server.access.grants import Grants, parse, read_entries
-from experience_buffer_server.access.settings import GrantSettings
+from experience_buffer_server.access_settings import GrantSettings
 from experience_buffer_server.config import ConfigurationError
 
 _MAX_BYTES = 4 * 2**20

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from experience_buffer_server.access.settings import ROLES, AccessFile, GrantSettings, Role
+from experience_buffer_server.access_settings import ROLES, AccessFile, GrantSettings, Role
 from experience_buffer_server.config import ConfigurationError, explain
 
 EVERY_BUFFER = "*"

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from experience_buffer_server.access.settings import TlsSection
+from experience_buffer_server.access_settings import TlsSection
 from experience_buffer_server.config import ConfigurationError
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experience_buffer_server.access import access_file
-from experience_buffer_server.access.settings import GrantSettings
+from experience_buffer_server.access_settings import GrantSettings
 from experience_buffer_server.config import ConfigurationError, explain
 
 app = typer.Typer(help="Tokens and grants of an access file.", no_args_is_help=True)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from experience_buffer_server.access import access_file
 from experience_buffer_server.access.grants import Grants, digest_of, parse
-from experience_buffer_server.access.settings import GrantSettings
+from experience_buffer_server.access_settings import GrantSettings
 from experience_buffer_server.cli import app
 from experience_buffer_server.config import ConfigurationError
 

@@ -21,7 +21,7 @@ from experience_buffer_server.access.exposure import check_exposure, target
 from experience_buffer_server.access.grants import Grants, digest_of
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.access.reload import Followed
-from experience_buffer_server.access.settings import GrantSettings
+from experience_buffer_server.access_settings import GrantSettings
 from experience_buffer_server.callers import LOCAL_NAME, address_of, caller_of
 from experience_buffer_server.config import ConfigurationError, Settings
 

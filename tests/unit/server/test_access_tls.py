@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.access.settings import TlsSection
 from experience_buffer_server.access.tls import Certificates
+from experience_buffer_server.access_settings import TlsSection
 from experience_buffer_server.config import ConfigurationError
 from tests.integration.credentials import Authority
 
