@@ -108,7 +108,7 @@ class WriterOptions:
 
     max_pending_bytes: int = 64 * 1024 * 1024
     """Payload bytes that may wait for their outcome; `append` blocks beyond."""
-    max_batch_items: int = 256
+    max_batch_items: int = 128
     """Most experiences in one request."""
     max_batch_bytes: int = 4 * 1024 * 1024
     """Payload of one request; one larger experience goes alone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, starmap
 from typing import NamedTuple, Protocol
 
 from experience_buffer import errors, trxp
@@ -24,6 +25,7 @@ from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.proportion import each_alone
 from experience_buffer_server.store.base import BufferRow, Store
+from experience_buffer_server.turns import Turn
 
 
 class PushStatus(StrEnum):
@@ -57,6 +59,17 @@ class Push:
     def num_bytes(self) -> int:
         """Size of all payloads."""
         return sum(map(len, self.payloads))
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A push that was read, each of its experiences for itself."""
+
+    candidates: list[Candidate | Refusal]
+    settings: BufferSettings
+    """The buffer's, by which they were admitted."""
+    published: int | None
+    """The policy version that was published then."""
 
 
 @dataclass(slots=True)
@@ -94,14 +107,45 @@ class Reading:
         self._max_items = limits.max_push_items
         self._limits = limits.payload_limits
 
-    def read(self, push: Push) -> Arrived:
-        """Read a push, and see what of it is new.
+    async def admit(self, push: Push, turn: Turn) -> Admitted:
+        """Read a push, a slice at a time.
+
+        Args:
+            push: The request.
+            turn: The caller's, which pauses between the slices.
 
         Raises:
             TrxpError: A payload as a whole can't be read.
             InvalidRequestError: More items, or payloads, than a push may hold.
         """
-        candidates = self._candidates(push)
+        settings, published = self._owner.settings, self._owner.row.policy_version
+        candidates = []
+        for candidate in self._candidates(push):
+            candidates.append(candidate)
+            if turn.is_long:
+                await turn.pause()
+        return Admitted(candidates, settings, published)
+
+    def read(self, push: Push, admitted: Admitted | None = None) -> Arrived:
+        """See what of a push is new.
+
+        Args:
+            push: The request.
+            admitted: What `admit` made of it, for which the rules may have changed since then; None:
+                it is admitted now.
+
+        Raises:
+            TrxpError: A payload as a whole can't be read.
+            InvalidRequestError: More items, or payloads, than a push may hold.
+        """
+        if (
+            admitted is None
+            or admitted.settings is not self._owner.settings
+            or admitted.published != self._owner.row.policy_version
+        ):
+            candidates = list(self._candidates(push))
+        else:
+            candidates = admitted.candidates
         repeats: dict[int, int] = {}
         outcomes = self._outcomes(candidates, repeats)
         fresh = [
@@ -111,14 +155,13 @@ class Reading:
         ]
         return Arrived(outcomes, repeats, fresh)
 
-    def _candidates(self, push: Push) -> list[Candidate | Refusal]:
-        candidates = each_alone(
-            self._admitted(push), pushed_bytes=push.num_bytes, limits=self._limits
+    def _candidates(self, push: Push) -> Iterator[Candidate | Refusal]:
+        admitted = self._admitted(push)
+        found = chain(
+            each_alone(admitted, pushed_bytes=push.num_bytes, limits=self._limits),
+            starmap(entomb, push.tombstones),
         )
-        candidates += [entomb(eid, reason) for eid, reason in push.tombstones]
-        if self._owner.settings.group_by == "none":
-            return [_without_tombstone(candidate) for candidate in candidates]
-        return candidates
+        return map(_without_tombstone, found) if self._owner.settings.group_by == "none" else found
 
     def _admitted(self, push: Push) -> Iterator[Candidate | Refusal]:
         """What all payloads hold, each experience at the gate as soon as its payload is read.

@@ -78,6 +78,11 @@ class Backend:
             ResourceExhaustedError: Too much waits for its commit or for room.
         """
         buffer = self.buffer(request.buffer)
+        if request.group_size > MAX_GROUP_SIZE:
+            raise errors.InvalidRequestError(
+                f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
+                subject="group_size",
+            )
         with self.pending(buffer, request.num_bytes) as charge:
             return await self._push(buffer, request, remaining_seconds, charge)
 
@@ -97,28 +102,37 @@ class Backend:
         remaining_seconds: float | None,
         charge: Charge,
     ) -> service_pb2.PushResponse:
-        await self.turns.take()
-        # Meanwhile the server may have begun to stop, and the buffer may have been deleted.
-        self.check_can_store()
-        buffer = self.buffer(buffer.name)
-        if request.group_size > MAX_GROUP_SIZE:
-            raise errors.InvalidRequestError(
-                f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
-                subject="group_size",
-            )
-        outcomes = await buffer.ingest.push(
-            Push(
+        turn = await self.turns.take()
+        try:
+            buffer = self._open_buffer(buffer.name)
+            push = Push(
                 payloads=request.payloads,
                 tombstones=wire.tombstones_from(request.tombstones),
                 group_size=request.group_size,
-            ),
-            self._patience(buffer, remaining_seconds),
-            charge,
-        )
+            )
+            admitted = await buffer.ingest.reading.admit(push, turn)
+        finally:
+            turn.end()
+        # What follows, up to the commit, belongs to the turn: nothing is waited for.
+        buffer = self._open_buffer(buffer.name)
+        patience = self._patience(buffer, remaining_seconds)
+        storing = buffer.ingest.push(push, patience, charge, admitted)
+        del admitted
+        outcomes = await storing
         return service_pb2.PushResponse(
             outcomes=[wire.outcome_message(i, outcome) for i, outcome in enumerate(outcomes)],
             policy_version=buffer.row.policy_version,
         )
+
+    def _open_buffer(self, name: str) -> Buffer:
+        """The buffer as it is now, after a wait: it may have been deleted, and the server may stop.
+
+        Raises:
+            UnavailableError: The server is draining.
+            BufferNotFoundError: There is no such buffer any more.
+        """
+        self.check_can_store()
+        return self.buffer(name)
 
     def _patience(self, buffer: Buffer, remaining_seconds: float | None) -> Patience:
         seconds = buffer.settings.full_timeout_seconds

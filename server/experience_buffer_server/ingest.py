@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
-from experience_buffer_server.arrival import Arrived, Outcome, Push, PushStatus, Reading
+from experience_buffer_server.arrival import Admitted, Arrived, Outcome, Push, PushStatus, Reading
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
@@ -77,7 +77,8 @@ class Ingest:
         self._intake = intake
         self._store = store
         self._metrics = metrics
-        self._reading = Reading(owner, contents, store, limits)
+        self.reading = Reading(owner, contents, store, limits)
+        """Reads pushes."""
         self._joining = Joining(owner, contents, store, metrics)
         self._tasks = tasks
         self.line = PushLine(owner, intake.may_go, metrics, max_waiting=limits.max_waiting_pushes)
@@ -85,7 +86,11 @@ class Ingest:
         contents.on_less = self.line.look
 
     async def push(
-        self, push: Push, patience: Patience | None = None, charge: Charge = _UNCOUNTED
+        self,
+        push: Push,
+        patience: Patience | None = None,
+        charge: Charge = _UNCOUNTED,
+        admitted: Admitted | None = None,
     ) -> list[Outcome]:
         """Store what can be stored; one outcome per experience, then one per tombstone.
 
@@ -93,6 +98,7 @@ class Ingest:
             push: The request.
             patience: For how long it may wait for room where the settings say so; None: not at all.
             charge: What it holds, and may hold.
+            admitted: What `reading` made of it just now; None: it is read here.
 
         Raises:
             TrxpError: A payload as a whole can't be read; nothing is stored.
@@ -104,7 +110,9 @@ class Ingest:
             BufferNotFoundError: The buffer was deleted while it waited.
         """
         self._metrics.pushed_bytes(self._owner.name, push.num_bytes)
-        arrived = self._read(push, charge)
+        arrived = self._read(push, charge, admitted)
+        # Each experience alone can take many times its part of the request.
+        del admitted
         batch = self._store.batch()
         place: Place | None = None
         try:
@@ -116,7 +124,6 @@ class Ingest:
                 charge.waits()
                 place = place or self.line.join(shortage, [new.uid for _, new in arrived.fresh])
                 place.shortage = shortage._replace(label=place.shortage.label)
-                # Each experience alone can take many times its part of the request.
                 del arrived
                 await self._wait(place, shortage, patience)
                 arrived = self._read(push, charge)
@@ -130,9 +137,9 @@ class Ingest:
         await self._make_durable(batch, entries, arrived.outcomes)
         return self._count([outcome for outcome in arrived.outcomes if outcome is not None])
 
-    def _read(self, push: Push, charge: Charge) -> Arrived:
+    def _read(self, push: Push, charge: Charge, admitted: Admitted | None = None) -> Arrived:
         """Read a push as it is now: what is stored, and the settings, change while it waits."""
-        arrived = self._reading.read(push)
+        arrived = self.reading.read(push, admitted)
         charge.takes(sum(len(candidate.payload) for _, candidate in arrived.fresh))
         return arrived
 

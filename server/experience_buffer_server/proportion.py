@@ -5,7 +5,7 @@ Pure. A text that experiences share travels once and is stored with each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
@@ -17,8 +17,8 @@ def each_alone(
     *,
     pushed_bytes: int,
     limits: Limits = DEFAULT_LIMITS,
-) -> list[Candidate | Refusal]:
-    """Collect the candidates of one push, as long as what they share stays in proportion.
+) -> Iterator[Candidate | Refusal]:
+    """Pass on the candidates of one push, as long as what they share stays in proportion.
 
     Args:
         candidates: Made one by one as they are asked for.
@@ -28,10 +28,8 @@ def each_alone(
     Raises:
         InvalidRequestError: Together they take far more than the payload; no more are made.
     """
-    found = []
     room = most = limits.max_alone_bytes(pushed_bytes)
     for candidate in candidates:
-        found.append(candidate)
         room -= len(candidate.payload) if isinstance(candidate, Candidate) else 0
         if room < 0:
             raise InvalidRequestError(
@@ -40,4 +38,4 @@ def each_alone(
                 "(the client's max_push_items), or raise server.max_message_bytes",
                 subject="payload",
             )
-    return found
+        yield candidate

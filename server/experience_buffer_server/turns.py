@@ -3,7 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from typing import Final
+
+_SLICE_SECONDS: Final = 1e-3
+"""A turn pauses after so long: others on the loop wait no longer than that for it."""
+_NUM_STEPS: Final = 4
+"""Steps that everybody else may take in each pause, and between two turns. What needs several in a
+row, one waking the next, isn't held up before each of them."""
+
+
+class Turn:
+    """A turn that was taken; belongs to the one who took it, who ends it."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._since = time.perf_counter()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has lasted long enough for a pause."""
+        return time.perf_counter() - self._since > _SLICE_SECONDS
+
+    async def pause(self) -> None:
+        """Let everybody go on but those who wait for a turn."""
+        for _ in range(_NUM_STEPS):
+            await asyncio.sleep(0)
+        self._since = time.perf_counter()
+
+    def end(self) -> None:
+        """Let the next have its turn, as soon as the caller waits for anything, and others went on."""
+        self._turns._rest(_NUM_STEPS)
 
 
 class Turns:
@@ -19,11 +50,10 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False
 
-    async def take(self) -> None:
-        """Wait for a turn; it lasts until the caller next waits for anything."""
-        loop = asyncio.get_running_loop()
+    async def take(self) -> Turn:
+        """Wait for a turn; `Turn.end` follows, whatever happens."""
         if self._is_taken:
-            turn: asyncio.Future[None] = loop.create_future()
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
                 await turn
@@ -32,7 +62,13 @@ class Turns:
                     self._pass_on()
                 raise
         self._is_taken = True
-        loop.call_soon(self._pass_on)
+        return Turn(self)
+
+    def _rest(self, num_steps: int) -> None:
+        if num_steps:
+            asyncio.get_running_loop().call_soon(self._rest, num_steps - 1)
+        else:
+            self._pass_on()
 
     def _pass_on(self) -> None:
         while self._waiting:

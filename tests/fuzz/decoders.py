@@ -71,7 +71,7 @@ def push(data: bytes) -> None:
         _check_errors(str(item) for item in items if isinstance(item, TrxpError))
         sound = (item for item in items if isinstance(item, Item))
         admitted = (admit(item, _settings()[kind], published=5) for item in sound)
-        found = each_alone(admitted, pushed_bytes=len(data), limits=LIMITS)
+        found = list(each_alone(admitted, pushed_bytes=len(data), limits=LIMITS))
         _check_errors(one.message for one in found if isinstance(one, Refusal))
         stored = [one for one in found if isinstance(one, Candidate) and not one.tombstone]
         for candidate in stored if len(data) % 4 == 0 else ():

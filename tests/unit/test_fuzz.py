@@ -59,7 +59,7 @@ def answer(data: bytes) -> str:
             else admit(item, BufferSettings())
             for item in items
         )
-        found = each_alone(admitted, pushed_bytes=len(data), limits=LIMITS)
+        found = list(each_alone(admitted, pushed_bytes=len(data), limits=LIMITS))
     except ExperienceBufferError as error:
         return str(error)
     return next((one.message for one in found if isinstance(one, Refusal)), "")

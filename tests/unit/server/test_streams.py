@@ -17,7 +17,7 @@ from experience_buffer_server.buffer_settings import MEBI
 from experience_buffer_server.callers import caller_of
 from experience_buffer_server.config import Settings
 from experience_buffer_server.ingest import Push
-from experience_buffer_server.push_requests import PushStreamRequest, read_push, read_push_stream
+from experience_buffer_server.push_requests import PushStreamRequest, read_push_stream
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
@@ -65,26 +65,6 @@ async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Bac
     assert [answer.sequence for answer in answers] == list(range(150))
     assert {answer.error.code for answer in answers[1::3]} == {5}
     assert backend.buffer("math").contents.num_items == 100
-
-
-@pytest.mark.parametrize("happens", ["delete", "drain"])
-async def test_a_push_that_waits_for_its_turn_sees_what_has_happened(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, happens: str
-) -> None:
-    turn = asyncio.Event()
-    monkeypatch.setattr(backend.turns, "take", turn.wait)
-    message = service_pb2.PushRequest(buffer="math", payload=payload((1, 0)))
-    request = read_push(message.SerializeToString(), max_payloads=1)
-    pushing = asyncio.create_task(backend.push(request))
-    await asyncio.sleep(0)
-    if happens == "delete":
-        assert await backend.registry.delete("math", force=True) == 0
-    else:
-        backend.draining.set()
-    turn.set()
-    expected = {"delete": errors.BufferNotFoundError, "drain": errors.UnavailableError}[happens]
-    with pytest.raises(expected):
-        await pushing
 
 
 async def test_a_drain_ends_both_streams(backend: Backend) -> None:

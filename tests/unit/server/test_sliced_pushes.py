@@ -1,0 +1,113 @@
+"""Pushes that are read in slices: what happens in between, and in which order they end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from experience_buffer import errors, trxp
+from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer_server import turns
+from experience_buffer_server.backend import Backend
+from experience_buffer_server.config import Settings
+from experience_buffer_server.push_requests import PushRequest, read_push
+from experience_buffer_server.registry import Registry
+from experience_buffer_server.snapshot_settings import SnapshotsSection
+from experience_buffer_server.snapshots import Snapshots
+from tests.unit.server.builders import World, experience, payload, settings
+
+NUM_RUNS = 6
+
+
+@pytest.fixture
+async def backend(world: World, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """A backend whose pushes pause after each experience."""
+    monkeypatch.setattr(turns, "_SLICE_SECONDS", -1.0)
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    await registry.create("math", settings(on_future_version="refuse"))
+    snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
+    return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
+
+
+def request(task: int, num_runs: int = NUM_RUNS) -> PushRequest:
+    members = [experience(task, run, info={"model_version": 3}) for run in range(num_runs)]
+    message = service_pb2.PushRequest(
+        buffer="math", payloads=[trxp.encode([member]) for member in members]
+    )
+    return read_push(message.SerializeToString(), max_payloads=100)
+
+
+async def happen(backend: Backend, what: str) -> None:
+    if what == "delete":
+        assert await backend.registry.delete("math", force=True) == 0
+    else:
+        backend.draining.set()
+
+
+ENDS = {"delete": errors.BufferNotFoundError, "drain": errors.UnavailableError}
+
+
+@pytest.mark.parametrize("what", ENDS)
+async def test_a_push_that_waits_for_its_turn_sees_what_has_happened(
+    backend: Backend, what: str
+) -> None:
+    before = await backend.turns.take()
+    pushing = asyncio.create_task(backend.push(request(1)))
+    await asyncio.sleep(0)
+    await happen(backend, what)
+    before.end()
+    with pytest.raises(ENDS[what]):
+        await pushing
+
+
+@pytest.mark.parametrize("what", ENDS)
+async def test_a_push_that_pauses_sees_what_has_happened(backend: Backend, what: str) -> None:
+    pushing = asyncio.create_task(backend.push(request(1)))
+    await asyncio.sleep(0)
+    await happen(backend, what)
+    with pytest.raises(ENDS[what]):
+        await pushing
+    (await asyncio.wait_for(backend.turns.take(), 5)).end()
+
+
+async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> None:
+    pushing = asyncio.create_task(backend.push(request(1)))
+    for _ in range(2 * turns._NUM_STEPS):
+        await asyncio.sleep(0)
+    await backend.registry.publish("math", 2)
+    found = {outcome.reason for outcome in (await pushing).outcomes}
+    assert found == {types_pb2.REFUSAL_REASON_FUTURE_VERSION}
+    assert backend.buffer("math").contents.num_items == 0
+
+
+async def test_small_pushes_do_not_overtake_large_ones(backend: Backend) -> None:
+    sizes = [NUM_RUNS, 1, 3, 2]
+    pushes = [backend.push(request(task, size)) for task, size in enumerate(sizes)]
+    await asyncio.gather(*pushes)
+    buffer = backend.buffer("math")
+    entries = sorted(buffer.contents, key=lambda entry: entry.record.seq)
+    tasks = [entry.record.uid.split("/")[1] for entry in entries]
+    assert tasks == [str(task) for task, size in enumerate(sizes) for _ in range(size)]
+
+
+async def test_others_go_on_while_a_push_is_read(backend: Backend) -> None:
+    seen = 0
+    pushing = asyncio.create_task(backend.push(request(1)))
+    while not backend.buffer("math").contents.num_items:
+        seen += 1
+        await asyncio.sleep(0)
+    assert seen >= NUM_RUNS * turns._NUM_STEPS
+    assert len((await pushing).outcomes) == NUM_RUNS
+
+
+async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backend) -> None:
+    message = service_pb2.PushRequest(buffer="math", payloads=[payload((1, 0)), b"TRXP"])
+    broken = read_push(message.SerializeToString(), max_payloads=100)
+    results = await asyncio.gather(
+        backend.push(broken), backend.push(request(2)), return_exceptions=True
+    )
+    assert isinstance(results[0], errors.TrxpError)
+    assert isinstance(results[1], service_pb2.PushResponse)
+    assert backend.buffer("math").contents.num_items == NUM_RUNS
