@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,10 @@ class LazyPacked:
     """The bytes of a packed batch, read when first asked for. It can be shared between threads.
 
     Args:
-        data: A bytearray is taken over: tensors become views on it. Of bytes a copy is made.
+        data: What is writable is taken over: tensors become views on it. Of bytes a copy is made.
     """
 
-    def __init__(self, data: bytes | bytearray) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self._data = data
         self._parsed: PackedBatch | None = None
         self._lock = threading.Lock()
@@ -37,7 +38,35 @@ class LazyPacked:
             return self._parsed
 
     def __reduce__(self) -> tuple[type[LazyPacked], tuple[bytes | bytearray]]:
-        return LazyPacked, (self._data,)
+        data = self._data
+        return LazyPacked, (bytearray(data) if isinstance(data, memoryview) else data,)
+
+
+class LazyPayloads:
+    """The payloads of a batch, copied out of the messages they came in when first asked for.
+
+    It can be shared between threads.
+
+    Args:
+        views: The payloads; views keep their messages in memory until they are copied.
+    """
+
+    def __init__(self, views: Iterable[bytes | memoryview]) -> None:
+        self._views: tuple[bytes | memoryview, ...] = tuple(views)
+
+    @property
+    def views(self) -> tuple[bytes | memoryview, ...]:
+        """The payloads as they are now; nothing is copied."""
+        return self._views
+
+    def copies(self) -> tuple[bytes, ...]:
+        """The payloads, from now on without their messages."""
+        copies = tuple(map(bytes, self._views))
+        self._views = copies
+        return copies
+
+    def __reduce__(self) -> tuple[type[LazyPayloads], tuple[tuple[bytes, ...]]]:
+        return LazyPayloads, (self.copies(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -62,8 +91,8 @@ class BatchData:
     uids: tuple[str, ...]
     groups: tuple[str, ...]
     """Each experience's group key; empty texts in ungrouped buffers."""
-    payloads: tuple[bytes, ...]
-    """Each a TRXP payload of one experience."""
+    content: LazyPayloads
+    """What `payloads` and `experiences` are made of."""
     num_deliveries: tuple[int, ...]
     """How often each has been delivered to this consumer, this delivery included."""
     staleness: tuple[int | None, ...]
@@ -108,6 +137,11 @@ class BatchData:
         )
 
     @property
+    def payloads(self) -> tuple[bytes, ...]:
+        """Each experience as a TRXP payload of its own."""
+        return self.content.copies()
+
+    @property
     def packed(self) -> PackedBatch:
         """The columns of a batch that was asked for with `format="packed"`; read when first used.
 
@@ -134,4 +168,4 @@ class BatchData:
             return [packed.of(index) for index in range(len(packed))]
         from experience_buffer import trxp
 
-        return [experience for payload in self.payloads for experience in trxp.decode(payload)]
+        return [each for payload in self.content.views for each in trxp.decode(payload)]

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from google.protobuf.struct_pb2 import ListValue, Struct
 
-from experience_buffer._batch_data import LazyPacked
+from experience_buffer._batch_data import LazyPacked, LazyPayloads
 from experience_buffer._names import ANNOTATE_REFUSAL, PUSH_STATUS, REFUSAL_REASON, STATE, UNIT
 from experience_buffer.outcomes import AnnotateOutcome, PushOutcome
 from experience_buffer.v1 import service_pb2, types_pb2
@@ -84,8 +84,8 @@ def batch_fields(
     lease: types_pb2.Lease | None,
     end: service_pb2.SampleResponse | service_pb2.SampleFrame,
     *,
-    payloads: Sequence[bytes],
-    packed: bytes | bytearray,
+    payloads: Sequence[bytes | memoryview],
+    packed: bytearray | memoryview,
     num_bytes: int | None,
     received_time: float,
 ) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def batch_fields(
         lease: None when nothing was delivered.
         end: The message with the batch's totals: the response, or the last frame.
         payloads: Those of the experiences.
-        packed: The packed batch; empty when it isn't one.
+        packed: The packed batch, writable; empty when it isn't one.
         num_bytes: Payload bytes of the batch; None: as many as came.
         received_time: `time.monotonic()` at the receipt.
     """
@@ -107,7 +107,7 @@ def batch_fields(
         "world_size": lease.world_size if lease else 0,
         "uids": tuple(item.uid for item in experiences),
         "groups": tuple(item.group for item in experiences),
-        "payloads": tuple(payloads),
+        "content": LazyPayloads(payloads),
         "num_deliveries": tuple(item.num_deliveries for item in experiences),
         "staleness": tuple(_optional(item, "staleness") for item in experiences),
         "flags": tuple(tuple(item.flags) for item in experiences),

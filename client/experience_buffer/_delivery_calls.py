@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from experience_buffer import _convert, _sample_wire
+from experience_buffer import _convert, _memory, _sample_wire
 from experience_buffer._calls import Call, build
 from experience_buffer._names import FORMAT
 from experience_buffer.consumer_options import SampleFormat
@@ -92,8 +92,8 @@ def sample(
             response.experiences,
             lease,
             response,
-            payloads=[bytes(payload) for payload in received.payloads],
-            packed=bytearray(received.packed),
+            payloads=received.payloads,
+            packed=_memory.joined((received.packed,)),
             num_bytes=None,
             received_time=time.monotonic(),
         )

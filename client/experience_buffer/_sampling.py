@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from experience_buffer import _convert, _sample_wire, status
+from experience_buffer import _convert, _memory, _sample_wire, status
 from experience_buffer._calls import build
 from experience_buffer._delivery_calls import given, rank_of
 from experience_buffer._names import FORMAT
@@ -161,7 +161,7 @@ class FrameAssembler:
     def __init__(self, plan: StreamPlan) -> None:
         self._plan = plan
         self._experiences: list[types_pb2.SampledExperience] = []
-        self._payloads: list[bytes] = []
+        self._payloads: list[bytes | memoryview] = []
         self._packed: list[bytes | memoryview] = []
         self._partial_lease = 0
 
@@ -179,7 +179,7 @@ class FrameAssembler:
         """Add a frame; the fields of the batch that it completes, if it does."""
         frame = received.message.frame
         self._experiences.extend(frame.experiences)
-        self._payloads += map(bytes, received.payloads)
+        self._payloads += received.payloads
         if received.packed:
             self._packed.append(received.packed)
         self._partial_lease = frame.lease.id
@@ -190,8 +190,8 @@ class FrameAssembler:
             frame.lease if frame.HasField("lease") else None,
             frame,
             payloads=self._payloads,
-            # One copy in all; into a bytearray, since a packed batch's tensors are views on it.
-            packed=bytearray().join(self._packed),
+            # One copy in all; writable, since a packed batch's tensors are views on it.
+            packed=_memory.joined(self._packed),
             num_bytes=frame.batch_bytes,
             received_time=received_time,
         )

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from experience_buffer import trxp
+from experience_buffer import _memory, trxp
 from experience_buffer._frame import frame_pieces, split_frame
 from experience_buffer._item import DTYPE_NAMES, META_FIELDS, MULTI_MODAL_PREFIX, TENSOR_FIELDS
 from experience_buffer._limits import Limits
@@ -135,11 +135,9 @@ def _aligned(payload: bytes | bytearray | memoryview, limits: Limits) -> memoryv
     """Copy a payload so that its tensors' data, sorted by element size, is aligned."""
     _, section = split_frame(payload, limits=limits)
     data_bytes = max(0, len(section) - 8 - int.from_bytes(section[:8], "little"))
-    num_bytes = len(memoryview(payload))
-    padding = -(num_bytes - data_bytes) % _ALIGNMENT_BYTES
-    copy = bytearray(padding + num_bytes)
-    copy[padding:] = payload
-    return memoryview(copy)[padding:]
+    whole = memoryview(payload)
+    padding = -(len(whole) - data_bytes) % _ALIGNMENT_BYTES
+    return memoryview(_memory.joined((bytes(padding), whole)))[padding:]
 
 
 _read_meta = attrgetter(*META_FIELDS)

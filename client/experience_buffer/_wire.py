@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from google.protobuf.message import Message
 
-from experience_buffer import _convert, _sample_wire
+from experience_buffer import _convert, _memory, _sample_wire
 from experience_buffer._varint import varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Pieces: TypeAlias = Sequence[bytes | memoryview]
 """A payload as what it is joined of; views are of bytes."""
 
-_LARGE_BYTES: Final = 8 * 1024 * 1024
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 
 
@@ -70,7 +69,7 @@ def make_stub(channel: Any) -> Any:
     Args:
         channel: A `grpc.Channel` or `grpc.aio.Channel`.
     """
-    keep_large_blocks()
+    _memory.keep_large_blocks()
     stub: Any = ExperienceBufferStub(channel)
     stub.Push = channel.unary_unary(
         f"/{_SERVICE}/Push", response_deserializer=pb.PushResponse.FromString
@@ -89,16 +88,6 @@ def make_stub(channel: Any) -> Any:
         f"/{_SERVICE}/PushStream", response_deserializer=pb.PushStreamResponse.FromString
     )
     return stub
-
-
-def keep_large_blocks() -> None:
-    """Let this process keep the memory of messages that it has sent, for those that come.
-
-    glibc returns large blocks to the kernel, and gets them back page by page, until it has seen one
-    of their size being freed. With messages of a megabyte that takes as long as everything else.
-    Twice this size may stay with the process.
-    """
-    bytearray(_LARGE_BYTES)
 
 
 def _push_parts(fields: bytes, payloads: Iterable[Pieces]) -> list[bytes | memoryview]:

@@ -34,6 +34,8 @@ _BUFFER = "bench"
 _TIMEOUT_SECONDS = 60.0
 _PENDING_BYTES = 8 * 2**20
 """An eighth of the default, so that the queue is full when a window of time begins."""
+_PENDING_ITEMS = 8
+"""At least; of images one alone exceeds the bytes."""
 
 
 @contextmanager
@@ -124,7 +126,8 @@ class BackgroundWriter(PushWriter):
 
     def __init__(self, address: str, size: Size, writer: int) -> None:
         super().__init__(address, size, writer)
-        options = WriterOptions(max_pending_bytes=_PENDING_BYTES)
+        pending = max(_PENDING_BYTES, _PENDING_ITEMS * size.num_bytes)
+        options = WriterOptions(max_pending_bytes=pending)
         self._background = self._client.writer(buffer=_BUFFER, options=options)
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -109,21 +107,3 @@ def test_a_raw_payload_is_sent_as_it_is_with_all_tombstones() -> None:
         )
         request = pb.PushRequest.FromString(chunk.request)
         assert (request.payload, len(request.tombstones), len(chunk.positions)) == (b"raw", 3, 0)
-
-
-_FAULTS = """
-import resource
-from experience_buffer import _wire
-
-_wire.keep_large_blocks()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(30):
-    blocks = [b"x" * 1_000_000 for _ in range(4)]
-    del blocks
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def test_large_blocks_are_kept() -> None:
-    num_faults = int(subprocess.check_output([sys.executable, "-c", _FAULTS]))
-    assert num_faults < 5_000, "28,000 where each block is had anew"
