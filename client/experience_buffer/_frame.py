@@ -11,6 +11,7 @@ from experience_buffer import _safetensors
 from experience_buffer._limits import Limits
 from experience_buffer._safetensors import TensorView
 from experience_buffer._trxp_error import trxp_error
+from experience_buffer.errors import TrxpError
 
 MAGIC: Final = b"TRXP"
 VERSION: Final = 1
@@ -28,34 +29,48 @@ def split_frame(
         TrxpError: The payload isn't TRXP version 1, is cut short, or bytes follow it.
     """
     view = memoryview(payload)
+    if len(view) < _FRAME.size:
+        raise _frame_error(view, limits)
+    magic, version, metadata_bytes, tensor_bytes = _FRAME.unpack_from(view)
+    is_sound = (
+        magic == MAGIC
+        and version == VERSION
+        and metadata_bytes <= limits.max_metadata_bytes
+        and _FRAME.size + metadata_bytes + tensor_bytes == len(view)
+    )
+    if not is_sound:
+        raise _frame_error(view, limits)
+    boundary = _FRAME.size + metadata_bytes
+    return view[_FRAME.size : boundary], view[boundary:]
+
+
+def _frame_error(view: memoryview, limits: Limits) -> TrxpError:
+    """What is wrong with a frame that isn't sound."""
     if bytes(view[:4]) != MAGIC:
-        raise trxp_error(
+        return trxp_error(
             "the payload doesn't begin with `TRXP`; legacy pickles are never loaded, so write it "
             "again with Experience.serialize()",
             where="frame",
         )
     if len(view) < _FRAME.size:
-        raise trxp_error(
+        return trxp_error(
             f"{len(view)} bytes are too few for a frame of {_FRAME.size}", where="frame"
         )
     _, version, metadata_bytes, tensor_bytes = _FRAME.unpack_from(view)
     if version != VERSION:
-        raise trxp_error(f"TRXP version {version}; this reader knows {VERSION}", where="frame")
+        return trxp_error(f"TRXP version {version}; this reader knows {VERSION}", where="frame")
     if metadata_bytes > limits.max_metadata_bytes:
-        raise trxp_error(
+        return trxp_error(
             f"metadata of {metadata_bytes} bytes exceeds the limit of "
             f"{limits.max_metadata_bytes} (max_metadata_bytes)",
             where="frame",
         )
     num_bytes = _FRAME.size + metadata_bytes + tensor_bytes
-    if num_bytes != len(view):
-        raise trxp_error(
-            f"the lengths add up to {num_bytes} bytes, but the payload has {len(view)}; send one "
-            "payload at a time, whole",
-            where="frame",
-        )
-    boundary = _FRAME.size + metadata_bytes
-    return view[_FRAME.size : boundary], view[boundary:]
+    return trxp_error(
+        f"the lengths add up to {num_bytes} bytes, but the payload has {len(view)}; send one "
+        "payload at a time, whole",
+        where="frame",
+    )
 
 
 def join_frame(
@@ -81,6 +96,16 @@ def frame_pieces(
         tensors: Names (`index:field`) and tensors.
         keys: The metadata's own keys, as the very objects the items may share.
     """
+    return framed(metadata, _safetensors.write(tensors), keys=keys)
+
+
+def framed(
+    metadata: list[Any] | memoryview,
+    section: list[bytes | memoryview],
+    *,
+    keys: tuple[str, ...],
+) -> list[bytes | memoryview]:
+    """Do what `frame_pieces` does, with the tensors as the pieces of their file."""
     if isinstance(metadata, list):
         version, num_items, items = keys
         pickled: bytes | memoryview = pickle.dumps(
@@ -88,6 +113,5 @@ def frame_pieces(
         )
     else:
         pickled = metadata
-    pieces = _safetensors.write(tensors)
-    tensor_bytes = sum(map(len, pieces))
-    return [_FRAME.pack(MAGIC, VERSION, len(pickled), tensor_bytes), pickled, *pieces]
+    section_bytes = sum(map(len, section))
+    return [_FRAME.pack(MAGIC, VERSION, len(pickled), section_bytes), pickled, *section]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
 
-from experience_buffer._frame import KEYS, join_frame
+from experience_buffer import _safetensors
+from experience_buffer._frame import KEYS, framed
 from experience_buffer._normal import Normaliser
 from experience_buffer._safetensors import TensorView
 from experience_buffer._trxp_error import shown, trxp_error
@@ -74,6 +75,7 @@ _EID_KEYS: Final = {"batch", "task", "run", "step", "suffix"}
 _CUSTOM_KEYS: Final = {"source_field", "destination_field", "data_type"}
 _MAX_EID_CHARS: Final = 4096
 """Size of batch, task and suffix each: uids are made of them, and shared texts would multiply."""
+_NO_IMAGES: Final = frozenset(TENSOR_FIELDS)
 _NONE: Final = type(None)
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "reward": (_NONE, float, int, bool),
@@ -114,11 +116,9 @@ class Item:
         The metadata is written anew, so whatever reads it unpickles nothing a sender made; the
         tensors are copied bit for bit.
         """
-        return join_frame(
-            [self.meta],
-            [(f"0:{name}", view) for name, view in self.tensors.items()],
-            keys=self.keys,
-        )
+        fields, views = tuple(self.tensors), list(self.tensors.values())
+        section = _safetensors.write_fields(fields, views, prefix="0:")
+        return b"".join(framed([self.meta], section, keys=self.keys))
 
 
 class _ItemError(Exception):
@@ -195,12 +195,14 @@ def _checked_eid(parts: Any) -> EID:
         raise _ItemError(".eid", "batch and task are int or str")
     if type(run) is not int or type(step) is not int or type(suffix) is not str:
         raise _ItemError(".eid", "run and step are int, suffix is str")
-    is_ascii = True
-    for name, part in (("batch", batch), ("task", task), ("suffix", suffix)):
-        if type(part) is str:
-            is_ascii = is_ascii and part.isascii()
-            if len(part) > _MAX_EID_CHARS:
-                raise _ItemError(f".eid.{name}", f"{len(part)} characters exceed {_MAX_EID_CHARS}")
+    is_ascii = suffix.isascii()
+    if len(suffix) > _MAX_EID_CHARS or type(batch) is str or type(task) is str:
+        for name, part in (("batch", batch), ("task", task), ("suffix", suffix)):
+            if type(part) is str:
+                is_ascii = is_ascii and part.isascii()
+                if len(part) > _MAX_EID_CHARS:
+                    reason = f"{len(part)} characters exceed {_MAX_EID_CHARS}"
+                    raise _ItemError(f".eid.{name}", reason)
     eid = EID(batch, task, run, step, suffix)
     if not is_ascii:
         try:
@@ -222,6 +224,8 @@ def _check_custom_fields(fields: list[Any]) -> None:
 
 
 def _check_multi_modal(keys: list[Any], tensors: dict[str, TensorView]) -> None:
+    if not keys and _NO_IMAGES.issuperset(tensors):
+        return
     images = [name for name in tensors if name.startswith(MULTI_MODAL_PREFIX)]
     if not keys and not images:
         return

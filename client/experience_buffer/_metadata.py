@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from experience_buffer._limits import DEFAULT_LIMITS
 from experience_buffer._normal import Normaliser
 
 _ATOMS: Final = frozenset({str, type(None), float, bool, bytes})
-_TEXT: Final = frozenset({str})
 _MAX_INT: Final = 2**63
 _MAX_DEPTH: Final = 16
 """Far below the limit, since whatever is deeper is only looked at once more."""
@@ -29,17 +29,12 @@ def plain_metas(metas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [normaliser.normal(meta, index=index) for index, meta in enumerate(metas)]
 
 
-def _room_after(container: Any, room: int, max_depth: int) -> int:
-    """How many more values fit after a list or dict; below 0 where it may not be plain data.
+def _room_after(values: Collection[Any], room: int, max_depth: int) -> int:
+    """How many more values fit after those of a list or dict; below 0 where one may not be plain data.
 
     Only what is common is known here. What is shared is walked, and counted, each time.
     """
-    values = container
-    if type(container) is dict:
-        if not _TEXT.issuperset(map(type, container)):
-            return -1
-        values = container.values()
-    room -= len(container) + 1
+    room -= len(values) + 1
     for value in values:
         kind = type(value)
         if kind in _ATOMS:
@@ -47,10 +42,18 @@ def _room_after(container: Any, room: int, max_depth: int) -> int:
         if kind is int:
             if not -_MAX_INT < value < _MAX_INT:
                 return -1
-        elif kind is dict or kind is list:
-            room = _room_after(value, room, max_depth - 1) if max_depth else -1
+        elif kind is not dict and kind is not list:
+            return -1
+        elif not value:
+            room -= 1
+        else:
+            members = value
+            if kind is dict:
+                for key in value:
+                    if type(key) is not str:
+                        return -1
+                members = value.values()
+            room = _room_after(members, room, max_depth - 1) if max_depth else -1
             if room < 0:
                 return room
-        else:
-            return -1
     return room

@@ -7,40 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from operator import itemgetter
-from typing import Final, TypeAlias, TypeGuard
+from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
+from experience_buffer._tensor_layout import ITEM_BYTES as ITEM_BYTES
+from experience_buffer._tensor_layout import keep_layout, kept_layout, known_layouts, layout
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.errors import TrxpError
 
-ITEM_BYTES: Final = {
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
-    "F32": 4,
-    "U32": 4,
-    "I32": 4,
-    "BF16": 2,
-    "F16": 2,
-    "U16": 2,
-    "I16": 2,
-    "F8_E5M2FNUZ": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E8M0": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
-"""Size of one element by dtype code, in the order in which the format's writer sorts tensors."""
-
-_RANKS: Final = {code: rank for rank, code in enumerate(ITEM_BYTES)}
 _MAX_DIMENSIONS: Final = 64
 _MAX_EMPTY_ELEMENTS: Final = 2**48
 _MAX_KEPT_TENSORS: Final = 64
@@ -51,6 +28,7 @@ _ENTRY: Final = re.compile(
     r',"shape":\[((?:\d{1,18}(?:,\d{1,18})*)?)\],"data_offsets":\[(\d{1,18}),(\d{1,18})\]\}'
 )
 """An entry as the format's writer writes it, with the brace or comma before it."""
+_SIZE: Final = re.compile(rb'"shape":\[(\d{1,18})\]')
 _ENTRY_CHARS: Final = len('{"":{"dtype":"","shape":[],"data_offsets":[,]}')
 
 _range = itemgetter(3, 4)
@@ -73,6 +51,14 @@ class TensorView:
     """The elements, little endian, row-major: `prod(shape) * ITEM_BYTES[dtype]` bytes."""
 
 
+class Table(NamedTuple):
+    """The tensors of a file, in the order of its header."""
+
+    names: tuple[str, ...]
+    """One may occur more than once."""
+    views: list[TensorView]
+
+
 def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorView]]:
     """Read and check a safetensors file.
 
@@ -87,6 +73,12 @@ def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorVi
         TrxpError: The header is damaged, a dtype is unknown, a shape doesn't match its range, or
             the ranges overlap, leave a hole or don't end with the data.
     """
+    table = read_table(data, max_header_bytes=max_header_bytes)
+    return list(zip(table.names, table.views, strict=True))
+
+
+def read_table(data: memoryview, *, max_header_bytes: int) -> Table:
+    """Do what `read` does."""
     if len(data) < 8:
         raise _error(f"the tensor section has {len(data)} bytes; a safetensors file has 8 or more")
     header_bytes = int.from_bytes(data[:8], "little")
@@ -98,18 +90,29 @@ def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorVi
     start = 8 + header_bytes
     if start > len(data):
         raise _error(f"a header of {header_bytes} bytes, but only {len(data) - 8} follow")
+    spelled = bytes(data[8:start])
+    if (known := _known_table(spelled, data[start:])) is not None:
+        return known
     try:
-        header = str(data[8:start], "utf-8")
+        header = spelled.decode()
     except UnicodeDecodeError:
         raise _error("the header isn't UTF-8") from None
     entries = _entries(header)
     if entries is None:
         rows = _json_rows(header)
     elif (plain := _plain_views(entries, data[start:])) is not None:
-        return plain
+        names = tuple([entry[0] for entry in entries])
+        if all(len(view.shape) == 1 for view in plain):
+            keep_layout(spelled, names, tuple([view.dtype for view in plain]))
+        return Table(names, plain)
     else:
         rows = [_row(entry) for entry in entries]
-    _check_tiling(rows, len(data) - start)
+    views = _checked_views(rows, data[start:])
+    return Table(tuple([row[0] for row in rows]), views)
+
+
+def _checked_views(rows: list[_Row], data: memoryview) -> list[TensorView]:
+    _check_tiling(rows, len(data))
     views = []
     for name, dtype, shape, begin, end in rows:
         item_bytes = ITEM_BYTES.get(dtype)
@@ -122,8 +125,31 @@ def read(data: memoryview, *, max_header_bytes: int) -> list[tuple[str, TensorVi
         # Strides are computed of empty tensors too, and must not overflow.
         if begin == end and prod(filter(None, shape)) > _MAX_EMPTY_ELEMENTS:
             raise _error(f"shape {list(shape)!s:.80} is beyond what a tensor may have", name)
-        views.append((name, TensorView(dtype, shape, data[start + begin : start + end])))
+        views.append(TensorView(dtype, shape, data[begin:end]))
     return views
+
+
+def _known_table(spelled: bytes, data: memoryview) -> Table | None:
+    """Read a table of a known layout; None unless it is what `write` makes, padding apart.
+
+    What it must be follows from its sizes alone.
+    """
+    for known in known_layouts(spelled):
+        views: list[TensorView] = []
+        numbers: list[int] = []
+        end = 0
+        kinds = zip(known.dtypes, known.item_bytes, _SIZE.findall(spelled), strict=False)
+        for dtype, item_bytes, digits in kinds:
+            size, begin = int(digits), end
+            end += size * item_bytes
+            numbers += (size, begin, end)
+            views.append(TensorView(dtype, (size,), data[begin:end]))
+        if len(views) != len(known.names) or end != len(data):
+            continue
+        header = (known.template % tuple(numbers)).encode()
+        if spelled.startswith(header) and not spelled[len(header) :].strip(b" "):
+            return Table(known.names, views)
+    return None
 
 
 def write(tensors: Iterable[tuple[str, TensorView]]) -> list[bytes | memoryview]:
@@ -136,50 +162,32 @@ def write(tensors: Iterable[tuple[str, TensorView]]) -> list[bytes | memoryview]
         TrxpError: A name isn't valid Unicode.
     """
     entries = list(tensors)
-    names = tuple([name for name, _ in entries])
-    dtypes = tuple([view.dtype for _, view in entries])
+    names, views = tuple([name for name, _ in entries]), [view for _, view in entries]
+    return write_fields(names, views)
+
+
+def write_fields(
+    names: tuple[str, ...], views: Sequence[TensorView], *, prefix: str = ""
+) -> list[bytes | memoryview]:
+    """Do what `write` does, with the prefix before each name."""
+    dtypes = tuple([view.dtype for view in views])
     is_small = len(names) <= _MAX_KEPT_TENSORS and sum(map(len, names)) <= _MAX_KEPT_CHARS
-    order, template = (_kept_layout if is_small else _layout)(names, dtypes)
-    pieces: list[bytes | memoryview] = [b"", b""]
+    order, template = (kept_layout if is_small else layout)(names, dtypes, prefix)
     numbers: list[object] = []
+    pieces: list[bytes | memoryview] = []
     end = 0
     for place in order:
-        view = entries[place][1]
-        shape, begin = view.shape, end
-        end += len(view.data)
+        view = views[place]
+        shape, data, begin = view.shape, view.data, end
+        end += len(data)
         numbers += (shape[0] if len(shape) == 1 else ",".join(map(str, shape)), begin, end)
-        pieces.append(view.data)
+        pieces.append(data)
     try:
         header = (template % tuple(numbers)).encode()
     except UnicodeEncodeError:
         raise _error("a tensor's name holds half of a surrogate pair; rename it") from None
     padded_bytes = -(-len(header) // 8) * 8
-    pieces[0] = padded_bytes.to_bytes(8, "little")
-    pieces[1] = header.ljust(padded_bytes)
-    return pieces
-
-
-def _layout(names: tuple[str, ...], dtypes: tuple[str, ...]) -> tuple[list[int], str]:
-    """In which order tensors are written, and the header: their shapes and ranges are to be put in."""
-    order = sorted(range(len(names)), key=lambda place: (_RANKS[dtypes[place]], names[place]))
-    lines = []
-    for place in order:
-        name = names[place]
-        quoted = f'"{name}"' if _is_bare(name) else json.dumps(name, ensure_ascii=False)
-        lines.append(
-            f'{quoted.replace("%", "%%")}:{{"dtype":"{dtypes[place]}","shape":[%s],'
-            '"data_offsets":[%s,%s]}'
-        )
-    return order, f"{{{','.join(lines)}}}"
-
-
-_kept_layout = lru_cache(maxsize=128)(_layout)
-"""Most tables have the names and dtypes of one before. What is kept is a few megabytes at most."""
-
-
-def _is_bare(name: str) -> bool:
-    """Whether a name needs no escaping in JSON."""
-    return name.isprintable() and '"' not in name and "\\" not in name
+    return [padded_bytes.to_bytes(8, "little"), header.ljust(padded_bytes), *pieces]
 
 
 def _entries(header: str) -> list[_Entry] | None:
@@ -202,21 +210,21 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(","))) if text else ()
 
 
-def _plain_views(entries: list[_Entry], data: memoryview) -> list[tuple[str, TensorView]] | None:
+def _plain_views(entries: list[_Entry], data: memoryview) -> list[TensorView] | None:
     """Read a table whose tensors follow one another; None for one to be looked at row by row.
 
     So are all that the format's own writer makes. They are checked as they are read.
     """
     views = []
     begin, begin_text = 0, "0"
-    for name, dtype, shape_text, first, last in entries:
+    for _, dtype, shape_text, first, last in entries:
         shape = (int(shape_text),) if shape_text.isdigit() else _sizes(shape_text)
         item_bytes, end = ITEM_BYTES.get(dtype), int(last)
         if first != begin_text or item_bytes is None or prod(shape) * item_bytes != end - begin:
             return None
         if len(shape) > 1 and (begin == end or len(shape) > _MAX_DIMENSIONS):
             return None
-        views.append((name, TensorView(dtype, shape, data[begin:end])))
+        views.append(TensorView(dtype, shape, data[begin:end]))
         begin, begin_text = end, last
     return views if begin == len(data) else None
 

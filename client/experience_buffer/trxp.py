@@ -7,15 +7,17 @@ the safetensors format. Payloads are read without unpickling; torch is needed by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from experience_buffer import _plain, _safetensors
 from experience_buffer._frame import KEYS, join_frame, split_frame
 from experience_buffer._item import Item, read_item, share_keys
 from experience_buffer._limits import DEFAULT_LIMITS, Limits
 from experience_buffer._normal import Normaliser
-from experience_buffer._safetensors import TensorView
+from experience_buffer._safetensors import Table, TensorView
 from experience_buffer._trxp_error import shown, trxp_error
 from experience_buffer.errors import TrxpError
 
@@ -39,6 +41,10 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 """What holds a payload."""
 
+_Place = tuple[tuple[str, ...], Callable[[Sequence[TensorView]], Sequence[TensorView]]]
+_MAX_KEPT: Final = 256
+_MAX_KEPT_CHARS: Final = 16_384
+
 
 def read(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Item | TrxpError]:
     """Read a payload's experiences without making tensors.
@@ -58,7 +64,8 @@ def read(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Item | Trx
     metadata, section = split_frame(payload, limits=limits)
     top, is_suspect = _plain.load(bytes(metadata), limits=limits)
     keys, metas = _checked_top(top, limits)
-    tensors = _tensors_by_item(section, len(metas), limits)
+    table = _safetensors.read_table(section, max_header_bytes=limits.max_header_bytes)
+    tensors = _tensors_by_item(table, len(metas))
     normaliser = Normaliser(limits) if is_suspect else None
     return [
         read_item(index, meta, fields, keys=keys, normaliser=normaliser)
@@ -196,11 +203,21 @@ def _sound(items: list[Item | TrxpError]) -> list[Item]:
     return sound
 
 
-def _tensors_by_item(
-    section: memoryview, num_items: int, limits: Limits
-) -> Iterable[dict[str, TensorView]]:
-    by_index: dict[str, dict[str, TensorView]] = {str(i): {} for i in range(num_items)}
-    for name, view in _safetensors.read(section, max_header_bytes=limits.max_header_bytes):
+def _tensors_by_item(table: Table, num_items: int) -> Iterable[dict[str, TensorView]]:
+    names, views = table.names, table.views
+    is_small = max(len(names), num_items) <= _MAX_KEPT and sum(map(len, names)) <= _MAX_KEPT_CHARS
+    places = (_kept_places if is_small else _places)(names, num_items)
+    return [dict(zip(fields, pick(views), strict=False)) for fields, pick in places]
+
+
+def _places(names: tuple[str, ...], num_items: int) -> Sequence[_Place]:
+    """For each experience its fields, and what takes their tensors out of the table.
+
+    Raises:
+        TrxpError: A name isn't one, or occurs twice.
+    """
+    by_index: dict[str, dict[str, int]] = {str(i): {} for i in range(num_items)}
+    for place, name in enumerate(names):
         index, colon, field = name.partition(":")
         fields = by_index.get(index)
         if fields is None or not colon:
@@ -210,8 +227,18 @@ def _tensors_by_item(
             )
         if field in fields:
             raise trxp_error("the name occurs twice", where=f"tensor table {name[:200]!r}")
-        fields[field] = view
-    return by_index.values()
+        fields[field] = place
+    return [(tuple(fields), _picker(tuple(fields.values()))) for fields in by_index.values()]
+
+
+def _picker(places: tuple[int, ...]) -> Callable[[Sequence[TensorView]], Sequence[TensorView]]:
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda views: [views[place] for place in places]
+
+
+_kept_places = lru_cache(maxsize=64)(_places)
+"""Most tables have the names of one before. What is kept is a few megabytes at most."""
 
 
 def _too_many_tensors(index: int, num_tensors: int, limits: Limits) -> TrxpError:

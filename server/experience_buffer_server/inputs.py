@@ -60,7 +60,8 @@ def input_fields(item: Item) -> int:
     for name, tensor in item.tensors.items():
         if name in _TENSOR_BITS and tensor.shape != (0,):
             fields |= _TENSOR_BITS[name]
-    if info := info_of(item):
+    info = info_of(item)
+    if not _INFO_BITS.keys().isdisjoint(info):
         for name, bit in _INFO_BITS.items():
             if info.get(name) is not None:
                 fields |= bit

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from experience_buffer import _safetensors
+from experience_buffer import _safetensors, _tensor_layout
 from experience_buffer._safetensors import ITEM_BYTES, TensorView
 from experience_buffer._torch import _DTYPES, tensor_view
 from experience_buffer.errors import TrxpError
@@ -177,9 +177,9 @@ def test_a_table_in_another_order_reads_the_same_in_either_spelling() -> None:
 def test_a_layout_is_kept_of_small_tables_only() -> None:
     tensor = TensorView("U8", (1,), memoryview(b"x"))
     for names in (["n" * 5_000], [str(number) for number in range(65)]):
-        before = _safetensors._kept_layout.cache_info()
+        before = _tensor_layout.kept_layout.cache_info()
         _safetensors.write([(name, tensor) for name in names])
-        assert _safetensors._kept_layout.cache_info() == before
+        assert _tensor_layout.kept_layout.cache_info() == before
 
 
 def test_a_name_given_twice_is_listed_twice() -> None:
