@@ -83,9 +83,15 @@ class Engine:
             if problem := commit_problem(txn, self._tables[Table.META], path):
                 raise StoreFormatError(f"{path}: {problem}; {CURE}")
         _sync_directory(path)
-        self._room = Room(path / "data.mdb", max_map_bytes=self._max_map_bytes)
-        with self._env.begin() as txn:
-            self._measure(txn)
+        self._room = Room(
+            path / "data.mdb", max_map_bytes=self._max_map_bytes, measure=self._live_bytes
+        )
+        self._page_bytes = int(self._env.stat()["psize"])
+        self._note_size()
+        self._room.measure()
+        self._syncs = sync
+        self._append_bytes = 0
+        """Estimate of what the last transaction's appends took; 0 where it failed."""
         self.failed = False
         """An error that the store can't go on after."""
         self._work = Work()
@@ -125,13 +131,8 @@ class Engine:
                 planned_bytes += request.append_bytes
         for result in self._write_admitted(admitted):
             results[result.number] = result
-        work = self._work._replace(
-            num_batches=len(admitted),
-            live_bytes=self._room.live_bytes,
-            file_bytes=self._room.file_bytes,
-            map_bytes=self._env.info()["map_size"],
-        )
-        return [results[request.number] for request in requests], work
+        self._work = self._work._replace(num_batches=len(admitted))
+        return [results[request.number] for request in requests], self._with_sizes(self._work)
 
     def _write_admitted(self, requests: Sequence[Request]) -> list[Result]:
         if len(requests) > 1:
@@ -188,18 +189,19 @@ class Engine:
 
     def _transact_once(self, requests: Sequence[Request]) -> list[Result]:
         started = time.monotonic()
+        self._append_bytes = 0
         txn = self._env.begin(write=True)
         try:
             counts = [self._apply(txn, request) for request in requests]
             sign_commit(txn, self._tables[Table.META])
             applied = time.monotonic()
-            live_bytes = self._live_bytes(txn)
             txn.commit()
         except BaseException:
             txn.abort()
             raise
         ended = time.monotonic()
-        self._room.update(live_bytes=live_bytes, file_bytes=self._file_bytes())
+        self._note_size()
+        self._append_bytes = sum(request.append_bytes for request in requests)
         self._work = self._work._replace(
             num_transactions=self._work.num_transactions + 1,
             num_operations=self._work.num_operations + sum(len(r.operations) for r in requests),
@@ -302,19 +304,41 @@ class Engine:
                     sign_commit(txn, self._tables[Table.META])
             except lmdb.MapFullError:
                 continue
+            self._note_size()
             return
 
-    def _measure(self, txn: lmdb.Transaction[bytes]) -> None:
-        self._room.update(live_bytes=self._live_bytes(txn), file_bytes=self._file_bytes())
+    def measure(self) -> Work:
+        """How full the store is; `write` says it as it was when this was last asked."""
+        self._room.measure()
+        return self._with_sizes(Work())
 
-    def _live_bytes(self, txn: lmdb.Transaction[bytes]) -> int:
+    def _with_sizes(self, work: Work) -> Work:
+        return work._replace(
+            live_bytes=self._room.live_bytes,
+            file_bytes=self._room.file_bytes,
+            map_bytes=self._map_bytes,
+        )
+
+    def _live_bytes(self) -> int:
         pages = 2
-        for stat in (txn.stat(), *(txn.stat(db) for db in self._tables)):
-            pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        return int(pages * stat["psize"])
+        with self._env.begin() as txn:
+            for stat in (txn.stat(), *(txn.stat(db) for db in self._tables)):
+                pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return pages * self._page_bytes
 
-    def _file_bytes(self) -> int:
-        return (self._env.info()["last_pgno"] + 1) * os.sysconf("SC_PAGESIZE")
+    def _note_size(self) -> None:
+        info = self._env.info()
+        self._map_bytes = int(info["map_size"])
+        self._room.update(file_bytes=(info["last_pgno"] + 1) * self._page_bytes)
+
+    def make_ready(self) -> None:
+        """Do ahead what the next append would have to wait for; for when nobody waits.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        if self._syncs and self._append_bytes:
+            self._room.write_ahead(self._append_bytes)
 
     def sync(self) -> None:
         """Put on disk what was committed since the last time.

@@ -1,9 +1,9 @@
 """The writer process of a store: `python -m experience_buffer_server.store.writer`.
 
 A process of its own, because an LMDB transaction releases and retakes the interpreter's lock at
-every put and would starve beside a busy event loop. One thread receives, one writes: what arrives
-while a commit waits for the disk goes into the next transaction together. It ends when its owner
-closes the socket or dies, after committing what it has completely received. Not for use by hand.
+every put and would starve beside a busy event loop. What arrives while a commit waits for the disk
+goes into the next transaction together. It ends when its owner closes the socket or dies, after
+committing what it has completely received. Not for use by hand.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import queue
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import lmdb
 
@@ -29,27 +26,13 @@ from experience_buffer_server.store import frames, private
 from experience_buffer_server.store.base import StoreFailedError, StoreFormatError
 from experience_buffer_server.store.engine import Engine
 from experience_buffer_server.store.frames import Ready, Reply, Result, Status, Work
+from experience_buffer_server.store.inbox import Inbox
 
 LOCK_NAME = "writer.lock"
-MAX_TURN_BYTES = 16 << 20
-"""Batches beyond this wait for the next transaction."""
-MAX_TURN_BATCHES = 1024
 READER_CHECK_SECONDS = 60.0
+MEASURE_SECONDS = 0.5
+"""After a commit: how full the store is then takes as long as a small commit's puts."""
 _LOCK_POLL_SECONDS = 0.05
-
-
-class _Frame(NamedTuple):
-    """A batch as it came."""
-
-    document: memoryview
-    large: memoryview
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.document) + len(self.large)
-
-
-_Frames = queue.SimpleQueue[_Frame | None]
 
 
 class StoreInUseError(StoreFailedError):
@@ -77,7 +60,8 @@ def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
             connection.sendall(frames.encode(opened))
             return 1
         connection.sendall(frames.encode(Ready(Status.OK)))
-        return _Loop(connection, opened, options.sync_interval_seconds).run()
+        inbox = stack.enter_context(closing(Inbox(connection)))
+        return _Loop(connection, inbox, opened, options.sync_interval_seconds).run()
 
 
 def _open(options: argparse.Namespace, stack: ExitStack) -> Engine | Ready:
@@ -148,23 +132,25 @@ def _explain_holder(path: Path, timeout_seconds: float) -> str:
 
 
 class _Loop:
-    """Receives batches, commits many at once, replies."""
+    """Commits many batches at once, and replies."""
 
-    def __init__(self, connection: socket.socket, engine: Engine, interval_seconds: float) -> None:
+    def __init__(
+        self, connection: socket.socket, inbox: Inbox, engine: Engine, interval_seconds: float
+    ) -> None:
         self._connection = connection
+        self._inbox = inbox
         self._engine = engine
         self._interval_seconds = interval_seconds
-        self._frames: _Frames = queue.SimpleQueue()
         self._next_sync = float("inf")
+        self._next_measure = float("inf")
         self._next_reader_check = time.monotonic() + READER_CHECK_SECONDS
 
     def run(self) -> int:
         """Serve until the owner closes the socket; 1 if the store can't go on."""
-        receiver = threading.Thread(target=self._receive, name="receive", daemon=True)
-        receiver.start()
         open_ = True
         while open_:
-            turn, open_ = self._take()
+            wake = min(self._next_sync, self._next_measure, self._next_reader_check)
+            turn, open_ = self._inbox.take(wake - time.monotonic())
             if turn:
                 results, work = self._engine.write(
                     [frames.decode_request(*frame) for frame in turn]
@@ -175,65 +161,40 @@ class _Loop:
                 return 1
         return 0
 
-    def _receive(self) -> None:
-        """Queue every complete frame, then None."""
-        header = memoryview(bytearray(frames.PARTS.size))
-        while self._fill(header):
-            document_bytes, large_bytes = frames.PARTS.unpack(header)
-            body = memoryview(bytearray(document_bytes + large_bytes))
-            if not self._fill(body):
-                break
-            self._frames.put(_Frame(body[:document_bytes], body[document_bytes:]))
-        self._frames.put(None)
-
-    def _fill(self, view: memoryview) -> bool:
-        while view:
-            try:
-                count = self._connection.recv_into(view)
-            except ConnectionResetError:
-                return False
-            if count == 0:
-                return False
-            view = view[count:]
-        return True
-
-    def _take(self) -> tuple[list[_Frame], bool]:
-        """Wait for a batch and take those behind it; false if they are the last."""
-        turn: list[_Frame] = []
-        num_bytes = 0
-        try:
-            wake = min(self._next_sync, self._next_reader_check)
-            frame = self._frames.get(timeout=max(0.0, wake - time.monotonic()))
-            while frame is not None:
-                turn.append(frame)
-                num_bytes += frame.num_bytes
-                if num_bytes >= MAX_TURN_BYTES or len(turn) >= MAX_TURN_BATCHES:
-                    return turn, True
-                frame = self._frames.get_nowait()
-        except queue.Empty:
-            return turn, True
-        return turn, False
-
     def _note_written(self) -> None:
+        now = time.monotonic()
+        self._next_measure = min(self._next_measure, now + MEASURE_SECONDS)
         if self._interval_seconds:
-            due = time.monotonic() + self._interval_seconds
-            self._next_sync = min(self._next_sync, due)
+            self._next_sync = min(self._next_sync, now + self._interval_seconds)
 
     def _keep_house(self, *, last: bool) -> bool:
-        """What is due by the clock; false if the store can't go on."""
+        """What nobody waits for, or is due by the clock; false if the store can't go on."""
         now = time.monotonic()
         if now >= self._next_reader_check:
             self._engine.check_readers()
             self._next_reader_check = now + READER_CHECK_SECONDS
-        if now >= self._next_sync or (last and self._next_sync != float("inf")):
-            self._next_sync = float("inf")
-            try:
+        is_idle = not last and self._inbox.is_idle
+        if now >= self._next_measure:
+            self._next_measure = float("inf")
+            sizes = Reply([], self._engine.measure())
+            if is_idle:  # Else the next reply says it.
+                self._connection.sendall(frames.encode(sizes))
+        try:
+            if now >= self._next_sync or (last and self._next_sync != float("inf")):
+                self._next_sync = float("inf")
                 self._engine.sync()
-            except lmdb.Error as error:
-                failure = Result(0, Status.FAILED, f"acknowledged data may be lost: {error}")
-                self._connection.sendall(frames.encode(Reply([failure], Work())))
-                return False
+            elif is_idle:
+                self._engine.make_ready()
+        except lmdb.Error as error:
+            return self._give_up(f"acknowledged data may be lost: {error}")
+        except OSError as error:
+            return self._give_up(f"the disk fails, what was acknowledged is on it: {error}")
         return True
+
+    def _give_up(self, why: str) -> bool:
+        failure = Result(0, Status.FAILED, why)
+        self._connection.sendall(frames.encode(Reply([failure], Work())))
+        return False
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from experience_buffer_server.store import (
     StoreFormatError,
 )
 from experience_buffer_server.store.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
+from experience_buffer_server.store.frames import Work
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -173,6 +174,25 @@ async def test_concurrent_commits_share_transactions(
     assert store.stats.num_transactions < 100
     assert store.stats.num_operations == 1000
     assert store.stats.commit_seconds > 0
+
+
+async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    told = asyncio.Event()
+
+    def note(work: Work) -> None:
+        if not work.num_transactions:
+            told.set()
+
+    store.on_work = note
+    await asyncio.gather(*(append(store, make_record(seq), bytes(5000)) for seq in range(1, 501)))
+    async with asyncio.timeout(30):
+        await told.wait()
+    assert store.stats.live_bytes > 500 * 5000
+    assert store.stats.file_bytes >= store.stats.live_bytes
+    await store.close()
 
 
 async def test_the_map_grows_under_concurrent_reads(
