@@ -1,8 +1,10 @@
 """What growing costs: more experiences, buffers, connections, larger groups; see `make bench-growth`.
 
 The servers of a comparison run at the same time and are put under load in turns, so that whatever
-the machine does besides touches all of them; figures are medians. In each turn as much is sampled
-as was pushed, so a server's population stays what it is. Raw figures are kept as JSON lines.
+the machine does besides touches all of them; figures are medians, and what growing costs is the median
+of what it costs in each turn. In a turn as much is sampled as was pushed, so a server's population
+stays what it is. Where the goal is judged, turns go on until they tell, or until there were five
+times as many. Raw figures are kept as JSON lines.
 
 With `--ten-million` also a store of 10 million small experiences: what its start takes, and memory.
 """
@@ -21,7 +23,14 @@ from typing import get_args
 
 from benchmarks import growth_fill, scale_fill
 from benchmarks.growth_clients import NUM_THREADS, Shape
-from benchmarks.growth_figures import MAX_COST, Figures, memory_table, table
+from benchmarks.growth_figures import (
+    MAX_COST,
+    Figures,
+    memory_table,
+    table,
+    undecided,
+    verdicts,
+)
 from benchmarks.growth_turns import (
     BATCH_SIZE,
     NUM_PROCESSES,
@@ -40,6 +49,8 @@ GROUPS, INDEX = "group size", "index only"
 _INDEXED = 10_000_000
 _START_SECONDS = 1200.0
 _SETTLE_SECONDS = 1.0
+_MAX_TIMES_CYCLES = 5
+_NUM_FETCHES = 120
 
 
 def _contest(
@@ -47,26 +58,30 @@ def _contest(
     contest: str,
     shapes: Sequence[Shape],
     turn: Callable[[Side, int, bool], None],
-    num_cycles: int,
+    *,
+    is_judged: bool = False,
 ) -> None:
     """Serve all shapes, and give each of them its turn again and again."""
+    names = [shape.name for shape in shapes]
     print(f"\n{contest}: {', '.join(shape.name for shape in shapes)}", flush=True)
     with ExitStack() as stack:
         sides = [_serve(run, stack, contest, shape) for shape in shapes]
         for side in sides:
             run.clients.connect(side.shape, side.server.address)
             stack.callback(run.clients.disconnect, side.shape)
-        for cycle in range(-1, num_cycles):
+        for cycle in range(-1, run.options.cycles * (_MAX_TIMES_CYCLES if is_judged else 1)):
+            figures = Figures(run.records)
+            tells = is_judged and not undecided(figures, contest, names, MAX_COST)
+            if tells and cycle >= run.options.cycles:
+                break
             # Who begins changes, so that what one leaves to the next touches all of them.
             for side in sides if cycle % 2 else sides[::-1]:
                 turn(side, run.options.amount, cycle >= 0)
         time.sleep(_SETTLE_SECONDS)
         for side in sides:
             side.add_memory("after the load")
-    figures = Figures(run.records)
-    max_cost = MAX_COST if contest == POPULATION else None
-    names = [shape.name for shape in shapes]
-    print("\n".join(table(figures, contest, names, max_cost=max_cost)), flush=True)
+    max_cost = MAX_COST if is_judged else None
+    print("\n".join(table(Figures(run.records), contest, names, max_cost=max_cost)), flush=True)
 
 
 def _serve(run: Run, stack: ExitStack, contest: str, shape: Shape) -> Side:
@@ -100,19 +115,19 @@ def _populations(run: Run) -> None:
         )
         for population in options.populations
     ]
-    _contest(run, POPULATION, shapes, push_and_stream, 2 * options.cycles)
+    _contest(run, POPULATION, shapes, push_and_stream, is_judged=True)
 
 
 def _buffers(run: Run) -> None:
     shapes = [Shape(name=str(count), size=run.options.size, num_buffers=count) for count in (1, 64)]
-    _contest(run, BUFFERS, shapes, push_and_fetch, run.options.cycles)
+    _contest(run, BUFFERS, shapes, push_and_fetch)
 
 
 def _connections(run: Run) -> None:
     shapes = [
         Shape(name=str(count), size=run.options.size, num_connections=count) for count in (1, 256)
     ]
-    _contest(run, CONNECTIONS, shapes, push_and_fetch, run.options.cycles)
+    _contest(run, CONNECTIONS, shapes, push_and_fetch)
 
 
 def _groups(run: Run) -> None:
@@ -125,7 +140,7 @@ def _groups(run: Run) -> None:
         )
         for size in (1, GROUP_SIZE, 64)
     ]
-    _contest(run, GROUPS, shapes, push_and_stream, run.options.cycles)
+    _contest(run, GROUPS, shapes, push_and_stream)
 
 
 def _index(run: Run) -> None:
@@ -146,7 +161,7 @@ def _index(run: Run) -> None:
         time.sleep(_SETTLE_SECONDS)
         side.add_memory("after the start")
         with Client(server.address) as client:
-            taken = [_fetch(client) for _ in range(run.options.cycles * 20)]
+            taken = [_fetch(client) for _ in range(_NUM_FETCHES)]
         side.add("a batch of 64 with its ack, p50", "ms", statistics.median(taken))
         side.add_memory("after the load")
     print("\n".join(table(Figures(run.records), INDEX, [shape.name])), flush=True)
@@ -174,15 +189,15 @@ def main() -> None:
     parser.add_argument("--selector", choices=get_args(SelectorKind), default="fifo")
     parser.add_argument("--populations", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--only", nargs="+", choices=_CONTESTS, default=list(_CONTESTS))
-    parser.add_argument("--cycles", type=int, default=6, help="turns, twice as many to populations")
-    parser.add_argument("--amount", type=int, default=8192, help="experiences of a turn")
-    parser.add_argument("--quick", action="store_true", help="100 thousand, and three cycles")
+    parser.add_argument("--cycles", type=int, default=6, help="turns, at least")
+    parser.add_argument("--amount", type=int, default=4096, help="experiences of a turn")
+    parser.add_argument("--quick", action="store_true", help="100 thousand, and fewer turns")
     parser.add_argument("--ten-million", action="store_true", help="the index alone; takes long")
     parser.add_argument("--data", type=Path, help="where the stores are made")
     parser.add_argument("--output", type=Path, default=Path("bench-output/growth"))
     options = parser.parse_args()
     if options.quick:
-        options.populations, options.cycles = [10_000, 100_000], 3
+        options.populations, options.cycles = [10_000, 100_000], 4
     options.output.mkdir(parents=True, exist_ok=True)
     with (options.output / "raw.jsonl").open("w") as raw, ExitStack() as stack:
         print(
@@ -194,7 +209,9 @@ def main() -> None:
             _CONTESTS[name](run)
         if options.ten_million:
             _index(run)
-        print("\n".join(memory_table(Figures(run.records))))
+        figures, populations = Figures(run.records), [f"{p:,}" for p in options.populations]
+        print("\n".join(memory_table(figures)))
+        print("\n".join(verdicts(figures, POPULATION, populations)))
     print(f"\n{options.output / 'raw.jsonl'}")
 
 

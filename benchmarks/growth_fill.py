@@ -15,7 +15,7 @@ from experience_buffer.consumer_options import SelectorKind
 from experience_buffer_server.admission import Candidate, admit
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.consumer_settings import ConsumerSettings, SelectorSettings
-from experience_buffer_server.store.base import BufferRow, GroupRow, Record, WriteBatch
+from experience_buffer_server.store.base import BufferRow, GroupRow, Record, WriteBatch, cut_of
 from experience_buffer_server.store.lmdb_store import LmdbStore
 
 BUFFER = "bench"
@@ -121,11 +121,8 @@ def _record(seq: int, group: GroupRow, task: str, like: Candidate, payload: byte
     return Record(
         seq=seq,
         uid=like.uid.replace(_PLACEHOLDER, task),
-        batch=str(like.eid.batch),
-        task=task,
-        run=like.eid.run,
-        step=like.eid.step,
-        digest=xxhash.xxh3_128_digest(payload),
+        cut=cut_of(str(like.eid.batch), task),
+        digest_number=xxhash.xxh3_128_intdigest(payload),
         group_id=group.id,
         tombstone=False,
         reward=like.reward,

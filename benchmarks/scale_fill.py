@@ -20,6 +20,7 @@ from experience_buffer_server.store.base import (
     GroupRow,
     Record,
     WriteBatch,
+    cut_of,
 )
 from experience_buffer_server.store.lmdb_store import LmdbStore
 
@@ -106,11 +107,8 @@ def _record(
     return Record(
         seq=seq,
         uid=eid.uid,
-        batch=str(eid.batch),
-        task=str(eid.task),
-        run=eid.run,
-        step=eid.step,
-        digest=xxhash.xxh3_128_digest(payload),
+        cut=cut_of(str(eid.batch), str(eid.task)),
+        digest_number=xxhash.xxh3_128_intdigest(payload),
         group_id=group.id,
         tombstone=False,
         reward=reward,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from experience_buffer import _safetensors, trxp
 from experience_buffer._frame import split_frame
@@ -64,8 +64,8 @@ class PackedRow:
     """Its name."""
     group: str = ""
     """Key of its group; empty without one."""
-    payload: bytes
-    """The TRXP payload of this experience alone, as stored."""
+    payload: bytes | memoryview
+    """The TRXP payload of this experience alone, as stored; a view is of bytes."""
     tensors: Mapping[str, TensorView]
     """Computed tensors by field, which replace or extend those of the payload; may be empty."""
     num_deliveries: int = 1
@@ -85,22 +85,11 @@ class PackedRow:
     than half of the time. None: it's read."""
 
 
-class RowParts(NamedTuple):
-    """A row, taken apart."""
-
-    metadata: memoryview
-    """The metadata as it lies in the payload: that of one experience."""
-    tensors: dict[str, TensorView]
-    """Tensors by field, with those that were computed."""
-    facts: Facts
-    """What the metadata says."""
-
-
-def take_apart(row: PackedRow) -> RowParts:
-    """Read a row's payload.
+def split_row(row: PackedRow) -> tuple[memoryview, memoryview, Facts]:
+    """The metadata as it lies in a row's payload, the tensor section, and what the metadata says.
 
     Raises:
-        DataLossError: It is damaged; the text and `subject` name the uid.
+        DataLossError: The payload is damaged; the text and `subject` name the uid.
         ValueError: A computed tensor is named like a multi-modal input.
     """
     for name in row.tensors:
@@ -108,15 +97,28 @@ def take_apart(row: PackedRow) -> RowParts:
             raise ValueError(f"{name!r} can't be added: its key is part of the metadata")
     try:
         metadata, section = split_frame(row.payload, limits=DEFAULT_LIMITS)
-        facts = row.facts or _read_facts(row)
-        tensors = _tensors(section)
+        return metadata, section, row.facts or _read_facts(row)
     except TrxpError as error:
-        raise DataLossError(
-            f"the stored payload of {row.uid!r} is damaged: {error}; delete the experience",
-            subject=row.uid,
-        ) from None
-    tensors.update(row.tensors)
-    return RowParts(metadata, tensors, facts)
+        raise _damaged(row, error) from None
+
+
+def read_tensors(row: PackedRow, section: memoryview) -> dict[str, TensorView]:
+    """The tensors of a row's tensor section by field; one of them is `tokens`.
+
+    Raises:
+        DataLossError: It is damaged; the text and `subject` name the uid.
+    """
+    try:
+        return _tensors(section)
+    except TrxpError as error:
+        raise _damaged(row, error) from None
+
+
+def _damaged(row: PackedRow, error: TrxpError) -> DataLossError:
+    return DataLossError(
+        f"the stored payload of {row.uid!r} is damaged: {error}; delete the experience",
+        subject=row.uid,
+    )
 
 
 def form_of(field: str, view: TensorView) -> FormKey:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from operator import sub
 from typing import Final
 
 from experience_buffer._limits import DEFAULT_LIMITS
-from experience_buffer._packed_row import FormKey, PackedRow, RowParts, form_of, take_apart
+from experience_buffer._packed_fields import Fields, Form
+from experience_buffer._packed_row import Facts, PackedRow, split_row
 from experience_buffer._safetensors import ITEM_BYTES
 from experience_buffer.errors import DataLossError, InvalidRequestError
 
@@ -22,8 +25,6 @@ TRUNCATE_CODES: Final = {None: 0, "prompt_truncated": 1, "response_truncated": 2
 """What column `truncate_status` holds; 3 is any other text, which the metadata spells."""
 
 _RANKS: Final = {code: rank for rank, code in enumerate(ITEM_BYTES)}
-MAX_OFFSETS: Final = 2**22
-"""Offsets that a file may hold: a reader and a writer spend some 30 bytes on each."""
 _Pieces = list[bytes | memoryview]
 
 
@@ -45,27 +46,22 @@ def pack(rows: Sequence[PackedRow]) -> list[bytes | memoryview]:
         InvalidRequestError: The fields are too many, or their names too long, for one file.
         ValueError: A flag isn't a word, or a computed tensor is named like a multi-modal input.
     """
-    fields: dict[object, _Form] = {}
-    parts = [take_apart(row) for row in rows]
-    for index, part in enumerate(parts):
-        for name, view in part.tensors.items():
-            key = form_of(name, view)
-            form = fields.get(key)
-            if form is None or form.is_odd:
-                _check_form(name, rows, index, num_forms=len(fields))
-                form = _Form(key, len(rows))
-                fields[(key, index) if form.is_odd else key] = form
-            form.lengths[index] = view.shape[0] if view.shape else 1
-            form.present[index] = 1
-            form.parts.append(view.data)
+    fields = Fields(rows)
+    metadata, facts = [], []
+    for row in rows:
+        meta, section, of_row = split_row(row)
+        fields.add(row, section)
+        metadata.append(meta)
+        facts.append(of_row)
+    forms, num_tokens = fields.finish()
     table = _Table()
     table.add("format", "I64", (2,), array("q", [FORMAT_VERSION, len(rows)]).tobytes())
-    _add_columns(table, rows, parts)
-    table.add_bytes("uid", [row.uid.encode() for row in rows])
-    table.add_bytes("group", [row.group.encode() for row in rows])
-    table.add_bytes("flags", [_words(row.flags) for row in rows])
-    table.add_bytes("meta", [part.metadata for part in parts])
-    _add_fields(table, fields.values())
+    _add_columns(table, rows, facts, num_tokens)
+    table.add_texts("uid", [row.uid.encode() for row in rows])
+    table.add_texts("group", [row.group.encode() for row in rows])
+    table.add_texts("flags", [_words(row.flags) for row in rows])
+    table.add_bytes("meta", metadata)
+    _add_fields(table, forms)
     return table.pieces()
 
 
@@ -83,53 +79,20 @@ def cut(
     pieces: Sequence[bytes | memoryview], *, frame_bytes: int
 ) -> Iterator[list[bytes | memoryview]]:
     """Do what `frames` does, without joining: each frame in pieces."""
-    pending: _Pieces = []
-    room = frame_bytes
-    for piece in pieces:
-        rest = memoryview(piece)
-        while len(rest) >= room:
-            pending.append(rest[:room])
-            yield pending
-            rest = rest[room:]
-            pending, room = [], frame_bytes
-        if len(rest):
-            pending.append(rest)
-            room -= len(rest)
-    if pending:
-        yield pending
-
-
-class _Form:
-    """Tensors of one field that agree in dtype and in all sizes but the first."""
-
-    __slots__ = ("dtype", "is_odd", "is_scalar", "lengths", "name", "parts", "present", "trailing")
-
-    def __init__(self, key: FormKey, num_rows: int) -> None:
-        self.name, self.dtype, trailing, self.is_odd = key
-        self.is_scalar = trailing is None
-        self.trailing = trailing or ()
-        self.lengths = [0] * num_rows
-        self.present = bytearray(num_rows)
-        self.parts: list[memoryview] = []
-
-
-def _check_form(name: str, rows: Sequence[PackedRow], index: int, *, num_forms: int) -> None:
-    """Check, before a form is added, that its offsets have room and its name can be written."""
-    uid = rows[index].uid
-    if (num_forms + 1) * (len(rows) + 1) > MAX_OFFSETS:
-        raise InvalidRequestError(
-            f"{uid!r} brings a batch of {len(rows)} to more than {num_forms} fields, and their "
-            f"offsets to more than {MAX_OFFSETS:,}; ask for TRXP payloads, or smaller batches",
-            subject=uid,
-        )
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise DataLossError(
-            f"the stored payload of {uid!r} is damaged: a tensor's name holds half of a surrogate "
-            "pair; delete the experience",
-            subject=uid,
-        ) from None
+    ends = list(accumulate(map(len, pieces)))
+    num_bytes = ends[-1] if ends else 0
+    first = 0
+    for begin in range(0, num_bytes, frame_bytes):
+        end = min(begin + frame_bytes, num_bytes)
+        last = bisect_left(ends, end, first)
+        frame = list(pieces[first : last + 1])
+        if ends[last] > end:
+            frame[-1] = memoryview(frame[-1])[: end - ends[last]]
+        skipped = begin - (ends[first] - len(pieces[first]))
+        if skipped:
+            frame[0] = memoryview(frame[0])[skipped:]
+        yield frame
+        first = last if ends[last] > end else last + 1
 
 
 class _Table:
@@ -153,8 +116,13 @@ class _Table:
         return offsets[-1]
 
     def add_bytes(self, name: str, values: Sequence[bytes | memoryview]) -> None:
-        num_bytes = self.add_offsets(f"byte_offsets/{name}", [len(value) for value in values])
+        num_bytes = self.add_offsets(f"byte_offsets/{name}", list(map(len, values)))
         self.add_parts(f"bytes/{name}", "U8", (num_bytes,), values)
+
+    def add_texts(self, name: str, values: Sequence[bytes]) -> None:
+        """Do what `add_bytes` does, with short values: in one piece."""
+        num_bytes = self.add_offsets(f"byte_offsets/{name}", list(map(len, values)))
+        self.add(f"bytes/{name}", "U8", (num_bytes,), b"".join(values))
 
     def pieces(self) -> list[bytes | memoryview]:
         """Sort by element size, so that everything is aligned as the file is, and by name."""
@@ -175,19 +143,21 @@ class _Table:
 
 
 def _words(flags: Sequence[str]) -> bytes:
+    if not flags:
+        return b""
     text = " ".join(flags)
-    if flags and text.split() != list(flags):
+    if text.split() != list(flags):
         raise ValueError(f"flags {list(flags)!r:.200}: a flag is a word without whitespace")
     return text.encode()
 
 
-def _add_columns(table: _Table, rows: Sequence[PackedRow], parts: Sequence[RowParts]) -> None:
-    facts = [part.facts for part in parts]
+def _add_columns(
+    table: _Table, rows: Sequence[PackedRow], facts: Sequence[Facts], num_tokens: Sequence[int]
+) -> None:
+    response_lengths = [fact.response_length for fact in facts]
     integers: dict[str, list[int]] = {
-        "prompt_length": [
-            part.tensors["tokens"].shape[0] - part.facts.response_length for part in parts
-        ],
-        "response_length": [fact.response_length for fact in facts],
+        "prompt_length": [*map(sub, num_tokens, response_lengths)],
+        "response_length": response_lengths,
         "run": [fact.run for fact in facts],
         "step": [fact.step for fact in facts],
         "num_deliveries": [row.num_deliveries for row in rows],
@@ -235,7 +205,7 @@ def _integers(name: str, values: list[int], rows: Sequence[PackedRow]) -> bytes:
         ) from None
 
 
-def _add_fields(table: _Table, fields: Iterable[_Form]) -> None:
+def _add_fields(table: _Table, fields: Iterable[Form]) -> None:
     counts: dict[str, int] = {}
     for form in fields:
         name = form.name

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from experience_buffer import errors, trxp
 from experience_buffer._sample_wire import Pieces, experience_pieces
@@ -15,7 +15,13 @@ from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.damage import LEFT, Unreadable
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.base import AdvantageRow, DamagedRecordError, Record, Store
+from experience_buffer_server.store.base import (
+    AdvantageRow,
+    DamagedRecordError,
+    Found,
+    Record,
+    Store,
+)
 
 _FLOAT32_BYTES = 4
 FRAME_BYTES = 1024 * 1024
@@ -26,13 +32,10 @@ FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
 """Details of a computation that travel with each delivered experience."""
 
 
-class _Read(NamedTuple):
-    """One experience as the store has it."""
-
-    entry: Entry
-    payload: bytes
-    row: AdvantageRow | None
-    """What was computed for it."""
+_Payload = TypeVar("_Payload", bytes, memoryview)
+_Read: TypeAlias = tuple[Entry, _Payload, AdvantageRow | None]
+"""One experience as the store has it: its payload, and what was computed for it."""
+_Joined = TypeVar("_Joined")
 
 
 class Sampled(NamedTuple):
@@ -66,7 +69,7 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
         raise errors.ExperienceNotFoundError(
             f"experience {uid!r} of buffer {buffer.name!r} is being removed", subject=uid
         )
-    return payload, reads[0].row
+    return payload, reads[0][2]
 
 
 def sampled(
@@ -85,52 +88,85 @@ def sampled(
         yield [
             Sampled(
                 types_pb2.SampledExperience(
-                    uid=read.entry.record.uid,
-                    group=_group_key(read.entry),
+                    uid=entry.record.uid,
+                    group=_group_key(entry),
                     num_deliveries=unit.num_deliveries,
-                    staleness=buffer.staleness(read.entry),
-                    flags=_flags(unit, read.row),
+                    staleness=buffer.staleness(entry),
+                    flags=_flags(unit, row),
                     probability=unit.probability,
                     times_sampled=unit.times_sampled,
-                    generation=read.entry.record.generation,
+                    generation=entry.record.generation,
                 ),
                 payload,
             )
-            for read, payload in zip(reads, payloads, strict=True)
+            for (entry, _, row), payload in zip(reads, payloads, strict=True)
         ]
 
 
 def packed(
-    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
-) -> list[bytes | memoryview]:
-    """The experiences of leased units as one packed batch, in pieces.
+    store: Store,
+    buffer: Buffer,
+    units: Sequence[Unit],
+    unreadable: Unreadable,
+    join: Callable[[Pieces], _Joined],
+) -> _Joined:
+    """The experiences of leased units as one packed batch.
 
     What can't be read, or not be packed, goes to `unreadable` and isn't in the batch.
+
+    Args:
+        store: Where they are.
+        buffer: Whose they are.
+        units: In the batch's order.
+        unreadable: Whether it is empty is known when `join` is called.
+        join: Takes the batch in pieces and copies them, at once: they are views of the store.
+
+    Returns:
+        What `join` returns.
     """
     while True:
-        rows: list[PackedRow] = []
         left = [unit for unit in units if unit not in unreadable.units]
-        for unit, reads, reasons in _read_units(store, buffer, left):
-            found = _rows(buffer, unit, reads, reasons)
-            if not reasons:
-                rows += found
-            elif unit not in unreadable.units:
-                unreadable.add(unit, reasons)
-        try:
-            return pack(rows)
-        except errors.DataLossError as error:
-            entry = buffer.contents.by_uid(error.subject)
-            culprit = next(
-                (unit for unit in units if entry is not None and entry.record.seq in unit.seqs),
-                None,
-            )
-            if entry is None or culprit is None or culprit in unreadable.units:
-                raise
-            unreadable.add(culprit, {entry.record.seq: str(error)})
+        members = [buffer.contents.by_seqs(unit.seqs) for unit in left]
+        records = [entry.record for entries in members for entry in entries]
+        uids, seqs = [record.uid for record in records], [record.seq for record in records]
+        with store.stored(buffer.id, uids, seqs) as (payloads, computed):
+            found = zip(payloads, computed, strict=True)
+            rows: list[PackedRow] = []
+            for unit, entries in zip(left, members, strict=True):
+                reasons: dict[int, str] = {}
+                reads = _reads(buffer, entries, islice(found, len(entries)), reasons)
+                of_unit = _rows(buffer, unit, reads, reasons)
+                if not reasons:
+                    rows += of_unit
+                elif unit not in unreadable.units:
+                    unreadable.add(unit, reasons)
+            try:
+                pieces = pack(rows)
+            except errors.DataLossError as error:
+                _find_culprit(buffer, units, unreadable, error)
+                continue
+            if not unreadable:
+                return join(pieces)
+            # What follows damage is a longer way, which may read from the store.
+            pieces = [b"".join(pieces)]
+        return join(pieces)
+
+
+def _find_culprit(
+    buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable, error: errors.DataLossError
+) -> None:
+    """Note the unit that keeps a batch from being packed."""
+    entry = buffer.contents.by_uid(error.subject)
+    culprit = next(
+        (unit for unit in units if entry is not None and entry.record.seq in unit.seqs), None
+    )
+    if entry is None or culprit is None or culprit in unreadable.units:
+        raise error
+    unreadable.add(culprit, {entry.record.seq: str(error)})
 
 
 def _rows(
-    buffer: Buffer, unit: Unit, reads: Sequence[_Read], reasons: dict[int, str]
+    buffer: Buffer, unit: Unit, reads: Sequence[_Read[memoryview]], reasons: dict[int, str]
 ) -> list[PackedRow]:
     rows = []
     for entry, payload, row in reads:
@@ -174,37 +210,35 @@ def frames(
     yield part
 
 
-def _read_units(
-    store: Store, buffer: Buffer, units: Sequence[Unit]
-) -> Iterator[tuple[Unit, list[_Read], dict[int, str]]]:
-    """What the store has of units, all read at once; by seq, why some of it can't be read."""
-    members = [buffer.contents.by_seqs(unit.seqs) for unit in units]
-    reasons: dict[int, str] = {}
-    reads = iter(_read(store, buffer, [e for entries in members for e in entries], reasons))
-    for unit, entries in zip(units, members, strict=True):
-        lost = {e.record.seq: reasons[e.record.seq] for e in entries if e.record.seq in reasons}
-        yield unit, list(islice(reads, len(entries) - len(lost))), lost
-
-
 def _read(
     store: Store, buffer: Buffer, entries: Sequence[Entry], reasons: dict[int, str]
-) -> list[_Read]:
-    """What the store has of entries; by seq, why some of it can't be read.
+) -> list[_Read[bytes]]:
+    """What the store has of entries; by seq, why some of it can't be read."""
+    payloads = store.payloads(buffer.id, [entry.record.uid for entry in entries])
+    computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
+    return _reads(buffer, entries, zip(payloads, computed, strict=True), reasons)
+
+
+def _reads(
+    buffer: Buffer,
+    entries: Sequence[Entry],
+    found: Iterable[tuple[Found[_Payload], Found[AdvantageRow]]],
+    reasons: dict[int, str],
+) -> list[_Read[_Payload]]:
+    """What was found of entries; by seq, why some of it can't be read.
 
     What isn't there because it is being removed is no damage: its reason is `LEFT`.
     """
-    payloads = store.payloads(buffer.id, [entry.record.uid for entry in entries])
-    computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
-    reads = []
-    for entry, payload, row in zip(entries, payloads, computed, strict=True):
-        if not isinstance(payload, bytes):
+    reads: list[_Read[_Payload]] = []
+    for entry, (payload, row) in zip(entries, found, strict=True):
+        if payload is None or isinstance(payload, DamagedRecordError):
             reasons[entry.record.seq] = str(payload or "its payload is gone")
         elif isinstance(row, DamagedRecordError):
             reasons[entry.record.seq] = str(row)
         elif row is None and entry.magnitude:
             reasons[entry.record.seq] = "its advantages are gone"
         else:
-            reads.append(_Read(entry, payload, row))
+            reads.append((entry, payload, row))
             continue
         if buffer.closed or entry.leaving:
             # The disk may know of a removal before its commit has been answered here.
@@ -212,14 +246,15 @@ def _read(
     return reads
 
 
-def _filled(read: _Read, reasons: dict[int, str]) -> bytes:
+def _filled(read: _Read[bytes], reasons: dict[int, str]) -> bytes:
     """The payload with what was computed; or why that can't be put into it."""
-    if read.row is None:
-        return read.payload
+    entry, payload, row = read
+    if row is None:
+        return payload
     try:
-        return trxp.with_tensors(read.payload, _computed_tensors(read.payload, read.row))
+        return trxp.with_tensors(payload, _computed_tensors(payload, row))
     except errors.TrxpError as error:
-        reasons[read.entry.record.seq] = f"its payload is damaged: {error}"
+        reasons[entry.record.seq] = f"its payload is damaged: {error}"
         return b""
 
 
@@ -227,12 +262,13 @@ def _facts(record: Record) -> Facts | None:
     """What the packed batch repeats of the metadata, where the record knows it all."""
     if not record.fields & ORDINARY:
         return None
+    _, _, run, step = record.parts
     return Facts(
         response_length=record.response_tokens,
         reward=record.reward,
         truncate_status=None,
-        run=record.run,
-        step=record.step,
+        run=run,
+        step=step,
     )
 
 
@@ -245,7 +281,7 @@ def _flags(unit: Unit, row: AdvantageRow | None) -> list[str]:
     return [*flags, "stale"] if unit.stale else flags
 
 
-def _computed_tensors(payload: bytes, row: AdvantageRow) -> dict[str, trxp.TensorView]:
+def _computed_tensors(payload: bytes | memoryview, row: AdvantageRow) -> dict[str, trxp.TensorView]:
     """What takes the place of the pushed tensors of these names.
 
     Raises:
@@ -257,7 +293,7 @@ def _computed_tensors(payload: bytes, row: AdvantageRow) -> dict[str, trxp.Tenso
     return tensors
 
 
-def _zero_mask(payload: bytes, num_tokens: int) -> trxp.TensorView:
+def _zero_mask(payload: bytes | memoryview, num_tokens: int) -> trxp.TensorView:
     """An all-zero action mask, of the pushed one's dtype."""
     item = trxp.read(payload)[0]
     if isinstance(item, errors.TrxpError):

@@ -15,6 +15,7 @@ from experience_buffer_server.buffer_settings import MAX_GROUP_SIZE
 from experience_buffer_server.callers import caller_of
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.consumers import Want
+from experience_buffer_server.desk import Prepare
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.push_line import Patience
 from experience_buffer_server.push_requests import PushRequest
@@ -142,7 +143,13 @@ class Backend:
         return Patience(deadline=time.monotonic() + seconds, stop=self.draining)
 
     async def sample(
-        self, buffer: Buffer, consumer: str, want: Want, rank_of: RankOf | None
+        self,
+        buffer: Buffer,
+        consumer: str,
+        want: Want,
+        rank_of: RankOf | None,
+        *,
+        prepare: Prepare | None = None,
     ) -> tuple[Lease | None, str]:
         """Lease one batch, waiting for it if need be; see `Desk.sample`.
 
@@ -150,7 +157,9 @@ class Backend:
             ResourceExhaustedError: The caller waits in too many calls.
         """
         with self.quotas.waiting_sample(caller_of()):
-            return await buffer.desk.sample(consumer, want, self.draining, rank_of=rank_of)
+            return await buffer.desk.sample(
+                consumer, want, self.draining, rank_of=rank_of, prepare=prepare
+            )
 
     def check_can_store(self) -> None:
         """Refuse what brings new bytes when there is no point in trying.

@@ -117,6 +117,8 @@ class Contents:
 
     def set_missing(self, entry: Entry, fields: tuple[str, ...]) -> None:
         """Note which fields an entry lacks."""
+        if not fields and not entry.missing:
+            return
         entry.missing = fields
         if fields and self._by_seq.get(entry.record.seq) is entry:
             self.lacking[entry.record.seq] = entry

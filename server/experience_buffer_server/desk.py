@@ -6,8 +6,9 @@ Wires the rooms of delivery, each with those that it calls. Belongs to one buffe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias
 
 from experience_buffer_server import steady_clock
 from experience_buffer_server.buffer_settings import BufferSettings
@@ -35,6 +36,8 @@ from experience_buffer_server.store.base import BufferRow, ProgressRow, Store, W
 from experience_buffer_server.tasks import Tasks
 from experience_buffer_server.timelines import Timelines
 
+Prepare: TypeAlias = Callable[[str, Lease], Awaitable[None]]
+"""Makes an answer of a lease, given why it holds fewer than were asked for."""
 _RETURNED = (
     "the batch was returned before it was sent: its consumer was rewound or changed; ask again"
 )
@@ -139,6 +142,7 @@ class Desk:
         stop: asyncio.Event,
         *,
         rank_of: RankOf | None = None,
+        prepare: Prepare | None = None,
     ) -> tuple[Lease | None, str]:
         """Lease one batch, waiting for it if need be; None and the reason if there is none.
 
@@ -147,6 +151,8 @@ class Desk:
             want: What it asks for.
             stop: Set when the server stops: the wait ends.
             rank_of: The lease is shared by the ranks of the consumer; this call is of one of them.
+            prepare: Takes the lease and why it is short, and makes an answer of it, while it is
+                being stored if it isn't shared. If that fails, the lease is given back.
 
         Raises:
             ConsumerNotFoundError: The buffer has no such consumer.
@@ -160,15 +166,27 @@ class Desk:
             if lease is None or lease.state != "open":
                 return None, shortfall if lease is None else _RETURNED
             self._note_delivery(consumer, lease.part(rank_of.rank))
+            if prepare is not None:
+                await self._prepare_shared(lease, shortfall, prepare)
             return lease, shortfall
         units, shortfall = await self.line.take(consumer, want, stop)
         if not units:
             return None, shortfall
-        lease = await self.leasing.grant(consumer.name, units, want.lease_seconds)
+        meanwhile = None if prepare is None else partial(prepare, shortfall)
+        lease = await self.leasing.grant(
+            consumer.name, units, want.lease_seconds, meanwhile=meanwhile
+        )
         if lease.state != "open":
             return None, _RETURNED
         self._note_delivery(consumer, lease.units)
         return lease, shortfall
+
+    async def _prepare_shared(self, lease: Lease, shortfall: str, prepare: Prepare) -> None:
+        try:
+            await prepare(shortfall, lease)
+        except BaseException:
+            self.leasing.give_back([lease.id], "undeliverable")
+            raise
 
     async def ack(
         self, lease_id: int, *, step: int | None = None, rank: int | None = None

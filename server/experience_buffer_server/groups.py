@@ -14,52 +14,10 @@ from typing import Literal
 from experience_buffer.eid import EID
 from experience_buffer_server.admission import Reason, Refusal
 from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.entries import Entry as Entry
 from experience_buffer_server.store.base import GroupRow, Record
 
 Closing = Literal["whole", "sealed", "deadline", "dropped"]
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One stored experience or tombstone in memory.
-
-    `pending -> durable -> (computing ->) available -> leaving`; a tombstone is never available.
-    """
-
-    record: Record
-    group: Group | None
-    durable: bool = False
-    """Its commit is on disk."""
-    available: bool = False
-    """Consumers may sample it."""
-    acked: frozenset[str] = frozenset()
-    """Consumers that have consumed it."""
-    computing: bool = False
-    """Its advantages are being computed or stored."""
-    quarantine: str = ""
-    """Why it can't be delivered."""
-    missing: tuple[str, ...] = ()
-    """Fields that the estimator needs and that are to come with an annotation."""
-    generation: int = 0
-    """Counts its annotations: what was computed before one is void."""
-    counted: bool = False
-    """The running moments have counted its reward."""
-    magnitude: float = 0.0
-    """Mean of |advantage| over its response tokens; 0 until it is computed."""
-    changing: bool = False
-    """An annotation of it, or of a member of its group, is on its way to the disk."""
-    leaving: bool = False
-    """Its removal is on its way to the disk, or has got there."""
-
-    @property
-    def damage(self) -> str:
-        """Why it was set aside: a row of it can't be read back; empty where it wasn't."""
-        return "" if self.record.tombstone else self.record.note
-
-    @property
-    def is_staying(self) -> bool:
-        """Neither on its way out nor a member of a dropped group."""
-        return not self.leaving and (self.group is None or self.group.row.closed != "dropped")
 
 
 @dataclass(slots=True, eq=False)

@@ -76,7 +76,13 @@ class Leasing:
         self._settlement = Settlement(buffer_id, retirement, store, tasks)
 
     async def grant(
-        self, consumer: str, units: list[Unit], seconds: float, *, part_sizes: Sequence[int] = ()
+        self,
+        consumer: str,
+        units: list[Unit],
+        seconds: float,
+        *,
+        part_sizes: Sequence[int] = (),
+        meanwhile: Callable[[Lease], Awaitable[None]] | None = None,
     ) -> Lease:
         """Lease units for some seconds; they are on their way once the lease is on disk.
 
@@ -85,6 +91,8 @@ class Leasing:
             units: Taken from the consumer's ready ones.
             seconds: Until the lease expires.
             part_sizes: For a lease that ranks share, how many of the units are each rank's.
+            meanwhile: What can be done with the lease while it is being stored, without telling
+                anybody of it; if that fails, the units are offered again.
 
         Returns:
             The lease; it isn't open any more if it was returned while it was being stored.
@@ -100,9 +108,14 @@ class Leasing:
         batch.put_lease(self._id, row_of(lease))
         granting = self._tasks.start(self._granted(lease, self._store.commit(batch)))
         try:
+            if meanwhile is not None:
+                await meanwhile(lease)
             await asyncio.shield(granting)
         except asyncio.CancelledError:
             self._cancel(lease)
+            raise
+        except BaseException:
+            self.give_back([lease.id], "undeliverable")
             raise
         return lease
 

@@ -7,7 +7,7 @@ after a restart. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
@@ -128,7 +128,9 @@ class Progress:
 
         An ack whose commit is under way may still fail: it doesn't count but for its own batch.
         """
-        acked = entry.acked.difference(self._acking.get(entry.record.seq, ()))
+        acked = entry.acked
+        if acking := self._acking.get(entry.record.seq):
+            acked = acked.difference(acking)
         return acked.issuperset(self._consumers) and not self.is_retained(entry)
 
     def is_retained(self, entry: Entry) -> bool:
@@ -153,30 +155,42 @@ class Progress:
 
     def ack_ended(self, seqs: Iterable[int], consumer: str) -> None:
         """The commit of a consumer's ack has ended."""
-        for seq in seqs:
+        for seq in seqs if self._acking else ():
             if (consumers := self._acking.get(seq)) is not None:
                 consumers.discard(consumer)
                 if not consumers:
                     del self._acking[seq]
 
-    def note_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
-        """Count an ack; a consumer that doesn't replay has consumed the experience with it."""
-        was_used = self.is_used(entry)
+    def note_acks(self, entries: Iterable[Entry], consumer: str, step: int | None) -> None:
+        """Count an ack of each; a consumer that doesn't replay has consumed them with it."""
         settings = self._consumers[consumer].settings if consumer in self._consumers else None
-        times = 0
-        if settings is not None and settings.replay:
-            row = self._row(entry)
-            times = row.times_sampled[consumer] = row.times_sampled.get(consumer, 0) + 1
-        if step is not None:
-            self._row(entry).steps.setdefault(consumer, []).append(step)
-        if (known := self._rows.get(entry.record.seq)) is not None:
-            known.num_deliveries.pop(consumer, None)
-            if known.quarantined.pop(consumer, None) and consumer in self._consumers:
-                reader = self._consumers[consumer]
-                reader.quarantined.pop(key_of(reader.settings, entry), None)
-        if settings is None or not settings.replay or 0 < settings.max_times_sampled <= times:
-            entry.acked |= {consumer}
-        self.usage.num_used += self.is_used(entry) and not was_used
+        consumes = settings is None or not settings.replay
+        most = 0 if settings is None else settings.max_times_sampled
+        raw, own = self._raw_names(), frozenset((consumer,))
+        for entry in entries:
+            was_used = self._is_used(entry, raw)
+            times = 0
+            if not consumes:
+                row = self._row(entry)
+                times = row.times_sampled[consumer] = row.times_sampled.get(consumer, 0) + 1
+            if step is not None:
+                self._row(entry).steps.setdefault(consumer, []).append(step)
+            if (known := self._rows.get(entry.record.seq)) is not None:
+                self._forgive(known, entry, consumer)
+            if consumes or 0 < most <= times:
+                entry.acked = entry.acked | own if entry.acked else own
+            self.usage.num_used += not was_used and self._is_used(entry, raw)
+
+    def note_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
+        """Do for one experience what `note_acks` does."""
+        self.note_acks((entry,), consumer, step)
+
+    def _forgive(self, row: ProgressRow, entry: Entry, consumer: str) -> None:
+        """Deliveries that ended badly don't count any more."""
+        row.num_deliveries.pop(consumer, None)
+        if row.quarantined.pop(consumer, None) and consumer in self._consumers:
+            reader = self._consumers[consumer]
+            reader.quarantined.pop(key_of(reader.settings, entry), None)
 
     def undo_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
         """Take an ack back: it couldn't be stored, or its step was rewound."""
@@ -209,17 +223,21 @@ class Progress:
 
     def is_used(self, entry: Entry) -> bool:
         """A consumer that isn't raw has acknowledged it, and that wasn't rewound."""
-        row = self._rows.get(entry.record.seq)
-        if row is None and not entry.acked:
-            return False
-        names = set(entry.acked).difference(self._passed.get(entry.record.seq, ()))
-        if row is not None:
-            names.update(name for name, times in row.times_sampled.items() if times)
-        return not all(self._is_raw(name) for name in names)
+        return self._is_used(entry, self._raw_names())
 
-    def _is_raw(self, name: str) -> bool:
-        consumer = self._consumers.get(name)
-        return consumer is not None and consumer.settings.raw
+    def _is_used(self, entry: Entry, raw: Set[str]) -> bool:
+        row = self._rows.get(entry.record.seq)
+        names = entry.acked
+        if row is None and not names:
+            return False
+        if passed := self._passed.get(entry.record.seq):
+            names = names.difference(passed)
+        if row is not None:
+            names = names.union(name for name, times in row.times_sampled.items() if times)
+        return not names <= raw
+
+    def _raw_names(self) -> Set[str]:
+        return {name for name, consumer in self._consumers.items() if consumer.settings.raw}
 
     def put(self, batch: WriteBatch, entry: Entry) -> None:
         """Add an experience's row to a batch, unless an earlier one removes the experience."""
@@ -259,8 +277,9 @@ class Progress:
 
     def note_left(self, entries: Iterable[Entry]) -> None:
         """Experiences have left: count those that nobody used."""
+        raw = self._raw_names()
         self.usage.num_unused += sum(
-            not (entry.record.tombstone or self.is_used(entry)) for entry in entries
+            not (entry.record.tombstone or self._is_used(entry, raw)) for entry in entries
         )
 
     def forget(self, seqs: Iterable[int]) -> None:

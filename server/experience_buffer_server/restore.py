@@ -9,6 +9,7 @@ from experience_buffer_server.groups import Entry
 from experience_buffer_server.restore_damage import miss_members, rebuild_groups, reserve_numbers
 from experience_buffer_server.restore_leases import restore_leases
 from experience_buffer_server.store.base import BufferState, Store
+from experience_buffer_server.store.interning import share_with_group
 
 
 def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
@@ -28,7 +29,8 @@ def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
         entry = Entry(record, group, durable=True)
         magnitude = state.computed.get(record.seq)
         entry.magnitude = magnitude or 0.0
-        entry.counted = magnitude is not None or bool(record.fields & COUNTED)
+        if magnitude is not None or record.fields & COUNTED:
+            entry.counted = True
         entry.available = magnitude is not None or (
             not buffer.settings.advantage.estimator and not record.tombstone
         )
@@ -39,6 +41,7 @@ def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
         if group is not None:
             group.members.append(entry)
             group.num_durable += 1
+            share_with_group(record, group.row)
     reserve_numbers(buffer, state)
     miss_members(buffer, state, store)
     for group in groups.values():

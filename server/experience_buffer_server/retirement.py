@@ -65,9 +65,9 @@ class Retirement:
             self._consumers[consumer].timeline.acked(step, seqs)
             # Its last step is to be known also when none of these is stored any more.
             self._progress.put_consumer(batch, self._consumers[consumer])
-        for entry in self._contents.by_seqs(seqs):
-            self._progress.note_ack(entry, consumer, step)
-        for entry in self._contents.by_seqs(dict.fromkeys(seqs)):
+        entries = self._contents.by_seqs(seqs)
+        self._progress.note_acks(entries, consumer, step)
+        for entry in dict.fromkeys(entries):
             if self._progress.is_done(entry):
                 done.append(entry)
             else:

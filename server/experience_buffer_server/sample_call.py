@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from experience_buffer import errors
@@ -15,6 +17,7 @@ from experience_buffer_server.assembly import packed, pieces_of, sampled
 from experience_buffer_server.backend import Backend, rank_of
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
+from experience_buffer_server.consumers import Want
 from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.responses import Hold
 from experience_buffer_server.sampling.leases import Lease
@@ -55,62 +58,97 @@ async def sample(
     want = backend.want(buffer, request, timeout_seconds=timeout_seconds, max_bytes=max_bytes)
     deadline = time.monotonic() + want.timeout_seconds
     while True:
-        lease, shortfall = await backend.sample(buffer, request.consumer, want, part)
-        response = service_pb2.SampleResponse(
-            shortfall=shortfall, policy_version=buffer.row.policy_version
+        answer = _Answer(backend, buffer, request, want, deadline, until_sent)
+        lease, shortfall = await backend.sample(
+            buffer, request.consumer, want, part, prepare=answer.prepare
         )
-        if lease is None:
-            return response.SerializeToString()
+        if answer.is_too_small:
+            left = max(deadline - time.monotonic(), 0.0)
+            want = dataclasses.replace(want, timeout_seconds=left)
+        elif lease is None:
+            return service_pb2.SampleResponse(
+                shortfall=shortfall, policy_version=buffer.row.policy_version
+            ).SerializeToString()
+        else:
+            return answer.data
+
+
+class _Answer:
+    """A response in the making."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        buffer: Buffer,
+        request: service_pb2.SampleRequest,
+        want: Want,
+        deadline: float,
+        until_sent: Callable[[Hold], None],
+    ) -> None:
+        self.data = b""
+        """As it goes over the wire."""
+        self.is_too_small = False
+        """Too much of the batch couldn't be read: it was given back."""
+        self._backend = backend
+        self._buffer = buffer
+        self._request = request
+        self._want = want
+        self._deadline = deadline
+        """By `time.monotonic`."""
+        self._until_sent = until_sent
+
+    async def prepare(self, shortfall: str, lease: Lease) -> None:
+        """Read the batch; the lease may be on its way to the disk."""
+        # It begins with the next turn of the event loop, and reading keeps that for long.
+        await asyncio.sleep(0)
+        part = rank_of(self._request)
         units = list(lease.units if part is None else lease.part(part.rank))
-        unreadable = Unreadable()
-        try:
-            num_bytes = sum(unit.num_bytes for unit in units)
-            hold = await backend.responses.wait(caller_of(), num_bytes, deadline=deadline)
-            until_sent(hold)
-            large = _read(backend, buffer, units, request, unreadable)
-        except BaseException:
-            buffer.leasing.give_back([lease.id], "undeliverable")
-            raise
-        if not unreadable or buffer.damage.settle(lease, unreadable, least=want.min_batch_size):
-            _finish(response, lease, units, unreadable)
-            return sample_response(response, large)
-        hold.release()
-        left = max(deadline - time.monotonic(), 0.0)
-        want = dataclasses.replace(want, timeout_seconds=left)
-
-
-def _finish(
-    response: service_pb2.SampleResponse,
-    lease: Lease,
-    units: Sequence[Unit],
-    unreadable: Unreadable,
-) -> None:
-    response.lease.CopyFrom(wire.lease_message(lease, steady_clock.now()))
-    response.num_units = unreadable.left_of(units)
-    response.shortfall = unreadable.explain(response.shortfall)
-
-
-def _read(
-    backend: Backend,
-    buffer: Buffer,
-    units: Sequence[Unit],
-    request: service_pb2.SampleRequest,
-    unreadable: Unreadable,
-) -> Pieces:
-    """The experiences as they go into the response, in the format that was asked for."""
-    if request.format == types_pb2.SAMPLE_FORMAT_PACKED:
-        pieces = packed(backend.store, buffer, units, unreadable)
-        large = packed_pieces(service_pb2.SampleResponse, pieces)
-    else:
-        found = sampled(backend.store, buffer, units, unreadable)
-        large = pieces_of(each for experiences in found for each in experiences)
-    num_bytes = sum(map(len, large))
-    if num_bytes > backend.limits.max_message_bytes:
-        unit = buffer.delivery.consumer(request.consumer).settings.unit
-        what = f"one {unit} takes" if len(units) == 1 else f"{len(units)} {unit}s take"
-        raise errors.ResourceExhaustedError(
-            f"{what} {num_bytes} bytes, the limit server.max_message_bytes is "
-            f"{backend.limits.max_message_bytes}; use SampleStream, or raise the limit",
-            subject=request.consumer,
+        hold = await self._backend.responses.wait(
+            caller_of(), sum(unit.num_bytes for unit in units), deadline=self._deadline
         )
-    return large
+        self._until_sent(hold)
+        unreadable = Unreadable()
+        finish = partial(self._finish, shortfall, lease, units, unreadable)
+        store, buffer = self._backend.store, self._buffer
+        if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
+            packed(store, buffer, units, unreadable, finish)
+        else:
+            found = sampled(store, buffer, units, unreadable)
+            finish(pieces_of(each for experiences in found for each in experiences))
+        if self.is_too_small:
+            hold.release()
+
+    def _finish(
+        self,
+        shortfall: str,
+        lease: Lease,
+        units: Sequence[Unit],
+        unreadable: Unreadable,
+        large: Pieces,
+    ) -> None:
+        if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
+            large = packed_pieces(service_pb2.SampleResponse, large)
+        self._check_size(len(units), sum(map(len, large)))
+        least = self._want.min_batch_size
+        if unreadable and not self._buffer.damage.settle(lease, unreadable, least=least):
+            self.is_too_small = True
+            return
+        response = service_pb2.SampleResponse(
+            lease=wire.lease_message(lease, steady_clock.now()),
+            num_units=unreadable.left_of(units),
+            shortfall=unreadable.explain(shortfall),
+            policy_version=self._buffer.row.policy_version,
+        )
+        self.data = sample_response(response, large)
+
+    def _check_size(self, num_units: int, num_bytes: int) -> None:
+        most = self._backend.limits.max_message_bytes
+        if num_bytes <= most:
+            return
+        unit = self._buffer.delivery.consumer(self._request.consumer).settings.unit
+        what = f"one {unit} takes" if num_units == 1 else f"{num_units} {unit}s take"
+        raise errors.ResourceExhaustedError(
+            f"{what} {num_bytes} bytes, the limit server.max_message_bytes is {most}; use "
+            "SampleStream, or raise the limit",
+            subject=self._request.consumer,
+        )

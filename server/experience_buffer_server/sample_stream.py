@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from experience_buffer import errors
-from experience_buffer._sample_wire import Pieces, frame_response, packed_pieces
-from experience_buffer.packed import cut
+from experience_buffer._sample_wire import Pieces, frame_response
 from experience_buffer.status import to_request_error
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import steady_clock, wire
 from experience_buffer_server.admission import MAX_NOTE
 from experience_buffer_server.ahead import MAX_AHEAD, Ahead, Answers
-from experience_buffer_server.assembly import FRAME_BYTES, frames, packed, pieces_of
+from experience_buffer_server.assembly import frames, pieces_of
 from experience_buffer_server.backend import Backend, rank_of
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
@@ -31,6 +30,7 @@ from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.faults import as_client_error
 from experience_buffer_server.outgoing import MAX_BYTES, Outgoing
 from experience_buffer_server.responses import Hold
+from experience_buffer_server.sample_frames import finish, packed_messages
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.sharing import RankOf
@@ -225,11 +225,35 @@ class SampleSession:
         hold = await self._backend.responses.wait(caller_of(), self._held_bytes(units))
         is_sent = False
         try:
-            is_sent = await self._send_parts(buffer, lease, units, shortfall, least, hold)
+            send = self._send_packed if self._packed else self._send_parts
+            is_sent = await send(buffer, lease, units, shortfall, least, hold)
         finally:
             if not is_sent:
                 hold.release()
         return is_sent
+
+    async def _send_packed(
+        self,
+        buffer: Buffer,
+        lease: Lease,
+        units: Sequence[Unit],
+        shortfall: str,
+        least: int,
+        hold: Hold,
+    ) -> bool:
+        """Send a packed batch, all of which is read before anything of it is sent."""
+        store = self._backend.store
+        messages = packed_messages(store, buffer, lease, units, shortfall, least=least)
+        if not messages:
+            self._leases.discard(lease.id)
+            return False
+        self._credits.spend(sum(unit.num_bytes for unit in units))
+        messages.reverse()
+        while messages:
+            await self._outgoing.room()
+            message = messages.pop()
+            await self._outgoing.put(message, last_of=None if messages else hold)
+        return True
 
     async def _send_parts(
         self,
@@ -240,32 +264,26 @@ class SampleSession:
         least: int,
         hold: Hold,
     ) -> bool:
-        num_bytes = sum(unit.num_bytes for unit in units)
+        """Send a batch of payloads, which are read while others are sent."""
         unreadable, is_begun, is_settled = Unreadable(), False, False
-        parts = self._parts(buffer, units, unreadable)
+        parts = map(pieces_of, frames(self._backend.store, buffer, units, unreadable))
         part: Pieces | None = next(parts)
         while part is not None:
             await self._outgoing.room()
             following = next(parts, None)
-            if unreadable and not is_settled and (following is None or self._packed):
-                # A packed batch is read as a whole before anything of it is sent. What has been
-                # sent of another can't be taken back: its rest follows, however small.
+            if unreadable and not is_settled and following is None:
+                # What has been sent can't be taken back: the rest follows, however small.
                 enough = 0 if is_begun else least
                 if not buffer.damage.settle(lease, unreadable, least=enough):
                     self._leases.discard(lease.id)
                     return False
                 is_settled = True
             if not is_begun:
-                self._credits.spend(num_bytes)
+                self._credits.spend(sum(unit.num_bytes for unit in units))
                 is_begun = True
             frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
             if following is None:
-                frame.last = True
-                frame.num_units = unreadable.left_of(units)
-                frame.shortfall = unreadable.explain(shortfall)
-                frame.batch_bytes = num_bytes
-                if buffer.row.policy_version is not None:
-                    frame.policy_version = buffer.row.policy_version
+                finish(frame, buffer, units, unreadable, shortfall)
             message = frame_response(frame, part)
             await self._outgoing.put(message, last_of=hold if following is None else None)
             del message
@@ -279,19 +297,6 @@ class SampleSession:
             return num_bytes
         # A unit is read as a whole, and its experiences are copied into frames.
         return min(num_bytes, MAX_BYTES + 2 * max(unit.num_bytes for unit in units))
-
-    def _parts(
-        self, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
-    ) -> Iterator[Pieces]:
-        """What is large of the batch, in frames of bounded size, at least one."""
-        store = self._backend.store
-        if not self._packed:
-            for experiences in frames(store, buffer, units, unreadable):
-                yield pieces_of(experiences)
-            return
-        pieces = packed(store, buffer, units, unreadable)
-        for part in cut(pieces, frame_bytes=FRAME_BYTES):
-            yield packed_pieces(service_pb2.SampleFrame, part)
 
 
 def _checked(lease_ids: Sequence[int]) -> Sequence[int]:

@@ -7,8 +7,13 @@ sampling. The owner of a buffer decides, writes one `WriteBatch` and waits for i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from experience_buffer_server.store.record import REPLACED as REPLACED
+from experience_buffer_server.store.record import Record as Record
+from experience_buffer_server.store.record import cut_of as cut_of
 
 _T = TypeVar("_T")
 
@@ -16,8 +21,6 @@ MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
 MAX_PRIORITY = 1e300
 """Larger priorities count as this one: sums over a group's members stay finite."""
-REPLACED = 1 << 60
-"""Bit of `Record.fields`: its payload was replaced since it was pushed; `digest` is of the old one."""
 
 
 class StoreError(Exception):
@@ -60,60 +63,6 @@ class BufferRow:
     """Seconds since the Unix epoch."""
     moments: str = ""
     """Running moments of its rewards as JSON; empty: none yet."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Record:
-    """The index row of one stored experience or tombstone: everything but its payload."""
-
-    seq: int
-    """Arrival order within the buffer, from 1, strictly increasing."""
-    uid: str
-    batch: str
-    task: str
-    run: int
-    step: int
-    digest: bytes
-    """16 bytes over the canonical payload; tells a repeated push from a conflicting one."""
-    group_id: int
-    """The group's row; 0: ungrouped."""
-    tombstone: bool
-    reward: float | None
-    response_tokens: int
-    payload_bytes: int
-    """0 for a tombstone."""
-    min_version: int | None
-    max_version: int | None
-    push_time: float
-    """Seconds since the Unix epoch."""
-    note: str = ""
-    """A tombstone's reason. Of an experience, why it was set aside: a row of it can't be read back."""
-    fields: int = 0
-    """Which of an estimator's inputs it carries: one bit each, and one for being counted already."""
-    priority: float = 1.0
-    """0 to `MAX_PRIORITY`: as pushed, or as updated since. A larger one that is stored counts as that."""
-    version: int = 0
-    """The number, of those that `seq` counts, given with the last update of its priority; 0: none."""
-
-    @property
-    def generation(self) -> int:
-        """Changes with every update of the priority, and differs from that of any earlier push."""
-        return self.version or self.seq
-
-    @property
-    def tid(self) -> str:
-        """Task key."""
-        return f"{self.batch}/{self.task}"
-
-    @property
-    def rid(self) -> str:
-        """Run key."""
-        return f"{self.batch}/{self.task}/{self.run}"
-
-    @property
-    def sid(self) -> str:
-        """Step key."""
-        return f"{self.batch}/{self.task}/{self.step}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -334,6 +283,14 @@ class Store(Protocol):
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed."""
+
+    def stored(
+        self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
+    ) -> AbstractContextManager[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
+        """Payloads, uncopied, and what was computed, of one state of the store.
+
+        The views end with the block. Nothing else of the store is to be read within it.
+        """
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
         """The remembered values; None where nothing is remembered, or can be read back.

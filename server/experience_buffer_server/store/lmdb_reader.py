@@ -29,6 +29,7 @@ from experience_buffer_server.store.seal import unseal
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
 _DECODE_ERRORS = (ValueError, TypeError, struct.error, DamagedRecordError)
+_PAGE_ERRORS = (lmdb.CorruptedError, lmdb.PageNotFoundError)
 _Decode = Callable[[memoryview], _Row]
 
 
@@ -72,7 +73,7 @@ class LmdbReader:
             self._num_open += 1
         try:
             yield txn
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+        except _PAGE_ERRORS as error:
             raise DamagedRecordError(f"{self._path} has a damaged page: {error}") from error
         finally:
             txn.abort()
@@ -104,6 +105,35 @@ class LmdbReader:
         keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
         return self._get(Table.ADVANTAGES, keys, disk.decode_advantages)
 
+    @contextmanager
+    def stored(
+        self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
+    ) -> Iterator[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
+        """What `payloads` and `advantages` return, but payloads as they lie in the map, uncopied.
+
+        A view must not be touched after the block; nor may anything else be read within it, since
+        a read that finds a grown map waits for all others to end.
+
+        Raises:
+            ValueError: A uid is longer than any that can be stored.
+        """
+        places = [disk.payload_key(buffer_id, uid) for uid in uids]
+        keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
+        with self._transaction() as txn:
+            try:
+                payloads = self._rows(txn, Table.PAYLOADS, places, _as_it_lies)
+                computed = self._rows(txn, Table.ADVANTAGES, keys, disk.decode_advantages)
+            except _PAGE_ERRORS:
+                pass  # It ends the transaction: what is on other pages is read again below.
+            else:
+                yield payloads, computed
+                return
+        copies = self._get(Table.PAYLOADS, places, bytes)
+        yield (
+            [memoryview(copy) if isinstance(copy, bytes) else copy for copy in copies],
+            self._get(Table.ADVANTAGES, keys, disk.decode_advantages),
+        )
+
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
         """The remembered values in the order asked; None where nothing is, or can be read back."""
         places = [disk.memory_key(buffer_id, kind, key) for key in keys]
@@ -126,15 +156,26 @@ class LmdbReader:
                 yield key[4:].decode(errors="replace")
 
     def _get(self, table: Table, keys: Sequence[bytes], decode: _Decode[_Row]) -> list[Found[_Row]]:
-        db = self._tables[table]
         try:
             with self._transaction() as txn:
-                return [_read(table, key, txn.get(key, db=db), decode) for key in keys]
+                return self._rows(txn, table, keys, decode)
         except DamagedRecordError as error:
             # A damaged page ends its transaction: one for each key shows which are on it.
             if len(keys) == 1:
                 return [DamagedRecordError(f"{disk.row_name(table, keys[0])}: {error}")]
         return [row for key in keys for row in self._get(table, [key], decode)]
+
+    def _rows(
+        self,
+        txn: lmdb.Transaction[memoryview],
+        table: Table,
+        keys: Sequence[bytes],
+        decode: _Decode[_Row],
+    ) -> list[Found[_Row]]:
+        db = self._tables[table]
+        if not txn.stat(db)["entries"]:
+            return [None] * len(keys)
+        return [_read(table, key, txn.get(key, None, db), decode) for key in keys]
 
     def load(self) -> Iterator[BufferState]:
         """Read the state of every buffer, by id; see `store.loading.Loading`.
@@ -170,6 +211,10 @@ class LmdbReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _as_it_lies(value: memoryview) -> memoryview:
+    return value
 
 
 def _read(

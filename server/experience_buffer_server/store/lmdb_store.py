@@ -7,6 +7,7 @@ import math
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -336,6 +337,12 @@ class LmdbStore:
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed, in the order asked; see `store.base.Found`."""
         return self.reader.advantages(buffer_id, seqs)
+
+    def stored(
+        self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
+    ) -> AbstractContextManager[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
+        """Payloads, uncopied, and what was computed; see `store.base.Store.stored`."""
+        return self.reader.stored(buffer_id, uids, seqs)
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
         """The remembered values in the order asked; None where nothing is, or can be read back."""

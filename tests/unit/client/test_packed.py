@@ -20,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer import _packing, _safetensors, packed, trxp
+from experience_buffer import _packed_fields, _safetensors, packed, trxp
 from experience_buffer._batch_data import LazyPacked
 from experience_buffer._frame import join_frame
 from experience_buffer._packed_table import COLUMNS
@@ -222,7 +222,7 @@ DAMAGED = {
     ),
     "tokens_scalar": (row(2, {"tokens": view("I32", ())}).payload, "tokens"),
     "no_tokens": (row(2, {"x": view("I32", (2,))}).payload, "tokens"),
-    "opcode": (GOOD.payload[:40] + b"\xff" + GOOD.payload[41:], "metadata offset"),
+    "opcode": (bytes(GOOD.payload[:40]) + b"\xff" + GOOD.payload[41:], "metadata offset"),
     "reward": (row(2, TOKENS, changes={"reward": "1"}).payload, "send float"),
     "eid": (row(2, TOKENS, changes={"eid": None}).payload, "send EID"),
 }
@@ -272,7 +272,7 @@ EID_PARTS = {"batch": 2, "task": 3, "run": 7, "step": 5, "suffix": "a"}
 def test_too_many_fields_are_refused_before_they_cost_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_packing, "MAX_OFFSETS", 12)
+    monkeypatch.setattr(_packed_fields, "MAX_OFFSETS", 12)
     many = [row(n, TOKENS | {f"x{n}": view("U8", (1,))}) for n in range(3)]
     packed.pack(many[:2])
     with pytest.raises(InvalidRequestError, match="'2/3/2/5/000002' brings a batch of 3 to more"):

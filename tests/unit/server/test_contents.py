@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from experience_buffer_server.arrivals import Arrivals
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group, GroupTable
-from experience_buffer_server.store.base import Record
+from experience_buffer_server.store.base import Record, cut_of
 
 SETTINGS = BufferSettings(group_size=3)
 
@@ -18,12 +20,9 @@ SETTINGS = BufferSettings(group_size=3)
 def entry_of(seq: int, *, durable: bool = False, task: str = "math") -> Entry:
     record = Record(
         seq=seq,
-        uid=f"5/{task}/{seq}",
-        batch="5",
-        task="".join(task),
-        run=7,
-        step=11,
-        digest=b"d" * 16,
+        uid=f"5/{task}/7/11/{seq}",
+        cut=cut_of("5", task),
+        digest_number=1 << 100,
         group_id=13,
         tombstone=False,
         reward=None,
@@ -110,3 +109,40 @@ def test_open_groups_are_those_that_take_members() -> None:
     table.close(sealed, "deadline")
     again.restore(sealed.row, SETTINGS)
     assert [group.row.key for group in again.open_groups] == ["c", "b"]
+
+
+CHANGES: dict[str, Any] = {
+    "durable": True,
+    "acked": frozenset({"trainer"}),
+    "computing": True,
+    "counted": True,
+    "changing": True,
+    "generation": 3,
+    "missing": ("reward",),
+    "quarantine": "why",
+    "available": True,
+    "leaving": True,
+    "magnitude": 0.5,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_of_one_entry_changes_of_no_other(name: str) -> None:
+    entry, other = entry_of(1), entry_of(2)
+    before = {each: getattr(other, each) for each in CHANGES}
+    setattr(entry, name, CHANGES[name])
+    assert {each: getattr(other, each) for each in CHANGES} == before
+    assert {each: getattr(entry, each) for each in CHANGES} == before | {name: CHANGES[name]}
+    setattr(entry, name, before[name])
+    assert {each: getattr(entry, each) for each in CHANGES} == before
+
+
+def test_entries_that_are_equally_far_share_their_state() -> None:
+    entries = [entry_of(seq) for seq in range(1, 100)]
+    for index, entry in enumerate(entries):
+        for name, value in CHANGES.items():
+            for _ in range(1 + index % 3):
+                setattr(entry, name, value)
+        entry.acked -= {"trainer"}
+    assert len({id(entry._state) for entry in entries}) == 1
+    assert sys.getsizeof(entries[0]) <= 80

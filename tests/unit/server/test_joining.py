@@ -65,3 +65,12 @@ async def test_tombstones_alone_are_counted(world: World) -> None:
         await buffer.ingest.push(Push(tombstones=dead))
     assert len(buffer.contents) == 0
     await buffer.ingest.push(Push(tombstones=dead[:-1]))
+
+
+async def test_what_follows_the_last_member_in_one_push_is_late(world: World) -> None:
+    buffer = await world.create(group_size=2)
+    found = await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (2, 0), (1, 3)))
+    assert [one.reason for one in found] == [None, None, "late", None, "late"]
+    newer = await world.create(2, group_size=2, late_members="new_group")
+    await newer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    assert [group.num_members for group in newer.contents.groups] == [2, 1]

@@ -21,11 +21,8 @@ def entry(seq: int, size: int, *, uid: str = "u", max_version: int | None = 3) -
     record = Record(
         seq=seq,
         uid=f"{uid}{seq}",
-        batch="b",
-        task="t",
-        run=0,
-        step=0,
-        digest=b"",
+        cut=0,
+        digest_number=0,
         group_id=0,
         tombstone=False,
         reward=None,

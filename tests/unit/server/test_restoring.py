@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
+from experience_buffer_server.annotation import Annotation
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.store.base import ConsumerRow, LeaseRow, ProgressRow, WriteBatch
 from tests.unit.server.builders import World, push, settings, uid
+from tests.unit.server.test_annotating import settle
+from tests.unit.server.test_computing import RUNNING, rewarded
 from tests.unit.server.test_settings_changes import take
 
 
@@ -156,3 +159,17 @@ async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
     await buffer.leasing.nack(lease, reason="no use")
     assert trainer.out == {unit.key: other}
     assert len(trainer.ready) == 0
+
+
+async def test_a_reward_that_was_counted_before_a_restart_is_not_counted_again(
+    world: World,
+) -> None:
+    world.computer.start()
+    buffer = await world.create(**RUNNING)
+    await buffer.ingest.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
+    await settle(buffer)
+    moments = buffer.row.moments
+    fresh = await world.restart(buffer)
+    await fresh.annotating.annotate([Annotation(uid=uid(0, 1), reward=7.0)])
+    await settle(fresh)
+    assert fresh.row.moments == moments

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.store import BufferRow, LmdbStore, Record
+from experience_buffer_server.store.base import cut_of
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., Awaitable[LmdbStore]]
@@ -22,11 +23,8 @@ def make_record() -> MakeRecord:
         values: dict[str, Any] = {
             "seq": seq,
             "uid": f"3/math-{seq}/5/7/é",
-            "batch": "3",
-            "task": f"math-{seq}",
-            "run": 5,
-            "step": 7,
-            "digest": bytes(range(16)),
+            "cut": cut_of("3", f"math-{seq}"),
+            "digest_number": int.from_bytes(range(16), "big"),
             "group_id": 11,
             "tombstone": False,
             "reward": 0.13,

@@ -18,6 +18,7 @@ from experience_buffer_server.store import (
     Record,
     StoreFailedError,
 )
+from experience_buffer_server.store.base import cut_of
 
 SIZE = 7
 KEPT = 10
@@ -27,12 +28,9 @@ def record(number: int, index: int) -> Record:
     """Member `index` of batch `number`."""
     return Record(
         seq=number * SIZE + index,
-        uid=f"{number}/{index}",
-        batch=str(number),
-        task="t",
-        run=index,
-        step=0,
-        digest=bytes(16),
+        uid=f"{number}/t/{index}/0/",
+        cut=cut_of(str(number), "t"),
+        digest_number=0,
         group_id=number,
         tombstone=False,
         reward=None,

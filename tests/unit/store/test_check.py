@@ -53,7 +53,7 @@ def payload(seq: int) -> bytes:
 def append(batch: Any, make_record: MakeRecord, seq: int, /, **changes: Any) -> Record:
     """An experience that fits its payload; two of them are a group."""
     given = {
-        "digest": xxhash.xxh3_128_digest(payload(seq)),
+        "digest_number": xxhash.xxh3_128_intdigest(payload(seq)),
         "payload_bytes": len(payload(seq)),
         "group_id": (seq + 1) // 2,
         "fields": 0,
@@ -196,7 +196,7 @@ async def test_what_does_not_fit_together_is_found(
         1,
         make_record(
             5,
-            digest=xxhash.xxh3_128_digest(payload(5)),
+            digest_number=xxhash.xxh3_128_intdigest(payload(5)),
             payload_bytes=len(payload(5)),
             group_id=3,
             fields=0,
@@ -244,11 +244,11 @@ async def test_nothing_is_suspected_of_a_store_that_is_being_written(
             batch = store.batch()
             for _ in range(9):
                 seq += 1
-                append(batch, make_record, seq % 997 + 1, seq=seq, uid=str(seq), group_id=0)
+                append(batch, make_record, seq % 997 + 1, seq=seq, uid=uid(seq), group_id=0)
                 row = AdvantageRow(seq=seq, advantages=b"\1" * 4, returns=b"\1" * 4, details={})
                 batch.put_advantages(1, row)
                 if seq > 99:
-                    batch.remove(1, make_record(seq - 99, uid=str(seq - 99)))
+                    batch.remove(1, make_record(seq - 99))
             await store.commit(batch)
 
     writing = asyncio.ensure_future(write())

@@ -35,7 +35,7 @@ OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
 MakeBuffer = Callable[[int], BufferRow]
 NUM = 60
 PLAIN: dict[str, Any] = {
-    "group_id": 0, "payload_bytes": 1, "digest": xxhash.xxh3_128_digest(b"x"), "fields": 0,
+    "group_id": 0, "payload_bytes": 1, "digest_number": xxhash.xxh3_128_intdigest(b"x"), "fields": 0,
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ async def test_no_append_overwrites_a_record(
     store = await open_store()
     batches = [store.batch() for _ in range(3)]
     for batch, seq in zip(batches, (NUM + 1, 5, NUM + 2), strict=True):
-        batch.append(1, make_record(seq, uid=f"new {seq}", group_id=0), b"y")
+        batch.append(1, make_record(seq, uid=f"3/math-{seq}/5/7/new", group_id=0), b"y")
     done = await asyncio.gather(*map(store.commit, batches), return_exceptions=True)
     assert done[::2] == [None, None]
     assert type(done[1]) is StoreError
@@ -127,9 +127,9 @@ async def test_no_append_overwrites_a_record(
     state = next(store.load())
     assert [record.uid for record in state.records[4:5]] == ["3/math-5/5/7/é"]
     assert len(state.records) == NUM + 2
-    assert list(store.payloads(1, ["new 5"])) == [None]
+    assert list(store.payloads(1, ["3/math-5/5/7/new"])) == [None]
     replaced = store.batch()
-    replaced.replace(1, make_record(5, uid="again", group_id=0), b"z")
+    replaced.replace(1, make_record(5, uid="3/math-5/5/7/again", group_id=0), b"z")
     await store.commit(replaced)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from experience_buffer_server.store import Record
-from experience_buffer_server.store.interning import Interner
+from experience_buffer_server.store import GroupRow, Record
+from experience_buffer_server.store.interning import Interner, share_with_group
 
 MakeRecord = Callable[..., Record]
 
@@ -13,8 +13,7 @@ MakeRecord = Callable[..., Record]
 def distinct(make_record: MakeRecord, seq: int, **changes: Any) -> Record:
     """A record none of whose large values is an object that another one has."""
     values: dict[str, Any] = {
-        "batch": "".join(["batch", "3"]),
-        "task": "".join(["task", "5"]),
+        "cut": int("3077"),
         "group_id": int("1009"),
         "response_tokens": int("1013"),
         "payload_bytes": int("1019"),
@@ -29,7 +28,7 @@ def distinct(make_record: MakeRecord, seq: int, **changes: Any) -> Record:
 
 
 SHARED = (
-    *("batch", "task", "group_id", "response_tokens", "payload_bytes", "min_version"),
+    *("cut", "group_id", "response_tokens", "payload_bytes", "min_version"),
     *("max_version", "push_time", "fields", "reward", "priority"),
 )
 
@@ -50,10 +49,19 @@ def test_the_two_versions_of_one_record_are_shared_too(make_record: MakeRecord) 
     assert record.max_version is record.min_version
 
 
+def test_members_share_their_groups_numbers(make_record: MakeRecord) -> None:
+    row = GroupRow(id=int("1009"), key="3/math", size=8, open_time=float("1033.5"))
+    first, late = distinct(make_record, 1), distinct(make_record, 2, push_time=1034.5)
+    for record in (first, late):
+        share_with_group(record, row)
+        assert record.group_id is row.id
+    assert first.push_time is row.open_time
+    assert late.push_time == 1034.5
+
+
 def test_no_value_changes(make_record: MakeRecord) -> None:
     others: dict[str, Any] = {
-        "batch": "b",
-        "task": "t",
+        "cut": 1026,
         "group_id": 0,
         "response_tokens": 0,
         "payload_bytes": 7,

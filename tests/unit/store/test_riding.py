@@ -15,6 +15,7 @@ from experience_buffer_server.store.base import (
     DamagedRecordError,
     Record,
     WriteBatch,
+    cut_of,
 )
 
 
@@ -27,8 +28,8 @@ async def store(tmp_path: Path) -> AsyncIterator[LmdbStore]:
 
 def record(seq: int) -> Record:
     return Record(
-        seq=seq, uid=f"uid-{seq}", batch="1", task="2", run=3, step=4, digest=bytes(16),
-        group_id=0, tombstone=False, reward=0.5, response_tokens=7, payload_bytes=11,
+        seq=seq, uid=f"1/2/3/4/{seq}", cut=cut_of("1", "2"), digest_number=0, group_id=0,
+        tombstone=False, reward=0.5, response_tokens=7, payload_bytes=11,
         min_version=None, max_version=None, push_time=13.0,
     )  # fmt: skip
 

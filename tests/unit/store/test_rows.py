@@ -305,7 +305,7 @@ async def test_what_the_store_cannot_hold_is_refused_when_it_is_noted(
     store = await open_store()
     batch = store.batch()
     with pytest.raises(ValueError, match="513 bytes"):
-        batch.append(1, make_record(1, uid="u" * 509), b"")
+        batch.append(1, make_record(1, uid="3/math-1/5/7/".ljust(509, "u")), b"")
     with pytest.raises(ValueError, match="NUL"):
         batch.remember(1, "a\0b", "key", b"", 1.0)
     with pytest.raises(ValueError, match="bytes"):
@@ -315,7 +315,7 @@ async def test_what_the_store_cannot_hold_is_refused_when_it_is_noted(
     with pytest.raises(ValueError, match="bytes"):
         batch.put_consumer(1, ConsumerRow(name="c" * 508))
     assert batch.operations == []
-    longest = make_record(1, uid="u" * 500)
+    longest = make_record(1, uid="3/math-1/5/7/".ljust(500, "u"))
     batch.append(1, longest, b"fits")
     batch.remember(1, "group", "k" * 500, b"fits", 1.0)
     await store.commit(batch)

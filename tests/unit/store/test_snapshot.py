@@ -56,7 +56,7 @@ async def filled(
     batch.put_buffer(buffer_row(3))
     for seq in range(1, NUM + 1):
         record = make_record(
-            seq, payload_bytes=len(PAYLOAD), digest=_digest(PAYLOAD), group_id=11, fields=0
+            seq, payload_bytes=len(PAYLOAD), digest_number=_digest(PAYLOAD), group_id=11, fields=0
         )
         batch.append(3, record, PAYLOAD)
     tombstone = make_record(NUM + 1, tombstone=True, payload_bytes=0, group_id=0)
@@ -72,8 +72,8 @@ async def filled(
     return path
 
 
-def _digest(payload: bytes) -> bytes:
-    return xxhash.xxh3_128_digest(payload)
+def _digest(payload: bytes) -> int:
+    return xxhash.xxh3_128_intdigest(payload)
 
 
 def _names(folder: Path) -> list[str]:
@@ -136,7 +136,9 @@ async def test_a_store_can_be_read_while_it_is_written(
     batch = store.batch()
     batch.put_buffer(buffer_row(3))
     batch.append(
-        3, make_record(1, payload_bytes=len(PAYLOAD), digest=_digest(PAYLOAD), group_id=0), PAYLOAD
+        3,
+        make_record(1, payload_bytes=len(PAYLOAD), digest_number=_digest(PAYLOAD), group_id=0),
+        PAYLOAD,
     )
     await store.commit(batch)
     answer = _run(path, tmp_path / "to")
