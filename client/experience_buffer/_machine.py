@@ -27,13 +27,10 @@ class Machine:
         "fence",
         "has_composites",
         "is_suspect",
-        "items_fence",
-        "known",
         "limits",
         "marks",
         "memo",
         "num_made",
-        "num_rounds",
         "num_sets",
         "pos",
         "stack",
@@ -51,9 +48,6 @@ class Machine:
         self.has_composites = False  # whether a tuple or frozenset, so a costly key, may exist
         self.num_made = 0  # characters and bytes of texts that no opcode spelled out
         self.num_sets = 0
-        self.num_rounds = 0  # opcodes that were read one by one, or fewer
-        self.items_fence = -1  # the fence at which `known` may read experiences
-        self.known: Any = None
 
     def error(self, message: str) -> TrxpError:
         return trxp_error(message, where=f"metadata offset {self.pos}")

@@ -8,7 +8,6 @@ something becomes an inert `Foreign` value that names it; NumPy scalars become P
 from __future__ import annotations
 
 import struct
-from operator import length_hint
 
 from experience_buffer._limits import Limits
 from experience_buffer._machine import MAX_FREE_KEYS, Machine
@@ -38,22 +37,14 @@ def load(data: bytes, *, limits: Limits) -> tuple[object, bool]:
     """
     machine = Machine(data, limits)
     try:
-        return run(machine, _start(machine)), machine.is_suspect
+        return _run(machine), machine.is_suspect
     except (IndexError, struct.error):
         raise machine.error("the pickle is cut short or its stack runs dry") from None
     except TypeError:
         raise machine.error("a list, dict or set is used as a dict key or set member") from None
 
 
-def _start(machine: Machine) -> int:
-    """Where the first opcode is."""
-    data = machine.data
-    if data[:1] != b"\x80" or not 2 <= data[1] <= 5:
-        raise machine.error("not a pickle of protocol 2 to 5")
-    return 2
-
-
-def run(machine: Machine, pos: int, depth: int = 0) -> object:
+def _run(machine: Machine) -> object:
     """Read opcodes until STOP, in one function: a call for each would double the cost.
 
     `depth` bounds from above how deep the values since the innermost mark are nested, as long
@@ -63,10 +54,12 @@ def run(machine: Machine, pos: int, depth: int = 0) -> object:
     max_depth = machine.limits.max_depth
     push, remember = stack.append, memo.append
     read_float, read_uint32 = _read_float, _read_uint32
-    fence, items_fence = machine.fence, machine.items_fence
-    rounds = iter(range(machine.limits.max_nodes))
+    fence = depth = 0
+    if data[:1] != b"\x80" or not 2 <= data[1] <= 5:
+        raise machine.error("not a pickle of protocol 2 to 5")
+    pos = 2
     try:
-        for _ in rounds:
+        for _ in range(machine.limits.max_nodes):
             op = data[pos]
             pos += 1
             if op == 0x68:  # BINGET, mostly a key: read what follows in the same round
@@ -82,12 +75,6 @@ def run(machine: Machine, pos: int, depth: int = 0) -> object:
             elif op == 0x4E:  # NONE
                 push(None)
             elif op == 0x7D:  # EMPTY_DICT, mostly followed by MEMOIZE and MARK
-                if fence == items_fence:
-                    start, pos = pos, machine.known.read(data, pos - 1)
-                    if pos >= start:
-                        depth = max(depth, machine.known.height)
-                        continue
-                    pos = start
                 value = {}
                 push(value)
                 if data[pos] == 0x94:
@@ -196,5 +183,4 @@ def run(machine: Machine, pos: int, depth: int = 0) -> object:
             )
     finally:
         machine.pos = pos
-        machine.num_rounds = machine.limits.max_nodes - length_hint(rounds)
     return machine.finish()
