@@ -51,7 +51,7 @@ async def test_a_turn_of_several_slices_is_one_turn() -> None:
     assert seen[second:third].count("other") >= 4
 
 
-async def test_a_turn_is_long_after_a_millisecond() -> None:
+async def test_a_turn_becomes_long() -> None:
     turn = await Turns().take()
     assert not turn.is_long
     end = time.perf_counter() + 2e-3
