@@ -47,9 +47,6 @@ def serve(
     """Run the server until SIGTERM or Ctrl-C."""
     # gRPC's own log has a line for each connection that fails: whoever knocks could fill a disk.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # gRPC's newer way of listening hands what has come from thread to thread: a short call takes a
-    # sixth more CPU time so, and waits for a processor to wake up once more.
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
     import uvloop
 
     from experience_buffer_server import app as server

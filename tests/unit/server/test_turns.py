@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from experience_buffer_server import turns as turns_module
 from experience_buffer_server.turns import Turns
 
 
@@ -73,7 +74,7 @@ async def test_one_alone_waits_for_nothing() -> None:
             taken.value.end()
         else:
             raise AssertionError("it waited")
-        for _ in range(6):
+        for _ in range(turns_module._NUM_STEPS + 2):
             await asyncio.sleep(0)
 
 
