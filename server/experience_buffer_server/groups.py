@@ -8,89 +8,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Literal
 
 from experience_buffer.eid import EID
 from experience_buffer_server.admission import Reason, Refusal
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.entries import Entry as Entry
+from experience_buffer_server.entries import Group as Group
 from experience_buffer_server.store.base import GroupRow, Record
 
 Closing = Literal["whole", "sealed", "deadline", "dropped"]
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Experiences that share a key.
-
-    `open -> closed` (takes no more members) `-> whole` (all members durable) `-> available`.
-    """
-
-    row: GroupRow
-    members: list[Entry] = field(default_factory=list)
-    """In order of arrival, pending ones included."""
-    num_durable: int = 0
-    available: bool = False
-    """Consumers may sample it as a whole."""
-    deadline: float = math.inf
-    """Seconds since the Unix epoch."""
-    overdue: bool = False
-    """Unfinished past its deadline."""
-    has_consumed: bool = False
-    """Members were consumed and removed after it closed."""
-
-    @property
-    def is_open(self) -> bool:
-        """Takes more members."""
-        return not self.row.closed
-
-    @property
-    def is_whole(self) -> bool:
-        """Closed, not dropped, and every member is on disk."""
-        closed = self.row.closed
-        return closed not in ("", "dropped") and self.num_durable == len(self.members)
-
-    @property
-    def damage(self) -> str:
-        """Why it isn't delivered as a group: rows of it can't be read back; empty where it is."""
-        if self.row.quarantined:
-            return self.row.note
-        for entry in self.members:
-            if entry.record.note and entry.damage and not entry.leaving:
-                return f"its member {entry.record.uid!r} is set aside: {entry.damage}"
-        return ""
-
-    @property
-    def num_members(self) -> int:
-        """Members that have come, those consumed before it closed included."""
-        staying = sum(not entry.leaving for entry in self.members)
-        return staying + self.row.num_consumed
-
-    @property
-    def is_over(self) -> bool:
-        """Holds nothing, and nothing is to be remembered but that it closed."""
-        counts = self.is_open and self.row.size and self.row.num_consumed
-        return not self.members and not counts
-
-    @property
-    def votes(self) -> list[Entry]:
-        """Members that are experiences, not tombstones."""
-        return [entry for entry in self.members if not entry.record.tombstone]
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Fields that members lack, each once."""
-        return tuple(dict.fromkeys(name for entry in self.votes for name in entry.missing))
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Waits for members, or for fields of members: its deadline counts."""
-        return self.is_open or (self.row.closed != "dropped" and bool(self.missing))
-
-    def describe(self) -> str:
-        """`5 of 8`, or `5 of unknown`."""
-        return f"{self.num_members} of {self.row.size or 'unknown'}"
 
 
 class GroupTable:
