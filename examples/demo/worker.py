@@ -18,11 +18,18 @@ from examples.demo.model import Policy, generate, pad_prompts
 from examples.demo.settings import BUFFER, CLIENT_OPTIONS, DemoSettings
 from examples.demo.watch import PolicyWatch
 from examples.demo.weights import Follower
-from experience_buffer import EID, Client, Experience
+from experience_buffer import EID, Client, Experience, PushResult
+from experience_buffer.errors import (
+    DeadlineExceededError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 CALL_TIMEOUT_SECONDS = 60.0
 """A call is repeated for this long; long enough for a server or a trainer to be restarted."""
 MAX_WAIT_SECONDS = 1.0
+PUSH_TIMEOUT_SECONDS = 5.0
+"""Of a push that finds no room, before it looks whether training has ended."""
 
 
 def run(settings: DemoSettings, index: int, stop: Event) -> None:
@@ -52,9 +59,23 @@ def run(settings: DemoSettings, index: int, stop: Event) -> None:
                 watch.wait(MAX_WAIT_SECONDS)
                 continue
             experiences = roller.roll(follower.policy, version=version, groups=admitted)
-            result = client.push(experiences, buffer=BUFFER)
-            journal.append(outcome.uid for outcome in result.outcomes)
+            result = push(client, experiences, stop)
+            if result is not None:
+                journal.append(outcome.uid for outcome in result.outcomes)
             round_number += 1
+
+
+def push(client: Client, experiences: Sequence[Experience], stop: Event) -> PushResult | None:
+    """Push a round; None if training ends before it is stored.
+
+    A server that was restarted has forgotten which places were reserved: then the round needs others.
+    """
+    while not stop.is_set():
+        try:
+            return client.push(experiences, buffer=BUFFER, timeout=PUSH_TIMEOUT_SECONDS)
+        except (ResourceExhaustedError, UnavailableError, DeadlineExceededError):
+            continue
+    return None
 
 
 def group_keys(settings: DemoSettings, index: int, *, round_number: int) -> list[str]:
