@@ -73,8 +73,9 @@ def push(client: Client, experiences: Sequence[Experience], stop: Event) -> Push
     while not stop.is_set():
         try:
             return client.push(experiences, buffer=BUFFER, timeout=PUSH_TIMEOUT_SECONDS)
-        except (ResourceExhaustedError, UnavailableError, DeadlineExceededError):
-            continue
+        except (ResourceExhaustedError, UnavailableError, DeadlineExceededError) as error:
+            if isinstance(error, ResourceExhaustedError) and error.retry_delay_seconds is None:
+                raise  # It never fits.
     return None
 
 

@@ -120,8 +120,14 @@ class Room:
             return
         # Nobody reads or writes there: LMDB takes pages after the last one of its last commit only
         # in a transaction, and none is open.
-        os.pwrite(self._file, bytes(end - start), start)
-        os.fdatasync(self._file)
+        try:
+            os.pwrite(self._file, bytes(end - start), start)
+            os.fdatasync(self._file)
+        except OSError as error:
+            if error.errno not in FULL_CODES:
+                raise
+            # Some file systems need new space to overwrite what is set aside: nothing is lost by it,
+            # and an append that finds no room is refused by itself.
         self.zeroed_bytes = end
 
     def close(self) -> None:
