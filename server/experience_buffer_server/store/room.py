@@ -120,15 +120,16 @@ class Room:
             return
         # Nobody reads or writes there: LMDB takes pages after the last one of its last commit only
         # in a transaction, and none is open.
+        self.zeroed_bytes = end
         try:
             os.pwrite(self._file, bytes(end - start), start)
-            os.fdatasync(self._file)
         except OSError as error:
             if error.errno not in FULL_CODES:
                 raise
-            # Some file systems need new space to overwrite what is set aside: nothing is lost by it,
-            # and an append that finds no room is refused by itself.
-        self.zeroed_bytes = end
+            # Some file systems need new space to overwrite what is set aside. Nothing is lost by it:
+            # an append that finds no room is refused by itself.
+            return
+        os.fdatasync(self._file)
 
     def close(self) -> None:
         """Release the file."""

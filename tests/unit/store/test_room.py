@@ -115,6 +115,20 @@ def test_a_disk_that_fails_is_said(make_room: MakeRoom, monkeypatch: pytest.Monk
         room.write_ahead(SMALL)
 
 
+def test_a_full_disk_only_keeps_from_writing_ahead(
+    make_room: MakeRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where overwriting takes new space: pushes are refused then, and everything else goes on."""
+    room = make_room()
+    room.refusal(SMALL)
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    room.write_ahead(SMALL)
+
+
 def test_pages_are_counted_only_near_the_limit(file: Path) -> None:
     counted: list[int] = []
 
