@@ -52,14 +52,13 @@ def requests(
     if not isinstance(annotations, Mapping):
         raise _error("annotations", annotations, "a mapping {uid: {field: value}}")
     found: list[pb.AnnotateRequest] = []
-    num_bytes = 0
+    num_bytes, most_bytes = 0, min(options.max_push_bytes, _push.max_payload_bytes(options))
     for uid, fields in annotations.items():
         annotation = _annotation(uid, fields)
         size = annotation.ByteSize()
         _push.check_size(size, f"the annotation of {uid}", options)
         is_full = found and (
-            num_bytes + size > options.max_push_bytes
-            or len(found[-1].annotations) == MAX_ANNOTATIONS
+            num_bytes + size > most_bytes or len(found[-1].annotations) == MAX_ANNOTATIONS
         )
         if is_full or not found:
             found.append(pb.AnnotateRequest(buffer=buffer))

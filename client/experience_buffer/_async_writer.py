@@ -41,6 +41,7 @@ class AsyncWriter:
         self, client: AsyncClient, *, buffer: str, group_size: int, options: WriterOptions
     ) -> None:
         self._client = client
+        options = _push.fitting(options, client.options)
         self._limits = _push.writer_limits(client.options, options)
         self._queue = _queue.PushQueue(
             buffer=buffer,
@@ -79,7 +80,7 @@ class AsyncWriter:
             PushRefusedError: Experiences appended earlier were refused; nothing was queued now.
             MessageTooLargeError: One experience is over the message limit; those before it
                 are queued.
-            ExperienceBufferError: The writer failed or is closed; nothing was queued.
+            ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
         """
         many = _push.as_sequence(experiences)
         deadline = time.monotonic() + (self._client.timeout if timeout is None else timeout)
@@ -95,6 +96,8 @@ class AsyncWriter:
                 raise _queue.full_error(self._queue, start, len(many))
             if self._failure is not None:
                 raise self._failure
+            if self._closing:
+                raise closed_error("writer")
             if self._queue.add(payload, end - start):
                 self._work.notify()
             self._start()
@@ -114,9 +117,7 @@ class AsyncWriter:
         mark = self._queue.hurry()
         self._work.notify()
         done = await self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
-        self._raise_errors()
-        if not done:
-            raise _queue.flush_error(self._queue, seconds)
+        self._raise_errors(None if done else _queue.flush_error(self._queue, seconds))
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same."""
@@ -148,10 +149,11 @@ class AsyncWriter:
             lambda: self._failure is not None or condition(), max(deadline - time.monotonic(), 0.0)
         )
 
-    def _raise_errors(self) -> None:
+    def _raise_errors(self, late: ExperienceBufferError | None = None) -> None:
+        """Raise what went wrong; see `PushQueue.take_error`."""
         if self._failure is not None:
             raise self._failure
-        error = self._queue.take_error()
+        error = self._queue.take_error(late)
         if error is not None:
             raise error
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import grpc
 
+from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import ClientOptions, TlsOptions
 
 DEFAULT_PORT: Final = 50051
@@ -114,16 +115,20 @@ def credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
     """Read the files and make the channel's credentials.
 
     Raises:
-        OSError: A file can't be read.
+        InvalidRequestError: A file can't be read.
     """
 
-    def read(path: str | None) -> bytes | None:
-        return None if path is None else Path(path).read_bytes()
+    def read(name: str) -> bytes | None:
+        path = getattr(tls, name)
+        try:
+            return None if path is None else Path(path).read_bytes()
+        except OSError as error:
+            raise InvalidRequestError(f"{name} of tls: {error}", subject=name) from error
 
     return grpc.ssl_channel_credentials(
-        root_certificates=read(tls.ca_file),
-        private_key=read(tls.key_file),
-        certificate_chain=read(tls.certificate_file),
+        root_certificates=read("ca_file"),
+        private_key=read("key_file"),
+        certificate_chain=read("certificate_file"),
     )
 
 

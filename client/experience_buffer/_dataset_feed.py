@@ -120,8 +120,10 @@ class Feed:
                 # A rank's part of a shared batch that has fewer units than there are ranks.
                 batch.ack()
                 continue
+            # First: what can't be read wasn't taken either.
+            parts = self._split(batch)
             self.delivered = batch
-            self._waiting.extend(self._split(batch))
+            self._waiting.extend(parts)
         experiences, ticket = self._waiting[0]
         data = self._collate(experiences) if self._collate else experiences
         # Not before: what can't be laid out wasn't taken, and must not be acknowledged.

@@ -6,6 +6,7 @@ blocks are kept and used again, and what is too large for that comes in huge pag
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 from typing import Final
@@ -30,7 +31,8 @@ def joined(pieces: Sequence[bytes | memoryview]) -> bytearray | memoryview:
     if num_bytes <= MOST_KEPT_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray().join(pieces)
     block = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # A kernel that has no huge pages gives others.
+        block.madvise(mmap.MADV_HUGEPAGE)
     for piece in pieces:
         block.write(piece)
     return memoryview(block)

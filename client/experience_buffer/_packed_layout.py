@@ -21,6 +21,8 @@ _MAX_TRAILING: Final = 2**32
 _MAX_KEPT: Final = 64
 _SPECIAL: Final = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """What a name can't hold as it is: JSON escapes it, or it has no UTF-8."""
+_NUMBER: Final = r"(0|[1-9]\d{0,17})"
+"""As JSON spells it: no zero leads."""
 
 Numbers: TypeAlias = tuple[bytes, ...]
 """Of each tensor, as spelled: how many rows it has, and where its data ends."""
@@ -101,7 +103,7 @@ def _pattern(tensors: Mapping[str, TensorView]) -> re.Pattern[bytes]:
         trailing = "".join(f",{size}" for size in view.shape[1:])
         entries.append(
             re.escape(f'"0:{name}":{{"dtype":"{view.dtype}","shape":[')
-            + rf'(\d{{1,18}}){trailing}\],"data_offsets":\[{begin},(\d{{1,18}})\]\}}'
+            + rf'{_NUMBER}{trailing}\],"data_offsets":\[{begin},{_NUMBER}\]\}}'
         )
         begin = rf"\{2 * place + 2}"
     return re.compile(rf"\{{{','.join(entries)}\}} *".encode())

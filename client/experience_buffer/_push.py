@@ -61,6 +61,12 @@ def writer_limits(options: ClientOptions, writer: WriterOptions) -> ClientOption
     )
 
 
+def fitting(writer: WriterOptions, options: ClientOptions) -> WriterOptions:
+    """A writer's options, with no larger requests than a message holds."""
+    num_bytes = min(writer.max_batch_bytes, max_payload_bytes(options))
+    return replace(writer, max_batch_bytes=num_bytes)
+
+
 def split(
     experiences: Sequence[Experience] | bytes,
     tombstones: Sequence[Tombstone],
@@ -79,6 +85,7 @@ def split(
         group_size: Expected members of every group pushed; 0: the buffer's default.
 
     Raises:
+        InvalidRequestError: `experiences` is neither, such as a single one.
         MessageTooLargeError: One experience, or the raw payload, is over the message limit.
     """
     fields = functools.partial(_wire.push_fields, buffer=buffer, group_size=group_size)
@@ -87,6 +94,12 @@ def split(
         check_size(len(payload), "the payload", options)
         yield Chunk(_wire.push_request(fields(tombstones=tombstones), [[payload]]), ())
         return
+    if not hasattr(experiences, "__len__"):
+        kind = type(experiences).__name__
+        raise InvalidRequestError(
+            f"push takes a list of experiences or one payload, not {kind}; give [experience]",
+            subject="experiences",
+        )
     alike = fields()
     for start, end, pieces in encode_pieces(experiences, options):
         yield Chunk(_wire.push_request(alike, [pieces]), range(start, end))
@@ -125,7 +138,7 @@ def encode_pieces(
         end = min(start + step, len(experiences))
         pieces = encode(experiences[start:end])
         num_items, num_bytes = end - start, sum(map(len, pieces))
-        if num_bytes > _max_payload_bytes(options) or (
+        if num_bytes > max_payload_bytes(options) or (
             num_bytes > 2 * options.max_push_bytes and num_items > 1
         ):
             if num_items == 1:
@@ -149,7 +162,8 @@ def join(outcomes: Sequence[PushOutcome], response: service_pb2.PushResponse | N
     return PushResult(outcomes=tuple(outcomes), policy_version=version)
 
 
-def _max_payload_bytes(options: ClientOptions) -> int:
+def max_payload_bytes(options: ClientOptions) -> int:
+    """What a request may hold beside its envelope."""
     return options.max_message_bytes - ENVELOPE_BYTES
 
 
@@ -159,7 +173,7 @@ def check_size(num_bytes: int, what: str, options: ClientOptions) -> None:
     Raises:
         MessageTooLargeError: It can't.
     """
-    limit = _max_payload_bytes(options)
+    limit = max_payload_bytes(options)
     if num_bytes > limit:
         raise MessageTooLargeError(
             f"{what} takes {num_bytes} bytes; a message holds at most {limit}. Raise "

@@ -10,6 +10,7 @@ move its requests over a stream.
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -184,7 +185,7 @@ class PushQueue:
             if error.retry_delay_seconds is not None:
                 self.last_delay = error
                 self._not_before = self._clock() + max(delay, error.retry_delay_seconds)
-                self._resend.appendleft(message.sequence)
+                bisect.insort(self._resend, message.sequence)
                 return
             self._fail(message.sequence, error)
             return
@@ -209,11 +210,17 @@ class PushQueue:
         """The stream broke: send everything unanswered again, in the order of the first time."""
         self._resend = deque(self._under_way)
 
-    def take_error(self) -> ExperienceBufferError | None:
-        """What went wrong since the last call, as one error; None when nothing did."""
+    def take_error(self, late: ExperienceBufferError | None = None) -> ExperienceBufferError | None:
+        """What went wrong since the last call, as one error; None when nothing did.
+
+        Args:
+            late: One more, which comes as a note where something else went wrong.
+        """
         found: list[ExperienceBufferError] = self._errors
         if self._refused:
             found.append(refusal(PushResult(outcomes=tuple(self._refused), policy_version=None)))
+        if late is not None:
+            found.insert(1, late)
         self._errors, self._refused = [], []
         if not found:
             return None

@@ -23,9 +23,11 @@ _MAX_EMPTY_ELEMENTS: Final = 2**48
 _MAX_KEPT_TENSORS: Final = 64
 _MAX_KEPT_CHARS: Final = 4096
 _WHERE: Final = "tensor table"
+_NUMBER: Final = "(?:0|[1-9][0-9]{0,17})"
 _ENTRY: Final = re.compile(
     r'(?:\A\{|,)"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+)"'
-    r',"shape":\[((?:\d{1,18}(?:,\d{1,18})*)?)\],"data_offsets":\[(\d{1,18}),(\d{1,18})\]\}'
+    rf',"shape":\[((?:{_NUMBER}(?:,{_NUMBER})*)?)\]'
+    rf',"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
 )
 """An entry as the format's writer writes it, with the brace or comma before it."""
 _SIZE: Final = re.compile(rb'"shape":\[(\d{1,18})\]')
@@ -198,7 +200,8 @@ def _entries(header: str) -> list[_Entry] | None:
     found: list[_Entry] = _ENTRY.findall(body)
     if sum(map(len, map("".join, found))) + _ENTRY_CHARS * len(found) + 1 != len(body):
         return None
-    return found if body[0] == "{" and body[-1] == "}" else None
+    # One character is in no entry: the last one, since entries end otherwise.
+    return found if body[0] == "{" and body.endswith("]}}") else None
 
 
 def _row(entry: _Entry) -> _Row:

@@ -41,6 +41,7 @@ class Writer:
         self, client: Client, *, buffer: str, group_size: int, options: WriterOptions
     ) -> None:
         self._client = client
+        options = _push.fitting(options, client.options)
         self._limits = _push.writer_limits(client.options, options)
         self._queue = _queue.PushQueue(
             buffer=buffer,
@@ -82,7 +83,7 @@ class Writer:
             PushRefusedError: Experiences appended earlier were refused; nothing was queued now.
             MessageTooLargeError: One experience is over the message limit; those before it
                 are queued.
-            ExperienceBufferError: The writer failed or is closed; nothing was queued.
+            ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
         """
         many = _push.as_sequence(experiences)
         deadline = time.monotonic() + (self._client.timeout if timeout is None else timeout)
@@ -96,6 +97,8 @@ class Writer:
                     raise _queue.full_error(self._queue, start, len(many))
                 if self._failure is not None:
                     raise self._failure
+                if self._closing:
+                    raise closed_error("writer")
                 if self._queue.add(payload, end - start):
                     self._work.notify_all()
                 self._start()
@@ -116,9 +119,7 @@ class Writer:
             mark = self._queue.hurry()
             self._work.notify_all()
             done = self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
-            self._raise_errors()
-            if not done:
-                raise _queue.flush_error(self._queue, seconds)
+            self._raise_errors(None if done else _queue.flush_error(self._queue, seconds))
 
     def close(self, *, timeout: float | None = None) -> None:
         """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same."""
@@ -156,10 +157,11 @@ class Writer:
             lambda: self._failure is not None or condition(), max(deadline - time.monotonic(), 0.0)
         )
 
-    def _raise_errors(self) -> None:
+    def _raise_errors(self, late: ExperienceBufferError | None = None) -> None:
+        """Raise what went wrong; see `PushQueue.take_error`."""
         if self._failure is not None:
             raise self._failure
-        error = self._queue.take_error()
+        error = self._queue.take_error(late)
         if error is not None:
             raise error
 
@@ -212,6 +214,8 @@ class Writer:
 
     def _connect(self) -> Iterator[service_pb2.PushStreamResponse]:
         with self._lock:
+            if self._done:
+                return iter(())
             self._connection += 1
             requests = self._requests(self._connection)
             call = self._call = self._client._open("PushStream", requests)

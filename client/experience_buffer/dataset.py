@@ -17,7 +17,7 @@ from experience_buffer._dataset_feed import Feed, LeasedBatch, LeaseTicket
 from experience_buffer.client import Client
 from experience_buffer.collation import Collate
 from experience_buffer.consumer_options import SampleFormat
-from experience_buffer.errors import InvalidRequestError
+from experience_buffer.errors import InvalidRequestError, LeaseNotFoundError
 from experience_buffer.values import RewindResult, SafeResult
 
 __all__ = ["AckPolicy", "ExperienceDataset", "LeaseTicket", "LeasedBatch"]
@@ -269,7 +269,12 @@ class ExperienceDataset(IterableDataset[Any]):
         """Acknowledge what was trained on, where asking for the next batch says so."""
         batch = self._feed.delivered
         if self._is_auto and batch is not None and self._feed.is_whole:
-            batch.ack(self.step)
+            try:
+                batch.ack(self.step)
+            except LeaseNotFoundError:
+                # It comes again. Whoever goes on after this error must not meet it again.
+                self._feed.delivered = None
+                raise
             self._feed.delivered = None
             self.step += 1
 

@@ -111,7 +111,7 @@ class WriterOptions:
     max_batch_items: int = 128
     """Most experiences in one request."""
     max_batch_bytes: int = 4 * 1024 * 1024
-    """Payload of one request; one larger experience goes alone."""
+    """Payload of one request, and no more than a message holds; one larger experience goes alone."""
     linger_seconds: float = 0.02
     """How long an experience waits for others to share its request."""
     raise_on_refused: bool = True

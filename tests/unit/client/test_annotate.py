@@ -205,6 +205,13 @@ def test_requests_are_cut_by_size_and_what_is_larger_goes_alone() -> None:
     assert [len(request.annotations) for request in made] == [2, 1, 1, 2]
 
 
+def test_requests_fit_into_messages() -> None:
+    options = ClientOptions(max_message_bytes=64 * 1024)
+    made = requests({f"u{i}": {"values": [0.5] * 3_000} for i in range(10)}, options)
+    assert [len(request.annotations) for request in made] == [4, 4, 2]
+    assert all(request.ByteSize() <= options.max_message_bytes for request in made)
+
+
 def test_one_over_the_message_limit_is_named() -> None:
     options = ClientOptions(max_message_bytes=64 * 1024)
     with pytest.raises(MessageTooLargeError, match=r"annotation of u1 takes .*max_message_bytes"):

@@ -58,6 +58,12 @@ def test_what_is_joined_is_writable_and_nobody_elses(extra_bytes: int) -> None:
     assert bytes(whole[:3]) == b"xy\2"
 
 
+def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9_999)  # What a kernel doesn't know is an error.
+    whole = _memory.joined([bytes(_memory.MOST_KEPT_BYTES), b"end"])
+    assert bytes(whole[-4:]) == b"\0end"
+
+
 def test_nothing_is_joined_to_nothing() -> None:
     assert bytes(_memory.joined([])) == b""
     assert bytes(_memory.joined([b""])) == b""

@@ -110,6 +110,27 @@ def test_numbers_that_do_not_go_together_are_refused_by_name(old: str, new: str)
         assert found[1] == sound[1].uid
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"shape":[8]', '"shape":[08]'),
+        ('"data_offsets":[16,48]', '"data_offsets":[16,048]'),
+        ('"shape":[8]', '"shape":[+8]'),
+        ('"shape":[8]', '"shape":[8_]'),
+    ],
+)
+def test_numbers_are_spelled_as_json_spells_them(old: str, new: str) -> None:
+    sound = [rollout(number, 8, kind=1) for number in range(3)]
+    text = bytes(sound[1].payload)
+    assert (text.count(old.encode()), text.count(b"]}} ")) == (1, 1)
+    text = text.replace(b"]}} ", b"]}}")
+    sound[1].payload = text.replace(old.encode(), new.encode())
+    found = outcome(sound)
+    assert found == expected(sound)
+    assert isinstance(found, tuple)
+    assert found[1] == sound[1].uid
+
+
 @pytest.mark.parametrize("change", [-6, 6])
 def test_data_must_end_with_the_last_tensor(change: int) -> None:
     sound = [rollout(number, 8, kind=1) for number in range(3)]

@@ -151,6 +151,31 @@ def test_postponed_request_holds_everything_back_for_the_delay() -> None:
     assert queue.take_error() is None
 
 
+def test_postponed_requests_go_again_in_the_order_of_the_first_time() -> None:
+    queue, clock = make(linger_seconds=0, max_batch_items=1)
+    for payload in (b"a", b"b", b"c", b"d"):
+        queue.add(payload, 1)
+    sent = [queue.next_request() for _ in range(4)]
+    queue.answered(answer(2, 1), delay=0)
+    for sequence in (1, 3, 4):
+        queue.answered(failure(sequence, 8, 1), delay=0)
+    clock.now += 1
+    assert [queue.next_request() for _ in range(4)] == [sent[0], sent[2], sent[3], None]
+
+
+def test_what_is_late_is_raised_alone_or_noted() -> None:
+    queue, _ = make(linger_seconds=0, max_batch_items=1)
+    late = InternalServerError("late")
+    assert queue.take_error(late) is late
+    queue.add(b"a", 1)
+    queue.next_request()
+    queue.answered(answer(1, 3), delay=0)
+    error = queue.take_error(late)
+    assert isinstance(error, PushRefusedError)
+    assert error.__notes__ == ["and: late"]
+    assert queue.take_error() is None
+
+
 def test_errors_are_taken_once_with_positions_since_the_start() -> None:
     queue, _ = make(linger_seconds=0, max_batch_items=2)
     queue.add(b"a", 2)

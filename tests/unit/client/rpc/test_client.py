@@ -157,6 +157,12 @@ def test_one_experience_over_the_limit_names_it(buffer: Client) -> None:
         client.push([experience(0), large, experience(2)])
 
 
+def test_a_single_experience_is_refused_with_what_to_give(script: Any, buffer: Client) -> None:
+    with pytest.raises(InvalidRequestError, match=r"not Experience; give \[experience\]"):
+        buffer.push(experience(1))  # type: ignore[arg-type]
+    assert script.requests == []
+
+
 def test_pushing_nothing_calls_nobody(script: Any, buffer: Client) -> None:
     assert buffer.push([]).outcomes == ()
     assert script.requests == []
@@ -372,7 +378,7 @@ def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: Client) ->
 
 
 def test_an_ack_goes_on_beside_the_next_batch(script: Any, buffer: Client) -> None:
-    script.batches += [[payload(1)], [payload(2)], [payload(3)], [payload(4)]]
+    script.batches += [[payload(1)], [payload(2)], [payload(3)]]
     with buffer.stream(1, prefetch=1) as stream:
         first = next(stream)
         pending = first.begin_ack(7)
@@ -386,6 +392,7 @@ def test_an_ack_goes_on_beside_the_next_batch(script: Any, buffer: Client) -> No
     late = third.begin_ack()
     with pytest.raises(LeaseNotFoundError):
         late.result()
+    script.batches.append([payload(4)])
     fourth = buffer.sample(1)
     unsent = fourth.begin_ack(8)
     assert fourth.lease_id not in script.acked

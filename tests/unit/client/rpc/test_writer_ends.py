@@ -1,0 +1,171 @@
+"""How writers end: closed while others use them, with errors, with a message limit, without files."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    EID,
+    AsyncClient,
+    BufferFullError,
+    CallCancelledError,
+    Client,
+    ClientOptions,
+    DeadlineExceededError,
+    Experience,
+    InvalidRequestError,
+    PushRefusedError,
+    TlsOptions,
+    WriterOptions,
+)
+
+
+class Hooked(list[Experience]):
+    """Experiences that do something when they are about to be encoded."""
+
+    hook: Callable[[], object]
+
+    def __getitem__(self, place: Any) -> Any:
+        self.hook()
+        return super().__getitem__(place)
+
+
+def experience(run: int, length: int = 7) -> Experience:
+    return Experience(
+        eid=EID(3, 5, run, 0, "abcdef"),
+        tokens=list(range(length)),
+        logprobs=[0.5] * (length - 2),
+        prompt_length=2,
+    )
+
+
+def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        threading.Event().wait(0.002)
+
+
+def test_what_comes_while_a_writer_is_closed_is_refused(server: tuple[Any, str]) -> None:
+    with Client(server[1]) as client:
+        writer = client.writer()
+        given = Hooked([experience(1)])
+        given.hook = writer.close
+        with pytest.raises(CallCancelledError, match="writer is closed"):
+            writer.append(given)
+    assert writer.counts.num_appended == 0
+    assert server[0].stored == {}
+
+
+async def test_what_comes_while_an_async_writer_is_closed_is_refused(
+    server: tuple[Any, str],
+) -> None:
+    async with AsyncClient(server[1]) as client:
+        writer = client.writer()
+        loop = asyncio.get_running_loop()
+        given = Hooked([experience(1)])
+        given.hook = lambda: asyncio.run_coroutine_threadsafe(writer.close(), loop).result(10)
+        with pytest.raises(CallCancelledError, match="writer is closed"):
+            await writer.append(given)
+    assert writer.counts.num_appended == 0
+
+
+def test_what_was_appended_when_a_close_begins_is_stored(server: tuple[Any, str]) -> None:
+    script, address = server
+    with Client(address) as client:
+        writer = client.writer(options=WriterOptions(max_batch_items=1, linger_seconds=30))
+        closing = threading.Thread(target=writer.close)
+        given = Hooked(experience(run) for run in range(5))
+        num_encoded = iter(range(9))
+
+        def close_before_the_third() -> None:
+            if next(num_encoded) == 2:
+                closing.start()
+                until(lambda: writer._closing)
+
+        given.hook = close_before_the_third
+        with pytest.raises(CallCancelledError, match="writer is closed"):
+            writer.append(given)
+        closing.join(10)
+        assert not closing.is_alive()
+    assert writer.counts.num_appended == writer.counts.num_stored == len(script.stored) == 2
+
+
+def test_a_writer_that_is_closed_just_before_it_connects_ends(
+    server: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+
+    def close() -> None:
+        try:
+            writer.close(timeout=0.01)
+        except DeadlineExceededError as error:
+            failures.append(error)
+
+    with Client(server[1]) as client:
+        writer = client.writer()
+        closing = threading.Thread(target=close)
+        await_work = writer._await_work
+
+        def closed_meanwhile() -> bool:
+            has_work = await_work()
+            if has_work:
+                closing.start()
+                until(lambda: writer._done)
+            return has_work
+
+        monkeypatch.setattr(writer, "_await_work", closed_meanwhile)
+        writer.append(experience(1))
+        until(lambda: writer._done)
+        closing.join(5)
+        assert not closing.is_alive(), "it waits for a thread that waits for the server"
+    assert "1 experiences have no outcome" in str(failures[0])
+
+
+def test_a_refusal_does_not_hide_what_has_no_outcome(server: tuple[Any, str]) -> None:
+    script, address = server
+
+    def refuse(uid: str) -> bool:
+        """The first one; and have no room for the next request."""
+        script.push_errors.append(BufferFullError("full", retry_delay_seconds=60))
+        return True
+
+    script.refuse = refuse
+    with Client(address) as client:
+        writer = client.writer(options=WriterOptions(max_batch_items=1))
+        writer.append([experience(1), experience(2)])
+        until(lambda: writer._queue.last_delay)
+        with pytest.raises(PushRefusedError) as caught:
+            writer.close(timeout=0)
+    [note] = caught.value.__notes__
+    assert "1 experiences have no outcome" in note
+
+
+@pytest.mark.parametrize("length", [1_000, 2_500])
+def test_requests_of_a_writer_fit_into_messages(server: tuple[Any, str], length: int) -> None:
+    options = ClientOptions(max_message_bytes=64 * 1024)
+    with (
+        Client(server[1], options=options) as client,
+        client.writer(options=WriterOptions(linger_seconds=30)) as writer,
+    ):
+        for run in range(23):
+            writer.append(experience(run, length))
+    assert writer.counts.num_stored == 23
+    assert all(request.ByteSize() <= 64 * 1024 for request in server[0].requests)
+    assert len(server[0].requests) < 23
+
+
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    tls = TlsOptions(ca_file=str(tmp_path / "ca.pem"))
+    with Client("127.0.0.1:1", tls=tls) as client:
+        writer = client.writer()
+        writer.append(experience(1))
+        for call in (client.get_stats, writer.flush, client.stream(1).__next__):
+            with pytest.raises(
+                InvalidRequestError, match=r"ca_file of tls: .*No such file.*ca\.pem"
+            ):
+                call()
