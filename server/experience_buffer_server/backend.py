@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ class Backend:
             UnavailableError: The server is draining.
             ResourceExhaustedError: Too much waits for its commit or for room.
         """
+        deadline = math.inf if remaining_seconds is None else time.monotonic() + remaining_seconds
         buffer = self.buffer(request.buffer)
         if request.group_size > MAX_GROUP_SIZE:
             raise errors.InvalidRequestError(
@@ -85,7 +87,7 @@ class Backend:
                 subject="group_size",
             )
         with self.pending(buffer, request.num_bytes) as charge:
-            return await self._push(buffer, request, remaining_seconds, charge)
+            return await self._push(buffer, request, deadline, charge)
 
     def pending(self, buffer: Buffer, num_bytes: int) -> AbstractContextManager[Charge]:
         """Hold the bytes of a request that brings some, until it is answered."""
@@ -100,7 +102,7 @@ class Backend:
         self,
         buffer: Buffer,
         request: PushRequest,
-        remaining_seconds: float | None,
+        deadline: float,
         charge: Charge,
     ) -> service_pb2.PushResponse:
         turn = await self.turns.take()
@@ -116,7 +118,7 @@ class Backend:
             turn.end()
         # What follows, up to the commit, belongs to the turn: nothing is waited for.
         buffer = self._open_buffer(buffer.name)
-        patience = self._patience(buffer, remaining_seconds)
+        patience = self._patience(buffer, deadline)
         storing = buffer.ingest.push(push, patience, charge, admitted)
         del admitted
         outcomes = await storing
@@ -135,12 +137,12 @@ class Backend:
         self.check_can_store()
         return self.buffer(name)
 
-    def _patience(self, buffer: Buffer, remaining_seconds: float | None) -> Patience:
-        seconds = buffer.settings.full_timeout_seconds
-        if remaining_seconds is not None:
-            # What is stored after the client's deadline would have to be pushed again to be known.
-            seconds = min(seconds, max(remaining_seconds - _PUSH_MARGIN_SECONDS, 0.0))
-        return Patience(deadline=time.monotonic() + seconds, stop=self.draining)
+    def _patience(self, buffer: Buffer, deadline: float) -> Patience:
+        """For how long a push may wait for room; the deadline is its call's, by `time.monotonic`."""
+        last = time.monotonic() + buffer.settings.full_timeout_seconds
+        # What is stored after the client's deadline would have to be pushed again to be known.
+        last = min(last, deadline - _PUSH_MARGIN_SECONDS)
+        return Patience(deadline=last, stop=self.draining)
 
     async def sample(
         self,

@@ -160,8 +160,6 @@ class Group:
     """Seconds since the Unix epoch."""
     overdue: bool = False
     """Unfinished past its deadline."""
-    has_consumed: bool = False
-    """Members were consumed and removed after it closed."""
 
     @property
     def is_open(self) -> bool:
@@ -189,6 +187,11 @@ class Group:
         """Members that have come, those consumed before it closed included."""
         staying = sum(not entry.leaving for entry in self.members)
         return staying + self.row.num_consumed
+
+    @property
+    def has_consumed(self) -> bool:
+        """Members were consumed and removed after it closed: others that leave are taken off its size."""
+        return not self.is_open and self.num_members < self.row.size
 
     @property
     def is_over(self) -> bool:

@@ -13,7 +13,7 @@ from experience_buffer_server import steady_clock
 from experience_buffer_server.admission import check_uid
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Closing, Entry, Group
+from experience_buffer_server.groups import Closing, Entry, Group, put_row
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.store.base import Store, StoreFullError
@@ -149,8 +149,9 @@ class Grouping:
             num_complete = len(group.votes) - len(lacking) + group.row.num_consumed
             if settings.on_group_deadline == "wait":
                 group.overdue = True
-            elif any(self._removal.is_leased(entry) for entry in lacking):
-                # Somebody is about to annotate it; the lease's end bounds the wait.
+            elif any(not e.durable or self._removal.is_leased(e) for e in lacking):
+                # It is on its way to the disk, or somebody is about to annotate it; the lease's end
+                # bounds the wait.
                 self._contents.groups.postpone(group, now + _POSTPONE_SECONDS)
             elif (
                 settings.on_group_deadline == "use_partial"
@@ -241,18 +242,13 @@ class Grouping:
 
     def _submit_row(self, group: Group) -> Awaitable[None]:
         batch = self._store.batch()
-        if not group.is_over:
-            batch.put_group(self._owner.id, group.row)
-        else:
-            batch.delete_group(self._owner.id, group.row.id)
-            if not group.is_open:
-                closed = group.row.closed.encode()
-                batch.remember(self._owner.id, "group", group.row.key, closed, steady_clock.now())
+        put_row(batch, self._owner.id, group, steady_clock.now())
         return self._store.commit(batch)
 
     async def _drop(self, group: Group, reason: str, label: str) -> int:
         if group.row.closed != "dropped":
-            self._contents.groups.close(group, "dropped", note=reason)
+            size = group.row.size or group.num_members
+            self._contents.groups.close(group, "dropped", size=size, note=reason)
             self._metrics.group_closed(self._owner.name, "dropped")
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
         self._removal.withdraw(members)

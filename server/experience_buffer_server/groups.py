@@ -15,7 +15,7 @@ from experience_buffer_server.admission import Reason, Refusal
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.entries import Entry as Entry
 from experience_buffer_server.entries import Group as Group
-from experience_buffer_server.store.base import GroupRow, Record
+from experience_buffer_server.store.base import GroupRow, Record, WriteBatch
 
 Closing = Literal["whole", "sealed", "deadline", "dropped"]
 
@@ -111,6 +111,9 @@ class GroupTable:
         group.members.remove(entry)
         if group.row.closed == "whole" and group.num_members < group.row.size:
             self.reopen(group, size=group.row.size)
+        elif group.row.closed in ("sealed", "deadline"):
+            # Its size is that of the members that it was closed with.
+            group.row.size -= 1
         if group.is_over:
             self.remove(group)
 
@@ -228,3 +231,20 @@ def _late(key: str, closed: str, group: Group | None) -> str:
 def groups_of(entries: Iterable[Entry]) -> list[Group]:
     """The groups that entries belong to, each once, in order of appearance."""
     return list({id(e.group): e.group for e in entries if e.group is not None}.values())
+
+
+def put_row(batch: WriteBatch, buffer_id: int, group: Group, now: float) -> None:
+    """Add a group's row to a batch; of one that is over, how it was closed, if it was.
+
+    Args:
+        batch: Stored by the caller.
+        buffer_id: The buffer's id in the store.
+        group: Of the buffer.
+        now: Seconds since the Unix epoch.
+    """
+    if not group.is_over:
+        batch.put_group(buffer_id, group.row)
+        return
+    batch.delete_group(buffer_id, group.row.id)
+    if not group.is_open:
+        batch.remember(buffer_id, "group", group.row.key, group.row.closed.encode(), now)

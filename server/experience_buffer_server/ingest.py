@@ -1,7 +1,8 @@
 """The way of a push: decode, admit, recognise repeats, join groups, commit, answer.
 
-Everything up to the commit happens in one go on the event loop, so that pushes can't overtake
-each other; what follows the commit happens even when the call that pushed has been cancelled.
+What was read before may be handed over (see `backend`: in slices, one push at a time); all else up
+to the commit happens in one go on the event loop, so that pushes can't overtake each other. What
+follows the commit happens even when the call that pushed has been cancelled.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
+from experience_buffer_server import steady_clock
 from experience_buffer_server.arrival import Admitted, Arrived, Outcome, Push, PushStatus, Reading
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry, Group, groups_of
+from experience_buffer_server.groups import Entry, Group, groups_of, put_row
 from experience_buffer_server.intake import Intake
 from experience_buffer_server.joining import Joining
 from experience_buffer_server.metrics import Metrics
@@ -218,12 +220,9 @@ class Ingest:
             self._contents.remove(entry)
             if entry.group is not None:
                 self._contents.groups.withdraw(entry.group, entry)
-        groups = groups_of(entries)
+        groups, now = groups_of(entries), steady_clock.now()
         for group in groups:
-            if group.is_over:
-                batch.delete_group(self._owner.id, group.row.id)
-            else:
-                batch.put_group(self._owner.id, group.row)
+            put_row(batch, self._owner.id, group, now)
         if groups:
             self._tasks.spawn(self._store.commit(batch))
         for group in groups:

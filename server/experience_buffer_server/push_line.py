@@ -4,8 +4,8 @@ Only what a lack of room holds back waits here. What a limiter or the pacing hol
 come again: it holds back some pushes and not others, and those that complete groups, behind it in
 one line, would be what it waits for.
 
-A push that waits holds its request (see `quotas`) and nothing of the store or of what was read. Belongs to one buffer and
-its event loop.
+A push that waits holds its request (see `quotas`) and nothing of the store or of what was read.
+Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations

@@ -46,8 +46,6 @@ def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
     miss_members(buffer, state, store)
     for group in groups.values():
         votes = group.votes
-        # Who left, and why, isn't stored: take it for consumed.
-        group.has_consumed = not group.is_open and len(group.members) < group.row.size
         group.available = group.is_whole and bool(votes) and all(e.available for e in votes)
     buffer.desk.progress.restore(state.progress, state.consumers)
     restore_leases(buffer, state.leases)

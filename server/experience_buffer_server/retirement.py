@@ -7,6 +7,7 @@ Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -136,12 +137,13 @@ class Retirement:
         for entry in leaving:
             entry.leaving = True
         now = steady_clock.now()
+        counts = Counter(entry.group.row.id for entry in leaving if entry.group is not None)
         for group in groups_of(leaving):
+            count = counts[group.row.id]
             if group.is_open:
-                self._leave_open(batch, group, leaving, reason)
+                self._leave_open(batch, group, count, reason)
             else:
-                self._note_leaving(group, leaving, reason)
-                leaving += self._leave_closed(batch, group, reason, now)
+                leaving += self._leave_closed(batch, group, count, reason, now)
         self._departures.leaving(batch, leaving, consumed=reason == "consumed")
         if any(entry.record.generation > self._noted_seq for entry in leaving):
             # After a crash none of them says any more that its number was given.
@@ -154,21 +156,10 @@ class Retirement:
                 batch.remember(self._id, "uid", record.uid, record.digest, now)
         return leaving
 
-    @staticmethod
-    def _note_leaving(group: Group, leaving: Sequence[Entry], reason: LeaveReason) -> None:
-        """A closed group's size is that of its members, unless some were consumed."""
-        if reason == "consumed":
-            group.has_consumed = True
-        else:
-            gone = [entry for entry in leaving if entry.group is group]
-            group.row.size -= sum(not entry.record.tombstone for entry in gone)
-
-    def _leave_open(
-        self, batch: WriteBatch, group: Group, leaving: Sequence[Entry], reason: LeaveReason
-    ) -> None:
+    def _leave_open(self, batch: WriteBatch, group: Group, count: int, reason: LeaveReason) -> None:
         """What is consumed still counts towards the size; without a size there is nothing to keep."""
         if reason == "consumed":
-            group.row.num_consumed += sum(entry.group is group for entry in leaving)
+            group.row.num_consumed += count
         rest = any(not entry.leaving for entry in group.members)
         if not rest and not (group.row.size and group.row.num_consumed):
             batch.delete_group(self._id, group.row.id)
@@ -176,11 +167,17 @@ class Retirement:
             batch.put_group(self._id, group.row)
 
     def _leave_closed(
-        self, batch: WriteBatch, group: Group, reason: LeaveReason, now: float
+        self, batch: WriteBatch, group: Group, count: int, reason: LeaveReason, now: float
     ) -> list[Entry]:
-        """With the last experience go the tombstones; how the group closed is remembered."""
+        """Its size is that of its members, unless some were consumed.
+
+        With the last experience go the tombstones; how the group closed is remembered.
+        """
         rest = [entry for entry in group.members if not entry.leaving]
-        if not all(entry.record.tombstone and entry.durable for entry in rest):
+        is_last = all(entry.record.tombstone and entry.durable for entry in rest)
+        if reason != "consumed":
+            group.row.size -= count + is_last * len(rest)
+        if not is_last:
             if reason != "consumed":
                 batch.put_group(self._id, group.row)
             return []
@@ -212,7 +209,7 @@ class Retirement:
             if reason == "consumed" and entry.group.is_open:
                 entry.group.row.num_consumed -= 1
             elif reason != "consumed" and not entry.group.is_open:
-                entry.group.row.size += not entry.record.tombstone
+                entry.group.row.size += 1
 
     def _remove(self, entry: Entry) -> None:
         self._contents.remove(entry)

@@ -74,3 +74,15 @@ async def test_what_follows_the_last_member_in_one_push_is_late(world: World) ->
     newer = await world.create(2, group_size=2, late_members="new_group")
     await newer.ingest.push(push((1, 0), (1, 1), (1, 2)))
     assert [group.num_members for group in newer.contents.groups] == [2, 1]
+
+
+async def test_what_is_left_of_a_dropped_group_of_no_known_size(world: World, clock: Clock) -> None:
+    buffer = await world.create(group_size=0)
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    lease = await sample(buffer, 1)
+    await buffer.grouping.drop("2/1", "no use")
+    (late,) = await buffer.ingest.push(push((1, 3)))
+    assert "group '2/1' was dropped with 1 of 1 members (no use)" in late.message
+    await buffer.desk.ack(lease)
+    await buffer.drain()
+    assert len(buffer.contents) == 0

@@ -1,12 +1,16 @@
-"""Looking at single experiences while they leave."""
+"""Looking at single experiences while they leave, and removing many of them."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from experience_buffer import ExperienceNotFoundError
-from experience_buffer_server import queries
-from tests.unit.server.builders import World, push, uid
+from experience_buffer import ExperienceNotFoundError, trxp
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server import queries, wire
+from experience_buffer_server.ingest import Push
+from tests.unit.server.builders import World, experience, push, uid
 from tests.unit.server.test_annotating import settle
 
 
@@ -24,3 +28,16 @@ async def test_what_is_leaving_is_not_found_rather_than_damaged(world: World) ->
     assert buffer.contents.by_uid(name) is not None
     with pytest.raises(ExperienceNotFoundError, match="holds no experience"):
         queries.get(world.store, buffer, name)
+
+
+async def test_what_leaves_together_takes_time_by_its_number_alone(world: World) -> None:
+    world.limits = world.limits.model_copy(update={"max_push_items": 4096})
+    buffer = await world.create(group_size=1)
+    for first in range(0, 5000, 1000):
+        members = [experience(first + task, 0) for task in range(1000)]
+        await buffer.ingest.push(Push(payloads=[trxp.encode(members)]))
+    state = wire.state_of(buffer, next(iter(buffer.contents)))
+    wanted = service_pb2.DeleteRequest(filter=service_pb2.Filter(state=state))
+    started = time.thread_time()
+    assert (await queries.delete(buffer, wanted)).num_deleted == 5000
+    assert time.thread_time() - started < 0.25, "5000 groups, and 5000 to look at for each"

@@ -173,3 +173,23 @@ async def test_a_reward_that_was_counted_before_a_restart_is_not_counted_again(
     await fresh.annotating.annotate([Annotation(uid=uid(0, 1), reward=7.0)])
     await settle(fresh)
     assert fresh.row.moments == moments
+
+
+async def test_a_group_knows_after_a_restart_whether_members_were_consumed(world: World) -> None:
+    consumer = {"name": "actor", "raw": True}
+    buffer = await world.create(group_size=3, consumers=[consumer])
+    await buffer.ingest.push(push((0, 0), (1, 0)))
+    await buffer.desk.ack(await take(buffer, "actor"))
+    await buffer.ingest.push(push((0, 1), (0, 2), (1, 1), (2, 0), dead=[(1, 2), (2, 1), (2, 2)]))
+    dead = buffer.contents.by_uid(uid(1, 2))
+    assert dead is not None
+    await buffer.removal.delete([dead])
+    await buffer.desk.ack(await take(buffer, "actor"))
+    for place in (buffer, await world.restart(buffer)):
+        groups = {group.row.key: group for group in place.contents.groups}
+        found = {key: (group.has_consumed, group.describe()) for key, group in groups.items()}
+        assert found == {
+            "2/0": (False, "3 of 3"),
+            "2/1": (True, "1 of 2"),
+            "2/2": (False, "3 of 3"),
+        }

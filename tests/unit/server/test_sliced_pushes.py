@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import turns
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.config import Settings
+from experience_buffer_server.ingest import Push
 from experience_buffer_server.push_requests import PushRequest, read_push
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.snapshot_settings import SnapshotsSection
@@ -80,6 +82,22 @@ async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> 
     found = {outcome.reason for outcome in (await pushing).outcomes}
     assert found == {types_pb2.REFUSAL_REASON_FUTURE_VERSION}
     assert backend.buffer("math").contents.num_items == 0
+
+
+async def test_the_deadline_of_a_call_goes_on_while_it_waits_for_its_turn(backend: Backend) -> None:
+    full = {"on_full": "block", "full_timeout_seconds": 60, "max_items": 1, "group_by": "none"}
+    await backend.registry.create("full", settings(**full))
+    await backend.buffer("full").ingest.push(Push(payloads=[payload((1, 0))]))
+    message = service_pb2.PushRequest(buffer="full", payloads=[payload((1, 1))])
+    one = read_push(message.SerializeToString(), max_payloads=100)
+    before = await backend.turns.take()
+    pushing = asyncio.create_task(backend.push(one, remaining_seconds=0.7))
+    asyncio.get_running_loop().call_later(0.5, before.end)
+    with pytest.raises(errors.BufferFullError) as refused:
+        await pushing
+    waited = re.search(r"after (.*) s in line", str(refused.value))
+    assert waited is not None
+    assert float(waited[1]) < 0.3, "it is answered before the deadline"
 
 
 async def test_small_pushes_do_not_overtake_large_ones(backend: Backend) -> None:
