@@ -79,8 +79,8 @@ def sampled(
     for unit in list(units):
         if unit in unreadable.units:
             continue
-        reasons: dict[int, str] = {}
-        reads = _read(store, buffer, buffer.contents.by_seqs(unit.seqs), reasons)
+        entries, reasons = _members(buffer, unit)
+        reads = _read(store, buffer, entries, reasons)
         payloads = [] if reasons else [_filled(read, reasons) for read in reads]
         if reasons:
             unreadable.add(unit, reasons)
@@ -126,14 +126,13 @@ def packed(
     """
     while True:
         left = [unit for unit in units if unit not in unreadable.units]
-        members = [buffer.contents.by_seqs(unit.seqs) for unit in left]
-        records = [entry.record for entries in members for entry in entries]
+        members = [_members(buffer, unit) for unit in left]
+        records = [entry.record for entries, _ in members for entry in entries]
         uids, seqs = [record.uid for record in records], [record.seq for record in records]
         with store.stored(buffer.id, uids, seqs) as (payloads, computed):
             found = zip(payloads, computed, strict=True)
             rows: list[PackedRow] = []
-            for unit, entries in zip(left, members, strict=True):
-                reasons: dict[int, str] = {}
+            for unit, (entries, reasons) in zip(left, members, strict=True):
                 reads = _reads(buffer, entries, islice(found, len(entries)), reasons)
                 of_unit = _rows(buffer, unit, reads, reasons)
                 if not reasons:
@@ -195,19 +194,33 @@ def _rows(
 
 
 def frames(
-    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
+    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable, *, max_bytes: int
 ) -> Iterator[list[Sampled]]:
-    """The experiences of leased units in parts of about `FRAME_BYTES`; see `sampled`."""
+    """The experiences of leased units in parts of about `FRAME_BYTES`; see `sampled`.
+
+    None but that of a single experience exceeds `max_bytes`.
+    """
     part: list[Sampled] = []
-    num_bytes = 0
+    num_bytes, most = 0, min(FRAME_BYTES, max_bytes)
     for experiences in sampled(store, buffer, units, unreadable):
         for experience in experiences:
-            if part and num_bytes + len(experience.payload) > FRAME_BYTES:
+            if part and num_bytes + len(experience.payload) > most:
                 yield part
                 part, num_bytes = [], 0
             part.append(experience)
             num_bytes += len(experience.payload)
     yield part
+
+
+def _members(buffer: Buffer, unit: Unit) -> tuple[list[Entry], dict[int, str]]:
+    """The experiences of a unit; by seq, why some of them can't be read: they have left.
+
+    None has while the unit's lease is open, unless the buffer was deleted.
+    """
+    entries = buffer.contents.by_seqs(unit.seqs)
+    if len(entries) == len(unit.seqs):
+        return entries, {}
+    return entries, dict.fromkeys({*unit.seqs}.difference(e.record.seq for e in entries), LEFT)
 
 
 def _read(

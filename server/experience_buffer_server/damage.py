@@ -141,8 +141,11 @@ class Damage:
             least: The fewest units worth delivering.
 
         Returns:
-            Whether the rest is delivered; else it has been given back, to be sampled anew.
+            Whether the rest is delivered; else it has been given back, to be sampled anew, unless
+            the buffer was deleted.
         """
+        if self._owner.closed:
+            return False
         self.set_aside(unreadable.reasons)
         # What ranks share is never given back: others may be training on their parts.
         if unreadable.left_of(lease.units) < least and not lease.world_size:
@@ -153,9 +156,7 @@ class Damage:
 
     def _take_out(self, lease: Lease, units: Collection[Unit]) -> None:
         consumer = self._delivery.consumers.get(lease.consumer)
-        if self._owner.closed or lease.state != "open":
-            return
-        if consumer is None or lease.id not in consumer.leases:
+        if lease.state != "open" or consumer is None or lease.id not in consumer.leases:
             return
         consumer.took_back(lease)
         self._leasing.table.take_out(lease, units)
@@ -172,7 +173,8 @@ class Unreadable:
     """Units of one batch that can't be read: collected while the others are assembled."""
 
     def __init__(self) -> None:
-        self.units: list[Unit] = []
+        self.units: set[Unit] = set()
+        """A batch may have many, each of which is looked for here."""
         self.reasons: dict[int, str] = {}
         """By seq, what can't be read, and why."""
         self._num_damaged = 0
@@ -182,7 +184,7 @@ class Unreadable:
 
     def add(self, unit: Unit, reasons: Mapping[int, str]) -> None:
         """A unit can't be delivered, for what is wrong with some of its members."""
-        self.units.append(unit)
+        self.units.add(unit)
         self.reasons.update(reasons)
         self._num_damaged += any(reason != LEFT for reason in reasons.values())
 

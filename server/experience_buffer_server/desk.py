@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from experience_buffer import errors
 from experience_buffer_server import steady_clock
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.catalog import Catalog, key_of
@@ -152,7 +153,8 @@ class Desk:
             stop: Set when the server stops: the wait ends.
             rank_of: The lease is shared by the ranks of the consumer; this call is of one of them.
             prepare: Takes the lease and why it is short, and makes an answer of it, while it is
-                being stored if it isn't shared. If that fails, the lease is given back.
+                being stored if it isn't shared. If that fails, the lease is given back, unless it
+                is shared and the rank may come again.
 
         Raises:
             ConsumerNotFoundError: The buffer has no such consumer.
@@ -168,6 +170,8 @@ class Desk:
             self._note_delivery(consumer, lease.part(rank_of.rank))
             if prepare is not None:
                 await self._prepare_shared(lease, shortfall, prepare)
+                if lease.state != "open":
+                    return None, _RETURNED
             return lease, shortfall
         units, shortfall = await self.line.take(consumer, want, stop)
         if not units:
@@ -184,8 +188,14 @@ class Desk:
     async def _prepare_shared(self, lease: Lease, shortfall: str, prepare: Prepare) -> None:
         try:
             await prepare(shortfall, lease)
-        except BaseException:
-            self.leasing.give_back([lease.id], "undeliverable")
+        except asyncio.CancelledError:
+            raise  # The rank gets its part when it comes again, and others may be at theirs.
+        except BaseException as error:
+            comes_again = isinstance(error, errors.ResourceExhaustedError) and (
+                error.retry_delay_seconds is not None
+            )
+            if not comes_again:
+                self.leasing.give_back([lease.id], "undeliverable")
             raise
 
     async def ack(

@@ -128,7 +128,6 @@ class _Answer:
     ) -> None:
         if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
             large = packed_pieces(service_pb2.SampleResponse, large)
-        self._check_size(len(units), sum(map(len, large)))
         least = self._want.min_batch_size
         if unreadable and not self._buffer.damage.settle(lease, unreadable, least=least):
             self.is_too_small = True
@@ -139,6 +138,7 @@ class _Answer:
             shortfall=unreadable.explain(shortfall),
             policy_version=self._buffer.row.policy_version,
         )
+        self._check_size(len(units), sum(map(len, large)) + response.ByteSize())
         self.data = sample_response(response, large)
 
     def _check_size(self, num_units: int, num_bytes: int) -> None:

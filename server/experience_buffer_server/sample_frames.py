@@ -24,6 +24,7 @@ def packed_messages(
     shortfall: str,
     *,
     least: int,
+    max_bytes: int,
 ) -> list[bytes]:
     """A packed batch, in messages of about `FRAME_BYTES`.
 
@@ -34,6 +35,7 @@ def packed_messages(
         units: In the batch's order.
         shortfall: Why they are fewer than were asked for.
         least: The fewest units worth sending.
+        max_bytes: The most of the batch in a message.
 
     Returns:
         At least one message; none where too much can't be read, and the lease was given back.
@@ -44,7 +46,7 @@ def packed_messages(
         if unreadable and not buffer.damage.settle(lease, unreadable, least=least):
             return []
         frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
-        *parts, last = cut(pieces, frame_bytes=_part_bytes(pieces))
+        *parts, last = cut(pieces, frame_bytes=_part_bytes(pieces, max_bytes))
         messages = [_packed_message(frame, part) for part in parts]
         finish(frame, buffer, units, unreadable, shortfall)
         return [*messages, _packed_message(frame, last)]
@@ -52,10 +54,10 @@ def packed_messages(
     return packed(store, buffer, units, unreadable, join)
 
 
-def _part_bytes(pieces: Pieces) -> int:
+def _part_bytes(pieces: Pieces, max_bytes: int) -> int:
     """How large the parts of a batch are: as near to `FRAME_BYTES` as equal ones can be."""
     num_bytes = sum(map(len, pieces))
-    return -(-num_bytes // max(round(num_bytes / FRAME_BYTES), 1))
+    return min(-(-num_bytes // max(round(num_bytes / FRAME_BYTES), 1)), max_bytes)
 
 
 def _packed_message(frame: service_pb2.SampleFrame, part: Pieces) -> bytes:

@@ -55,6 +55,8 @@ class SampleSession:
         """Open leases that end with the stream."""
         self._rank_of: RankOf | None = None
         self._packed = False
+        # The rest is for what travels with payloads.
+        self._max_frame_bytes = backend.limits.max_message_bytes // 2
         self._answers = Answers(self._outgoing.put)
 
     async def responses(self) -> AsyncIterator[bytes]:
@@ -214,17 +216,24 @@ class SampleSession:
             raise
 
     async def _send(self, buffer: Buffer, lease: Lease, shortfall: str, *, least: int) -> bool:
-        """Send a batch without its units that can't be read; False if they are too many of it."""
-        if self._rank_of is None:
+        """Send a batch without its units that can't be read.
+
+        Returns:
+            False if these are too many of it, or if it was returned while it waited to be sent.
+        """
+        rank_of = self._rank_of
+        if rank_of is None:
             self._leases.add(lease.id)
-            units = list(lease.units)
         else:
-            self._rank_of = dataclasses.replace(self._rank_of, after_lease_id=lease.id)
-            units = lease.part(self._rank_of.rank)
+            self._rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
         await self._outgoing.room()
+        units = list(lease.units) if rank_of is None else lease.part(rank_of.rank)
         hold = await self._backend.responses.wait(caller_of(), self._held_bytes(units))
         is_sent = False
         try:
+            if lease.state != "open":
+                self._leases.discard(lease.id)
+                return False
             send = self._send_packed if self._packed else self._send_parts
             is_sent = await send(buffer, lease, units, shortfall, least, hold)
         finally:
@@ -243,7 +252,10 @@ class SampleSession:
     ) -> bool:
         """Send a packed batch, all of which is read before anything of it is sent."""
         store = self._backend.store
-        messages = packed_messages(store, buffer, lease, units, shortfall, least=least)
+        most = self._max_frame_bytes
+        messages = packed_messages(
+            store, buffer, lease, units, shortfall, least=least, max_bytes=most
+        )
         if not messages:
             self._leases.discard(lease.id)
             return False
@@ -266,7 +278,8 @@ class SampleSession:
     ) -> bool:
         """Send a batch of payloads, which are read while others are sent."""
         unreadable, is_begun, is_settled = Unreadable(), False, False
-        parts = map(pieces_of, frames(self._backend.store, buffer, units, unreadable))
+        store, most = self._backend.store, self._max_frame_bytes
+        parts = map(pieces_of, frames(store, buffer, units, unreadable, max_bytes=most))
         part: Pieces | None = next(parts)
         while part is not None:
             await self._outgoing.room()
@@ -295,8 +308,8 @@ class SampleSession:
         num_bytes = sum(unit.num_bytes for unit in units)
         if self._packed:
             return num_bytes
-        # A unit is read as a whole, and its experiences are copied into frames.
-        return min(num_bytes, MAX_BYTES + 2 * max(unit.num_bytes for unit in units))
+        # A unit is read as a whole, and its experiences are copied into frames. A rank may get none.
+        return min(num_bytes, MAX_BYTES + 2 * max((unit.num_bytes for unit in units), default=0))
 
 
 def _checked(lease_ids: Sequence[int]) -> Sequence[int]:

@@ -116,6 +116,24 @@ async def test_what_cannot_be_answered_is_offered_again(world: World, form: int)
     assert [row.state for row in state.leases] == ["nacked"]
 
 
+@FORMATS
+async def test_a_response_takes_no_more_than_a_message_may(world: World, form: int) -> None:
+    """With all that travels beside the batch."""
+    backend, buffer, store = await slow(world, (1, 0))
+    store.let.set()
+    num_bytes = len(await Asked(backend, form, batch_size=1).task)
+    for most in (num_bytes, num_bytes - 1):
+        (lease,) = buffer.leasing.table.of_consumer("trainer")
+        buffer.leasing.give_back([lease.id], "undeliverable")
+        backend.limits = backend.limits.model_copy(update={"max_message_bytes": most})
+        asked = Asked(backend, form, batch_size=1)
+        if most == num_bytes:
+            assert len(await asked.task) == most
+    with pytest.raises(errors.ResourceExhaustedError, match=f"one item takes {num_bytes} bytes"):
+        await asked.task
+    await buffer.drain()
+
+
 @pytest.mark.parametrize("when", ["reading", "storing"])
 async def test_a_call_that_goes_away_leaves_no_lease(world: World, when: str) -> None:
     backend, buffer, store = await slow(world, (1, 0), (1, 1))

@@ -19,6 +19,7 @@ from experience_buffer_server.config import Settings
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.push_requests import PushStreamRequest, read_push_stream
 from experience_buffer_server.registry import Registry
+from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.streams import PushSession
@@ -111,6 +112,10 @@ async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend:
     lease_id = (await anext(stream)).frame.lease.id
     await buffer.desk.ack(lease_id)
     await stream.aclose()
+    # Its tasks end in the next turns, and then their leases are given back.
+    async with asyncio.timeout(10):
+        while len(buffer.leasing.table):
+            await asyncio.sleep(0)
     await buffer.drain()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -225,6 +230,25 @@ async def test_a_stream_reads_no_more_than_its_reader_takes(backend: Backend, pa
     await stream.aclose()
     await asyncio.sleep(0)  # Its task ends by itself.
     assert backend.responses.num_bytes == 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_a_frame_takes_no_more_than_a_message_may(backend: Backend, packed: bool) -> None:
+    """Of a server that was told to send small ones only."""
+    most = 65_536
+    backend.limits = backend.limits.model_copy(update={"max_message_bytes": most})
+    await backend.buffer("math").ingest.push(push(*((1, run) for run in range(97))))
+    await backend.buffer("math").ingest.push(push(*((2, run) for run in range(97))))
+    asked = opening(batch_size=194, format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
+    said = saying([asked, Request(credits=1)], asyncio.Event())
+    stream: Any = SampleSession(backend, said).responses()
+    sizes = [len(await anext(stream))]
+    while not sizes or sum(sizes) < 194 * len(payload((1, 0))) * 3 // 4:
+        sizes.append(len(await anext(stream)))
+    assert len(sizes) > 1
+    assert max(sizes) <= most
+    await stream.aclose()
+    await backend.buffer("math").drain()
 
 
 async def test_a_stream_waits_for_the_bytes_of_others(backend: Backend) -> None:
