@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,6 +30,17 @@ _MAX_CONFIG_BYTES = 256 * 1024
 """Of one buffer's settings: an operator's estimator may have parameters of any length."""
 
 
+@dataclass(slots=True, eq=False)
+class _Leaving:
+    """A buffer that nobody finds any more, but whose rows are still on disk."""
+
+    buffer: Buffer
+    num_items: int
+    """Experiences that it held."""
+    deletion: asyncio.Task[None] = field(init=False)
+    """Under way, or refused for lack of room."""
+
+
 class Registry:
     """The buffers. Not thread-safe; belongs to the server's event loop."""
 
@@ -41,6 +53,7 @@ class Registry:
         self._metrics = metrics
         self._tasks = Tasks()
         self._buffers: dict[str, Buffer] = {}
+        self._leaving: dict[str, _Leaving] = {}
         self._last_id = 0
         self._num_deleted = 0
         """Buffers since what deleted ones have left was collected."""
@@ -133,9 +146,11 @@ class Registry:
         Raises:
             InvalidRequestError: The name isn't one.
             AlreadyExistsError: The name is taken (with `exist_ok`: by a buffer of other settings).
-            ResourceExhaustedError: There are too many buffers.
+            ResourceExhaustedError: There are too many buffers, or the disk has no room to delete
+                one that had the name.
         """
         _check_name(name)
+        await self._see_off(name)
         existing = self._buffers.get(name)
         if existing is not None:
             if exist_ok and existing.settings == settings:
@@ -186,11 +201,24 @@ class Registry:
     async def delete(self, name: str, *, force: bool) -> int:
         """Remove a buffer with everything in it; returns how many experiences it held.
 
+        If that is refused for lack of room, nobody finds the buffer any more, but after a restart
+        it is there again; delete it once more.
+
         Raises:
+            BufferNotFoundError: There is none.
             WrongStateError: It holds experiences and `force` is not set.
+            StoreFullError: The disk has no room to do so.
         """
-        buffer = self.get(name)
-        num_items = buffer.contents.num_items
+        leaving = self._leaving.get(name)
+        if leaving is None:
+            leaving = self._take_out(self.get(name), force=force)
+        if leaving.deletion.done():
+            leaving.deletion = self._tasks.start(self._delete(leaving.buffer))
+        await asyncio.shield(leaving.deletion)
+        return leaving.num_items
+
+    def _take_out(self, buffer: Buffer, *, force: bool) -> _Leaving:
+        name, num_items = buffer.name, buffer.contents.num_items
         if num_items and not force:
             raise errors.WrongStateError(
                 f"buffer {name!r} holds {num_items} experiences; set force to delete them too",
@@ -198,8 +226,9 @@ class Registry:
             )
         del self._buffers[name]
         buffer.close()
-        await self._tasks.finish(self._delete(buffer))
-        return num_items
+        leaving = self._leaving[name] = _Leaving(buffer, num_items)
+        leaving.deletion = self._tasks.start(self._delete(buffer))
+        return leaving
 
     async def _delete(self, buffer: Buffer) -> None:
         # What is under way for it must not be stored after it has gone.
@@ -207,13 +236,32 @@ class Registry:
         batch = self._store.batch()
         batch.delete_buffer(buffer.id)
         await self._store.commit(batch)
+        del self._leaving[buffer.name]
         buffer.forget()
-        if buffer.name not in self._buffers:
-            self._metrics.forget_buffer(buffer.name)
+        self._metrics.forget_buffer(buffer.name)
         self._num_deleted += 1
         num_entries = sum(len(one.contents) for one in self._buffers.values())
         if memory.sweep(num_leftovers=self._num_deleted, num_entries=num_entries):
             self._num_deleted = 0
+
+    async def _see_off(self, name: str) -> None:
+        """Wait until no buffer of this name is being deleted.
+
+        Of two on disk with one name, only one would be found after a crash.
+
+        Raises:
+            ResourceExhaustedError: The disk has no room for it.
+        """
+        leaving = self._leaving.get(name)
+        if leaving is None:
+            return
+        await asyncio.wait([leaving.deletion])
+        if name in self._leaving:
+            raise errors.ResourceExhaustedError(
+                f"buffer {name!r} was deleted, but the disk has no room to say so; free space on "
+                "it, delete the buffer again, then create it",
+                subject=name,
+            )
 
     async def publish(self, name: str, version: int) -> int | None:
         """Note the policy version that the trainer has published; returns the one before."""

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from experience_buffer import errors
 from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.config import Settings
+from experience_buffer_server.registry import Registry
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.timeline import Timeline
 from experience_buffer_server.store import StoreFullError
-from tests.unit.server.builders import World, push, uid, want
+from tests.unit.server.builders import World, push, settings, uid, want
 from tests.unit.server.refusals import Refusals
 
 TWO = [{"name": "c"}, {"name": "d"}]
@@ -370,3 +373,37 @@ async def test_deleting_what_is_retained_looks_once_at_a_step(
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     """Failures in the background are logged; they are what these tests are about."""
     caplog.set_level(logging.WARNING)
+
+
+async def test_a_refused_deletion_is_done_when_asked_again(
+    world: World, refusals: Refusals
+) -> None:
+    """The name is free only once the rows have gone: of two with one name, a restart finds one."""
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    buffer = await registry.create("math", settings())
+    await buffer.ingest.push(push((0, 0)))
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await registry.delete("math", force=True)
+    assert registry.all() == []
+    with pytest.raises(errors.ResourceExhaustedError, match="delete the buffer again"):
+        await registry.create("math", settings())
+    assert await registry.delete("math", force=False) == 1
+    with pytest.raises(errors.BufferNotFoundError):
+        await registry.delete("math", force=True)
+    fresh = await registry.create("math", settings())
+    assert [state.row.id for state in world.store.load()] == [fresh.id] != [buffer.id]
+
+
+async def test_a_buffer_is_created_after_another_of_its_name_has_gone(world: World) -> None:
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    await registry.create("math", settings())
+    stored = [[state.row.id for state in world.store.load()]]
+    deletion = await begin(registry.delete("math", force=False))
+    creations = [await begin(registry.create("math", settings(), exist_ok=True)) for _ in "ab"]
+    assert registry.all() == []
+    assert await registry.delete("math", force=False) == 0 == await deletion
+    first, second = [await creation for creation in creations]
+    assert first is second is registry.get("math")
+    stored.append([state.row.id for state in world.store.load()])
+    assert stored == [[1], [2]]
