@@ -37,15 +37,15 @@ def folder_of(server: Server) -> Path:
     return server.folder / "snapshots"
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `experience-buffer`."""
+def command(*arguments: object, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    """Run `experience-buffer` as in a terminal of so many columns."""
     return subprocess.run(
         [sys.executable, "-m", "experience_buffer_server", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": str(columns)},
     )
 
 
@@ -167,9 +167,10 @@ def test_the_call_says_what_it_has_done(make_server: MakeServer) -> None:
         done = command("snapshot", "--address", server.address, "--label", "third")
         assert done.returncode == 0, done.stderr
         assert f"removed {first.name}" in done.stdout
-    listed = command("snapshots", folder_of(server))
+    listed = command("snapshots", folder_of(server), columns=60)
     assert listed.returncode == 0, listed.stderr
     assert first.name not in listed.stdout
+    assert all(one.name in listed.stdout for one in folder_of(server).glob("snapshot-*"))
     assert len([line for line in listed.stdout.splitlines() if "yes" in line]) == 2
     url = f"http://127.0.0.1:{server.metrics_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as answer:

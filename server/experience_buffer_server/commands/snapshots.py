@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer_server.commands import connection
@@ -22,6 +22,8 @@ from experience_buffer_server.store.manifest import Manifest, utc_now
 
 Data = Annotated[Path | None, typer.Option(help="Folder of a store; a server may be using it.")]
 Label = Annotated[str, typer.Option(help="Ends the name: letters, digits, '.', '_', '-'.")]
+_WIDE = 10_000
+"""Characters in a line that no table reaches."""
 
 
 def take(
@@ -65,7 +67,8 @@ def list_all(
 
     if not folder.is_dir():
         raise _failed(f"there is no folder {folder}")
-    table = Table("name", "age", "size", "experiences", "steps", "whole")
+    # A name is there to be copied, whatever the width.
+    table = Table(Column("name", no_wrap=True), "age", "size", "experiences", "steps", "whole")
     now = utc_now()
     for snapshot in SnapshotFolder(folder).snapshots():
         manifest = snapshot.manifest
@@ -80,7 +83,8 @@ def list_all(
             _steps(manifest) or "none",
             f"no: {snapshot.problem}" if snapshot.problem else "yes",
         )
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    # Into a file or a pipe lines go whole.
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 def restore(
