@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.plan import FILL, Plan, System
+from benchmarks.compare.plan import FILL, NUM_WRITERS, Plan, System
 from benchmarks.compare.processes import Fleet, Process, together
 from benchmarks.servers import cpu_seconds
 from benchmarks.workload import ALL_SIZES, IMAGE
@@ -18,6 +18,8 @@ _WRITE_LEAD_SECONDS = 0.6
 _READ_LEAD_SECONDS = 0.15
 """For which a reader does, so that what it reads ahead is under way."""
 _WARM_SECONDS = 0.2
+_CONSUME_SECONDS = 10.0
+"""At most, to sample what is left."""
 _MANY = 10**9
 _SLACK_BATCHES = 12
 """What a reader that goes away may have read ahead, and lost."""
@@ -70,6 +72,9 @@ class Round:
             yield self._sample(mode)
         for write, read in self._system.mixes:
             yield from self._mixed(write, read)
+        if self._system.writes and self._system.reads:
+            self._consume(self._system.reads[0])
+            yield self._reused(self._system.writes[0], NUM_WRITERS)
         if self._size.name == self._plan.latency_size:
             yield from self._latencies()
 
@@ -81,11 +86,26 @@ class Round:
                 if mode in self._system.reading_of.values() and mode not in self._system.images:
                     continue
                 yield self._sample(mode)
+            if self._system.adapter != "echo":
+                yield self._reused(self._system.images[0], 1)
 
     def _ingest(self, mode: str, num_writers: int) -> dict[str, Any]:
         writers = self._open_writers(mode, num_writers)
         (pushed,) = self._window(self._plan.window_seconds, write=(mode, writers))
         return {"case": f"ingest{num_writers}", "mode": mode, **pushed}
+
+    def _reused(self, mode: str, num_writers: int) -> dict[str, Any]:
+        """Writing where what was written before has been sampled: its space is used again."""
+        return {**self._ingest(mode, num_writers), "case": f"reused{num_writers}"}
+
+    def _consume(self, mode: str) -> None:
+        """Sample what is left."""
+        reader = self._fleet.reader
+        reader.call("read", address=self._address, size=self._size.name, mode=mode)
+        now = time.monotonic()
+        window = {"begin": now, "start": now, "seconds": _CONSUME_SECONDS}
+        found = reader.call("sample", max_batches=self._num_batches(mode), **window)
+        self._take(mode, found["taken"])
 
     def _sample(self, mode: str) -> dict[str, Any]:
         self._fill(mode)
