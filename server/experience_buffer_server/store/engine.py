@@ -82,6 +82,8 @@ class Engine:
         with self._env.begin(buffers=True) as txn:
             if problem := commit_problem(txn, self._tables[Table.META], path):
                 raise StoreFormatError(f"{path}: {problem}; {CURE}")
+        # What a writer with `sync=False` has answered and, killed, has left to the system.
+        self._env.sync(True)
         _sync_directory(path)
         self._room = Room(
             path / "data.mdb", max_map_bytes=self._max_map_bytes, measure=self._live_bytes

@@ -95,7 +95,7 @@ class Work(NamedTuple):
     commit_seconds: float = 0.0
     """Time in commits: writing and, if durability is "commit", fsync."""
     live_bytes: int = 0
-    """Pages that hold rows."""
+    """Pages that held rows when they were last counted: half a second after a commit, or near the limit."""
     file_bytes: int = 0
     """Pages that were ever in use; the difference can be reused."""
     map_bytes: int = 0

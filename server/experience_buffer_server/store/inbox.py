@@ -139,6 +139,8 @@ class _Helper:
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
         self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        """What has ended its receiving before it was told to stop."""
         self._is_on = False
         self._is_closed = False
         self._begin = threading.Semaphore(0)
@@ -146,17 +148,30 @@ class _Helper:
         self._stopping, self._stop = os.pipe()
 
     def start(self) -> None:
-        """Receive from now on."""
+        """Receive from now on, if the system has a thread for it."""
         if self._is_on:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="receive", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="receive", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # The socket holds what it can, and the next large turn tries again.
+            self._thread = thread
         self._is_on = True
         self._begin.release()
 
     def stop(self) -> None:
-        """Receive no more; what has come of an unfinished batch stays in the stream."""
+        """Receive no more; what has come of an unfinished batch stays in the stream.
+
+        Raises:
+            BaseException: What the thread could not go on after, such as no memory for a batch.
+        """
+        self._halt()
+        if self._failure is not None:
+            raise self._failure
+
+    def _halt(self) -> None:
         if self._is_on:
             os.write(self._stop, b"\0")
             self._ended.acquire()
@@ -166,7 +181,7 @@ class _Helper:
         """End the thread. Idempotent."""
         if self._is_closed:
             return
-        self.stop()
+        self._halt()
         self._is_closed = True
         if self._thread is not None:
             self._begin.release()
@@ -182,10 +197,13 @@ class _Helper:
             self._begin.acquire()
             if self._is_closed:
                 return
-            while not any(fd == self._stopping for fd, _ in poll.poll()):
-                self._stream.receive()
-                if not self._stream.is_open:
-                    break
+            try:
+                while not any(fd == self._stopping for fd, _ in poll.poll()):
+                    self._stream.receive()
+                    if not self._stream.is_open:
+                        break
+            except BaseException as error:
+                self._failure = error  # For who says stop: nobody waits for a thread that is gone.
             # After the end of the stream, too: only who has said stop may go on.
             os.read(self._stopping, 1)
             self._ended.release()

@@ -60,7 +60,7 @@ class StoreStats:
     commit_seconds: float = 0.0
     """Time in commits: writing and, if durability is "commit", fsync."""
     live_bytes: int = 0
-    """Pages that hold rows."""
+    """Pages that hold rows; counted every half a second while something is written."""
     file_bytes: int = 0
     """Pages that were ever in use; the difference to `live_bytes` can be reused."""
     map_bytes: int = 0

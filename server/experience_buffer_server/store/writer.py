@@ -2,8 +2,8 @@
 
 A process of its own, because an LMDB transaction releases and retakes the interpreter's lock at
 every put and would starve beside a busy event loop. What arrives while a commit waits for the disk
-goes into the next transaction together. It ends when its owner closes the socket or dies, after
-committing what it has completely received. Not for use by hand.
+goes into the next transaction together. It ends when its owner closes the socket, after committing
+what it has completely received, or dies: what was answered is on disk then. Not for use by hand.
 """
 
 from __future__ import annotations
@@ -146,7 +146,14 @@ class _Loop:
         self._next_reader_check = time.monotonic() + READER_CHECK_SECONDS
 
     def run(self) -> int:
-        """Serve until the owner closes the socket; 1 if the store can't go on."""
+        """Serve until the owner closes the socket, or dies; 1 if the store can't go on."""
+        try:
+            return self._serve()
+        except (BrokenPipeError, ConnectionResetError):
+            # Nobody is left to hear of it, but what was answered before is still due on the disk.
+            return 0 if self._keep_house(last=True) else 1
+
+    def _serve(self) -> int:
         open_ = True
         while open_:
             wake = min(self._next_sync, self._next_measure, self._next_reader_check)

@@ -41,6 +41,18 @@ class SlowStream(_Stream):
         return super().receive()
 
 
+class FullStream(_Stream):
+    """There is no memory for what comes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self.is_in = threading.Event()
+
+    def receive(self) -> int:
+        self.is_in.set()
+        raise MemoryError
+
+
 @pytest.fixture
 def ends() -> Iterator[tuple[Owner, Inbox]]:
     ours, theirs = socket.socketpair()
@@ -161,6 +173,44 @@ def test_who_has_said_stop_goes_on_only_when_the_other_thread_has_stopped() -> N
         stopping.join(SECONDS)
         assert not stopping.is_alive()
         helper.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_thread_that_fails_leaves_nobody_waiting() -> None:
+    """Its failure is raised where the other thread goes on: so the process ends, and is missed."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream = FullStream(theirs)
+        helper = _Helper(stream)
+        helper.start()
+        ours.send(b"x")
+        assert stream.is_in.wait(SECONDS)
+        with pytest.raises(MemoryError):
+            helper.stop()
+        helper.start()
+        helper.close()
+
+
+def test_without_a_thread_everything_comes_in_turn(
+    ends: tuple[Owner, Inbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, received = ends
+    sent = [(b"%d" % number, bytes(inbox.LARGE_TURN_BYTES)) for number in range(3)]
+
+    def send() -> None:
+        with owner.connection:
+            for document, large in sent:
+                owner.send(_frame(document, large))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert _take_all(received) == sent
+    sender.join()
 
 
 def test_closing_ends_the_thread_wherever_it_is() -> None:

@@ -1,0 +1,67 @@
+"""With durability "interval": what was answered gets to the disk, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from experience_buffer_server.store import LeaseRow, LmdbStore, frames
+from experience_buffer_server.store.engine import Engine
+from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.frames import Request
+from experience_buffer_server.store.inbox import Inbox
+from experience_buffer_server.store.writer import _Loop
+from tests.faults.shim import Faults, build
+
+OpenStore = Callable[..., Awaitable[LmdbStore]]
+MEBI = 1 << 20
+LONG_SECONDS = 1e6
+
+
+class NotingEngine(Engine):
+    """Counts its syncs."""
+
+    num_syncs = 0
+
+    def sync(self) -> None:
+        super().sync()
+        self.num_syncs += 1
+
+
+def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    engine = NotingEngine(tmp_path, sync=False, initial_map_bytes=MEBI, max_map_bytes=64 * MEBI)
+    with closing(engine), theirs, closing(Inbox(theirs)) as inbox:
+        request = Request(1, 0, [(int(Table.META), b"key", b"value")])
+        document = msgpack.packb(request)
+        with ours:
+            ours.sendall(frames.PARTS.pack(len(document), 0) + document)
+        assert _Loop(theirs, inbox, engine, LONG_SECONDS).run() == 0
+        assert engine.num_syncs == 1
+
+
+async def test_what_a_killed_writer_left_to_the_system_is_on_disk_after_the_next_start(
+    tmp_path: Path, path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = Faults(build(tmp_path), path, tmp_path / "faults")
+    for name, value in faults.environment().items():
+        monkeypatch.setenv(name, value)
+    store = await open_store(durability="interval", interval_seconds=LONG_SECONDS)
+    before = faults.num_syncs
+    batch = store.batch()
+    batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=1.0))
+    await store.commit(batch)
+    assert faults.num_syncs == before, "it was answered, and the disk doesn't have it"
+    os.kill(int((path / "writer.lock").read_text().split()[0]), signal.SIGKILL)
+    await store.failed.wait()
+    await store.close()
+    await open_store()
+    assert faults.num_syncs > before
+    faults.close()
