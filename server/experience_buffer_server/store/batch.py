@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import (
     AdvantageRow,
     BufferRow,
@@ -49,7 +50,7 @@ class LmdbWriteBatch:
 
     def put_buffer(self, row: BufferRow) -> None:
         """Insert or replace a buffer's row."""
-        value = disk.encode_buffer(row, self._pack)
+        value = row_codec.encode_buffer(row, self._pack)
         self._put(Table.BUFFERS, disk.buffer_key(row.id), value)
         self._put(Table.BUFFER_COPIES, disk.buffer_key(row.id), value)
 
@@ -71,7 +72,7 @@ class LmdbWriteBatch:
 
     def _place(self, code: int, buffer_id: int, record: Record, payload: Buffer) -> None:
         key = disk.numbered_key(buffer_id, record.seq)
-        value = disk.encode_record(record, self._pack)
+        value = row_codec.encode_record(record, self._pack)
         room = _RECORD_ROOM_BYTES
         if not record.tombstone:
             # Half a page and more starts pages of its own; counting one more for all is close.
@@ -87,12 +88,12 @@ class LmdbWriteBatch:
 
     def put_record(self, buffer_id: int, record: Record) -> None:
         """Replace an experience's record."""
-        value = disk.encode_record(record, self._pack)
+        value = row_codec.encode_record(record, self._pack)
         self._put(Table.RECORDS, disk.numbered_key(buffer_id, record.seq), value)
 
     def put_group(self, buffer_id: int, row: GroupRow) -> None:
         """Insert or replace a group's row."""
-        value = disk.encode_group(row, self._pack)
+        value = row_codec.encode_group(row, self._pack)
         self._put(Table.GROUPS, disk.numbered_key(buffer_id, row.id), value)
 
     def delete_group(self, buffer_id: int, group_id: int) -> None:
@@ -102,7 +103,7 @@ class LmdbWriteBatch:
     def put_advantages(self, buffer_id: int, row: AdvantageRow, *, magnitude: float = 0.0) -> None:
         """Insert or replace what was computed for one experience."""
         key = disk.numbered_key(buffer_id, row.seq)
-        self._put(Table.ADVANTAGES, key, disk.encode_advantages(row, self._pack))
+        self._put(Table.ADVANTAGES, key, row_codec.encode_advantages(row, self._pack))
         self._put(Table.MAGNITUDES, key, disk.encode_magnitude(magnitude))
 
     def delete_advantages(self, buffer_id: int, seq: int) -> None:
@@ -113,7 +114,7 @@ class LmdbWriteBatch:
 
     def put_lease(self, buffer_id: int, row: LeaseRow) -> None:
         """Insert or replace a lease."""
-        value = disk.encode_lease(row, self._pack)
+        value = row_codec.encode_lease(row, self._pack)
         self._put(Table.LEASES, disk.numbered_key(buffer_id, row.id), value)
 
     def delete_lease(self, buffer_id: int, lease_id: int) -> None:
@@ -122,7 +123,7 @@ class LmdbWriteBatch:
 
     def put_progress(self, buffer_id: int, row: ProgressRow) -> None:
         """Insert or replace the consumers' progress with one experience."""
-        value = disk.encode_progress(row, self._pack)
+        value = row_codec.encode_progress(row, self._pack)
         self._put(Table.PROGRESS, disk.numbered_key(buffer_id, row.seq), value)
 
     def delete_progress(self, buffer_id: int, seq: int) -> None:
@@ -131,7 +132,7 @@ class LmdbWriteBatch:
 
     def put_consumer(self, buffer_id: int, row: ConsumerRow) -> None:
         """Insert or replace what is to be known of a consumer."""
-        value = disk.encode_consumer(row, self._pack)
+        value = row_codec.encode_consumer(row, self._pack)
         self._put(Table.CONSUMERS, disk.named_key(buffer_id, row.name), value)
 
     def delete_consumer(self, buffer_id: int, name: str) -> None:

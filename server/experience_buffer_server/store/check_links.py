@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import REPLACED, GroupRow, Record
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.report import BufferCount, Finding, Kind, Report
@@ -83,7 +84,7 @@ class Links:
     # --- the index, in one transaction
 
     def _take_record(self, buffer_id: int, key: bytes, value: memoryview) -> None:
-        record = disk.decode_record(value)
+        record = row_codec.decode_record(value)
         count, buffer = self._counts[buffer_id], self._buffers[buffer_id]
         if record.group_id:
             buffer.members[record.group_id] += 1
@@ -99,21 +100,21 @@ class Links:
             self._add(Kind.SET_ASIDE, Table.RECORDS, key, f"{record.uid}: {record.note}")
 
     def _take_group(self, buffer_id: int, key: bytes, value: memoryview) -> None:
-        group = disk.decode_group(value)
+        group = row_codec.decode_group(value)
         self._counts[buffer_id].num_groups += 1
         self._buffers[buffer_id].groups[group.id] = group
         if group.quarantined:
             self._add(Kind.SET_ASIDE, Table.GROUPS, key, f"{group.key}: {group.note}")
 
     def _take_lease(self, buffer_id: int, key: bytes, value: memoryview) -> None:
-        lease = disk.decode_lease(value)
+        lease = row_codec.decode_lease(value)
         if lease.state == "open":
             self._counts[buffer_id].num_open_leases += 1
             seqs = [seq for unit in lease.units for seq in unit]
             self._buffers[buffer_id].leases.append((lease.id, seqs))
 
     def _take_progress(self, buffer_id: int, key: bytes, value: memoryview) -> None:
-        self._buffers[buffer_id].progress.append(disk.decode_progress(value).seq)
+        self._buffers[buffer_id].progress.append(row_codec.decode_progress(value).seq)
 
     def _take_magnitude(self, buffer_id: int, key: bytes, value: memoryview) -> None:
         disk.decode_magnitude(value)
@@ -164,7 +165,7 @@ class Links:
             self._misfits.append((buffer_id, key, seq))
 
     def _take_advantages(self, buffer_id: int, key: bytes, value: memoryview) -> None:
-        disk.decode_advantages(value)
+        row_codec.decode_advantages(value)
         magnitudes = self._buffers[buffer_id].magnitudes
         if disk.number_of(key) in magnitudes:
             magnitudes.remove(disk.number_of(key))
@@ -218,7 +219,7 @@ class Links:
             if not key.startswith(first[:4]):
                 break
             if is_sound(Table.RECORDS, key, stored):
-                uid = disk.decode_record(stored[:-SEAL_BYTES]).uid
+                uid = row_codec.decode_record(stored[:-SEAL_BYTES]).uid
                 orphans.discard(disk.payload_key(buffer_id, uid))
         for key in sorted(orphans):
             self._add(Kind.ORPHAN_PAYLOAD, Table.PAYLOADS, key, "the payload of no experience")
@@ -252,7 +253,7 @@ class Links:
         stored = get(Table.RECORDS, key)
         if stored is None or not is_sound(Table.RECORDS, key, stored):
             return None
-        return disk.decode_record(stored[:-SEAL_BYTES])
+        return row_codec.decode_record(stored[:-SEAL_BYTES])
 
     # --- what is said
 
@@ -273,7 +274,7 @@ class Links:
 
 
 def _take_consumer(buffer_id: int, key: bytes, value: memoryview) -> None:
-    disk.decode_consumer(value)
+    row_codec.decode_consumer(value)
 
 
 def _take_memory(buffer_id: int, key: bytes, value: memoryview) -> None:

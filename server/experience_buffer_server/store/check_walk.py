@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import lmdb
 
 from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import (
     BufferRow,
     DamagedRecordError,
@@ -92,7 +93,7 @@ class Walk:
         for table in (Table.META, Table.BUFFER_COPIES, Table.BUFFERS, Table.COUNTERS):
             for key, value in self._sound(table, self._whole(txn, table)):
                 if table in (Table.BUFFERS, Table.BUFFER_COPIES):
-                    row = self._decoded(table, key, value, disk.decode_buffer)
+                    row = self._decoded(table, key, value, row_codec.decode_buffer)
                     if row is not None:
                         rows[row.id] = row
         self._buffers |= {row.id: BufferCount(id=row.id, name=row.name) for row in rows.values()}

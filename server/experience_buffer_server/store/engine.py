@@ -15,25 +15,14 @@ import lmdb
 
 from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import private
-from experience_buffer_server.store.base import DamagedRecordError, StoreFormatError
+from experience_buffer_server.store.base import StoreFormatError
 from experience_buffer_server.store.commits import commit_problem, sign_commit
 from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.frames import (
-    DELETE_BUFFER,
-    INSERT_RECORD,
-    PRUNE,
-    PRUNE_LIMITS,
-    REMEMBER,
-    REMOVE,
-    Request,
-    Result,
-    Status,
-    Work,
-)
+from experience_buffer_server.store.frames import Request, Result, Status, Work
 from experience_buffer_server.store.metapages import check_length, explain_unopenable
 from experience_buffer_server.store.opening import CURE
+from experience_buffer_server.store.operations import apply
 from experience_buffer_server.store.room import FULL_CODES, Room
-from experience_buffer_server.store.seal import seal, seal_in_place, unseal
 
 _ADVANCE_BYTES = 256 * 1024
 _BATCH_ERRORS = (
@@ -41,8 +30,6 @@ _BATCH_ERRORS = (
 )  # fmt: skip
 """Of a batch that is too large, or of one of its rows."""
 _PROBE_BYTES = 1 << 20
-_SPARSE = (Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS)
-"""Tables in which an experience may have a row."""
 
 
 class Engine:
@@ -194,7 +181,7 @@ class Engine:
         self._append_bytes = 0
         txn = self._env.begin(write=True)
         try:
-            counts = [self._apply(txn, request) for request in requests]
+            counts = [apply(txn, self._tables, request) for request in requests]
             sign_commit(txn, self._tables[Table.META])
             applied = time.monotonic()
             txn.commit()
@@ -214,81 +201,6 @@ class Engine:
             Result(request.number, Status.OK, "", count)
             for request, count in zip(requests, counts, strict=True)
         ]
-
-    def _apply(self, txn: lmdb.Transaction[bytes], request: Request) -> int:
-        count = 0
-        tables = self._tables
-        put, delete = txn.put, txn.delete
-        sparse: list[lmdb._Database] | None = None
-        for table, key, value in request.operations:
-            if table == DELETE_BUFFER:
-                self._delete_buffer(txn, key)
-            elif value is None:
-                delete(key, db=tables[table])
-            elif type(value) is memoryview:
-                put(key, seal_in_place(table, key, value), db=tables[table])
-            elif table == REMOVE:
-                if sparse is None:
-                    # Mostly they have no rows at all, and looking for them costs as much as removing.
-                    sparse = [tables[t] for t in _SPARSE if txn.stat(tables[t])["entries"]]
-                if value:
-                    delete(value, db=tables[Table.PAYLOADS])
-                delete(key, db=tables[Table.RECORDS])
-                for db in sparse:
-                    delete(key, db=db)
-            elif table == REMEMBER:
-                log_key = disk.memory_log_key(key, disk.memory_time(value))
-                put(key, seal(Table.MEMORY, key, value), db=tables[Table.MEMORY])
-                put(log_key, seal(Table.MEMORY_LOG, log_key, key), db=tables[Table.MEMORY_LOG])
-            elif table == PRUNE:
-                before, limit = PRUNE_LIMITS.unpack(value)
-                count += self._prune(txn, key, before, limit)
-            elif table == INSERT_RECORD:
-                row = seal(Table.RECORDS, key, value)
-                if not put(key, row, overwrite=False, db=tables[Table.RECORDS]):
-                    name = disk.row_name(Table.RECORDS, key)
-                    raise lmdb.KeyExistsError(f"{name} is there already; nothing was overwritten")
-            else:
-                # Sealed here and not by the owner: its event loop has other things to do.
-                put(key, seal(table, key, value), db=tables[table])
-                sparse = None
-        return count
-
-    def _delete_buffer(self, txn: lmdb.Transaction[bytes], prefix: bytes) -> None:
-        for table in Table:
-            if table is Table.META:
-                continue
-            with txn.cursor(self._tables[table]) as cursor:
-                found = cursor.set_range(prefix)
-                while found and cursor.key().startswith(prefix):
-                    # The cursor then stands on the next row, or nowhere (an empty key).
-                    cursor.delete()
-                    found = bool(cursor.key())
-
-    def _prune(self, txn: lmdb.Transaction[bytes], prefix: bytes, before: float, limit: int) -> int:
-        memory = self._tables[Table.MEMORY]
-        forgotten = 0
-        with txn.cursor(self._tables[Table.MEMORY_LOG]) as cursor:
-            found = cursor.set_range(prefix)
-            while found and forgotten < limit:
-                log_key, logged = cursor.item()
-                if not log_key.startswith(prefix):
-                    break
-                noted_time = disk.memory_log_time(log_key)
-                if noted_time >= before:
-                    break
-                place = _sound(Table.MEMORY_LOG, log_key, logged)
-                stored = txn.get(place, db=memory) if place else None
-                if stored is not None:
-                    value = _sound(Table.MEMORY, place, stored)
-                    # Remembered again since: that has its own, later entry in the log. Of a damaged
-                    # one nobody knows when, nor what.
-                    if not value or disk.memory_time(value) == noted_time:
-                        txn.delete(place, db=memory)
-                        forgotten += 1
-                cursor.delete()
-                found = bool(cursor.key())
-        return forgotten
 
     def _free_pending(self) -> None:
         """Make the pages that were freed last reusable.
@@ -358,14 +270,6 @@ class Engine:
         """Release the store."""
         self._room.close()
         self._env.close()
-
-
-def _sound(table: Table, key: bytes, stored: bytes) -> bytes:
-    """The value of a stored row; empty where it is damaged."""
-    try:
-        return bytes(unseal(table, key, memoryview(stored)))
-    except DamagedRecordError:
-        return b""
 
 
 def _refusal(request: Request, error: lmdb.Error) -> Result:

@@ -12,6 +12,7 @@ import lmdb
 import msgpack
 
 from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import (
     BufferRow,
     DamagedRecordError,
@@ -69,12 +70,12 @@ class Mender:
                 stored = self._get(table, key)
                 if stored is None:
                     continue
-                row = self._sound(table, key, stored, disk.decode_buffer)
+                row = self._sound(table, key, stored, row_codec.decode_buffer)
                 found += [row] if row is not None else []
             if not found:
                 continue
             known.add(key)
-            value = disk.encode_buffer(found[0], self._pack)
+            value = row_codec.encode_buffer(found[0], self._pack)
             for table in _BUFFER_TABLES:
                 if self._get(table, key) is None:
                     self._put(table, key, value)
@@ -98,7 +99,7 @@ class Mender:
             place = disk.numbered_key(int.from_bytes(key[:4], "big"), number)
             if self._get(Table.LEASES, place) is None:
                 ended = LeaseRow(id=number, consumer="", units=[], deadline=0.0, state="expired")
-                self._put(Table.LEASES, place, disk.encode_lease(ended, self._pack))
+                self._put(Table.LEASES, place, row_codec.encode_lease(ended, self._pack))
             self._say(f"{disk.row_name(Table.LEASES, key)}: ended, what it held is offered again")
 
     def _last_key(self, table: Table, prefix: bytes) -> list[bytes]:
@@ -119,7 +120,7 @@ class Mender:
         """Records and payloads; an experience stays if both are sound and fit."""
         payloads: set[bytes] = set()
         for key, stored in self._rows(Table.RECORDS):
-            record = self._sound(Table.RECORDS, key, stored, disk.decode_record)
+            record = self._sound(Table.RECORDS, key, stored, row_codec.decode_record)
             if record is None:
                 self._forget(key)
             elif not record.tombstone:
@@ -149,7 +150,7 @@ class Mender:
         payloads.add(place)
         if record.note:
             record.note = ""
-            self._put(Table.RECORDS, key, disk.encode_record(record, self._pack))
+            self._put(Table.RECORDS, key, row_codec.encode_record(record, self._pack))
             self._say(f"experience {record.uid!r}: what is left of it can be read; offered again")
 
     def _groups(self) -> None:
@@ -157,14 +158,14 @@ class Mender:
         rows: dict[bytes, GroupRow] = {}
         sound: set[bytes] = set()
         for key, stored in self._rows(Table.GROUPS):
-            row = self._sound(Table.GROUPS, key, stored, disk.decode_group)
+            row = self._sound(Table.GROUPS, key, stored, row_codec.decode_group)
             if row is not None and (row.quarantined or key in self._lost_of):
                 rows[key] = row
             elif row is not None:
                 sound.add(key)
         members: defaultdict[bytes, list[Record]] = defaultdict(list)
         for key, stored in self._rows(Table.RECORDS):
-            record = disk.decode_record(unseal(Table.RECORDS, key, memoryview(stored)))
+            record = row_codec.decode_record(unseal(Table.RECORDS, key, memoryview(stored)))
             group = _group_of(key, record)
             if record.group_id and group not in sound:
                 members[group].append(record)
@@ -182,7 +183,7 @@ class Mender:
         elif row.closed:
             row.size -= self._lost_of[key]
         row.quarantined, row.note = False, ""
-        self._put(Table.GROUPS, key, disk.encode_group(row, self._pack))
+        self._put(Table.GROUPS, key, row_codec.encode_group(row, self._pack))
         self._say(f"group {row.key!r}: goes on with the {len(left)} members that it has")
 
     def _close_empty(self, key: bytes, row: GroupRow, left: list[Record]) -> None:
@@ -196,7 +197,7 @@ class Mender:
         """Members of a group whose row is gone stay together as what they are."""
         buffer = self._get(Table.BUFFERS, key[:4])
         assert buffer is not None
-        config = disk.decode_buffer(unseal(Table.BUFFERS, key[:4], memoryview(buffer))).config
+        config = row_codec.decode_buffer(unseal(Table.BUFFERS, key[:4], memoryview(buffer))).config
         by = json.loads(config).get("group_by", "task")
         first = left[0]
         row = GroupRow(
@@ -206,7 +207,7 @@ class Mender:
             open_time=min(record.push_time for record in left),
             closed="sealed",
         )
-        self._put(Table.GROUPS, key, disk.encode_group(row, self._pack))
+        self._put(Table.GROUPS, key, row_codec.encode_group(row, self._pack))
         self._say(f"group {row.key!r}: sealed with the {len(left)} members that are left")
 
     # --- rows

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import lmdb
 
 from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.check import Kind, Report, check
 from experience_buffer_server.store.format import Table
@@ -97,10 +98,14 @@ def _inventory(
     counts = {buffer.id: buffer for buffer in report.buffers}
     # Where one of the two is damaged, the other counts.
     tables = (Table.BUFFER_COPIES, Table.BUFFERS)
-    found = [row for table in tables for row in _rows(env, txn, table, b"", disk.decode_buffer)]
+    found = [
+        row for table in tables for row in _rows(env, txn, table, b"", row_codec.decode_buffer)
+    ]
     for _, row in sorted({row.id: row for row in found}.items()):
         count = counts[row.id]
-        consumers = _rows(env, txn, Table.CONSUMERS, disk.buffer_key(row.id), disk.decode_consumer)
+        consumers = _rows(
+            env, txn, Table.CONSUMERS, disk.buffer_key(row.id), row_codec.decode_consumer
+        )
         yield BufferManifest(
             name=row.name,
             num_experiences=count.num_experiences,

@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 import lmdb
 
 from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import (
     AdvantageRow,
     BufferState,
@@ -103,7 +104,7 @@ class LmdbReader:
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed, in the order asked; see `store.base.Found`."""
         keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
-        return self._get(Table.ADVANTAGES, keys, disk.decode_advantages)
+        return self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages)
 
     @contextmanager
     def stored(
@@ -122,7 +123,7 @@ class LmdbReader:
         with self._transaction() as txn:
             try:
                 payloads = self._rows(txn, Table.PAYLOADS, places, _as_it_lies)
-                computed = self._rows(txn, Table.ADVANTAGES, keys, disk.decode_advantages)
+                computed = self._rows(txn, Table.ADVANTAGES, keys, row_codec.decode_advantages)
             except _PAGE_ERRORS:
                 pass  # It ends the transaction: what is on other pages is read again below.
             else:
@@ -131,7 +132,7 @@ class LmdbReader:
         copies = self._get(Table.PAYLOADS, places, bytes)
         yield (
             [memoryview(copy) if isinstance(copy, bytes) else copy for copy in copies],
-            self._get(Table.ADVANTAGES, keys, disk.decode_advantages),
+            self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages),
         )
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
@@ -193,7 +194,7 @@ class LmdbReader:
         self.last_buffer_id = loading.last_buffer_id
 
     def _get_advantages(self, keys: Sequence[bytes]) -> list[Found[AdvantageRow]]:
-        return self._get(Table.ADVANTAGES, keys, disk.decode_advantages)
+        return self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages)
 
     def close(self) -> None:
         """Release the store. Idempotent."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import subprocess
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,11 +28,9 @@ from experience_buffer_server.store.batch import LmdbWriteBatch
 from experience_buffer_server.store.frames import PRUNE, PRUNE_LIMITS, Status, Work
 from experience_buffer_server.store.link import WriterLink, start_writer
 from experience_buffer_server.store.lmdb_reader import LmdbReader
+from experience_buffer_server.store.riders import Riders
 
 GIBI = 1 << 30
-_RIDE_SECONDS = 0.02
-"""For how long a batch waits for an append that it can commit with."""
-
 _ERRORS: dict[int, type[StoreError]] = {
     Status.FULL: StoreFullError,
     Status.REFUSED: StoreError,
@@ -74,25 +70,6 @@ class _Pending(NamedTuple):
     """The result is what was pruned."""
 
 
-@dataclass(slots=True, eq=False)
-class _Rider:
-    """A batch that waits for an append to commit with."""
-
-    batch: LmdbWriteBatch
-    done: asyncio.Future[None]
-
-    def arrive(self, submitted: asyncio.Future[Any]) -> None:
-        """The commit that it is part of has ended."""
-        if self.done.done():
-            return
-        if submitted.cancelled():
-            self.done.cancel()
-        elif (error := submitted.exception()) is not None:
-            self.done.set_exception(error)
-        else:
-            self.done.set_result(None)
-
-
 class LmdbStore:
     """A store in a directory, for one owner; see `experience_buffer_server.store.base.Store`.
 
@@ -120,9 +97,7 @@ class LmdbStore:
         self.failed = asyncio.Event()
         """Set when the store can't go on; watch it to shut down. `failure` says why."""
         self.failure: StoreFailedError | None = None
-        self._append_time = -math.inf
-        """When an experience was last appended, by `time.monotonic`."""
-        self._riders: list[_Rider] = []
+        self._riders = Riders(lambda batch: self._submit(batch, counts=False))
         self.pending_bytes = 0
         """Bytes of the batches that were submitted and have not ended."""
         self.stats = StoreStats()
@@ -202,11 +177,9 @@ class LmdbStore:
         if not isinstance(batch, LmdbWriteBatch):
             raise TypeError(f"a batch of this store is needed, got {type(batch).__name__}")
         if not batch.append_bytes:
-            self._dismount()
+            self._riders.dismount()
             return self._submit(batch, counts=False)
-        self._append_time = time.monotonic()
-        riders, self._riders = self._riders, []
-        batch.operations[:0] = [op for rider in riders for op in rider.batch.operations]
+        riders = self._riders.board(batch)
         submitted = self._submit(batch, counts=False)
         for rider in riders:
             submitted.add_done_callback(rider.arrive)
@@ -216,33 +189,17 @@ class LmdbStore:
         """Commit a small batch with the next append; see `store.base.Store.ride`."""
         if not isinstance(batch, LmdbWriteBatch) or batch.append_bytes:
             raise TypeError("a batch of this store is needed, and one without appends")
-        if not self.is_taking_in:
-            return self.commit(batch)
-        loop = asyncio.get_running_loop()
-        rider = _Rider(batch, loop.create_future())
-        self._riders.append(rider)
-        loop.call_later(_RIDE_SECONDS, self._wait_no_longer, rider)
-        return rider.done
+        return self._riders.wait(batch) if self.is_taking_in else self.commit(batch)
 
     @property
     def is_taking_in(self) -> bool:
         """Whether experiences are being appended now."""
-        return time.monotonic() - self._append_time <= _RIDE_SECONDS
-
-    def _wait_no_longer(self, rider: _Rider) -> None:
-        if rider in self._riders:
-            self._dismount()
-
-    def _dismount(self) -> None:
-        """Submit what waits for an append on its own, before anything else is submitted."""
-        riders, self._riders = self._riders, []
-        for rider in riders:
-            self._submit(rider.batch, counts=False).add_done_callback(rider.arrive)
+        return self._riders.are_picked_up
 
     def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
         """Forget up to `limit` values remembered before `before_time`; how many were forgotten."""
         batch = self.batch()
-        self._dismount()
+        self._riders.dismount()
         limits = PRUNE_LIMITS.pack(before_time, limit)
         batch.operations.append((PRUNE, disk.buffer_key(buffer_id), limits))
         return self._submit(batch, counts=True)
@@ -368,7 +325,7 @@ class LmdbStore:
 
     async def close(self) -> None:
         """Finish what was submitted, end the writer process and release the store. Idempotent."""
-        self._dismount()
+        self._riders.dismount()
         self._closing = True
         if self._transport is not None and self._pending:
             self._drained.clear()

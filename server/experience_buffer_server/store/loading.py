@@ -18,6 +18,7 @@ from typing import Final, Generic, TypeVar
 import lmdb
 
 from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import (
     AdvantageRow,
     BufferRow,
@@ -81,10 +82,10 @@ class Loading:
         buffers = self._buffers()
         known = frozenset(map(disk.buffer_key, buffers))
         records = self._rows(Table.RECORDS, _record_decoder(), known)
-        groups = self._rows(Table.GROUPS, disk.decode_group, known)
-        leases = self._rows(Table.LEASES, disk.decode_lease, known)
-        progress = self._rows(Table.PROGRESS, disk.decode_progress, known)
-        consumers = self._rows(Table.CONSUMERS, disk.decode_consumer, known)
+        groups = self._rows(Table.GROUPS, row_codec.decode_group, known)
+        leases = self._rows(Table.LEASES, row_codec.decode_lease, known)
+        progress = self._rows(Table.PROGRESS, row_codec.decode_progress, known)
+        consumers = self._rows(Table.CONSUMERS, row_codec.decode_consumer, known)
         counters = self._rows(Table.COUNTERS, disk.decode_counter, known)
         computed = self._computed()
         for buffer_id in sorted(buffers):
@@ -111,8 +112,8 @@ class Loading:
 
     def _buffers(self) -> dict[int, BufferRow]:
         """The buffers' rows, by id; where one is damaged, its copy."""
-        copies = self._rows(Table.BUFFER_COPIES, disk.decode_buffer, frozenset())
-        rows = self._rows(Table.BUFFERS, disk.decode_buffer, frozenset())
+        copies = self._rows(Table.BUFFER_COPIES, row_codec.decode_buffer, frozenset())
+        rows = self._rows(Table.BUFFERS, row_codec.decode_buffer, frozenset())
         found = {row.id: row for table in (copies, rows) for (row,) in table.of.values()}
         lost = [key for table in (copies, rows) for key in table.keys_lost]
         ids = plausible((int.from_bytes(key, "big") for key in lost), *found, margin=ID_MARGIN)
@@ -213,7 +214,7 @@ def _record_decoder() -> _Decode[Record]:
     interner = Interner()
 
     def decode(value: memoryview) -> Record:
-        record = disk.decode_record(value)
+        record = row_codec.decode_record(value)
         interner.intern(record)
         return record
 

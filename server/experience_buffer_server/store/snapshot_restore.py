@@ -19,7 +19,7 @@ import lmdb
 import msgpack
 
 from experience_buffer_server.store import format as disk
-from experience_buffer_server.store import private
+from experience_buffer_server.store import private, row_codec
 from experience_buffer_server.store.base import LeaseRow, StoreFullError
 from experience_buffer_server.store.check import check
 from experience_buffer_server.store.commits import sign_commit
@@ -179,7 +179,7 @@ def begin_life(path: Path, now: float) -> None:
                     number = max(int(now) * LEASES_PER_SECOND, last + 1)
                     key = prefix + disk.numbered_key(0, number)[len(prefix) :]
                     row = LeaseRow(id=number, consumer="", units=[], deadline=0.0, state="expired")
-                    value = seal(Table.LEASES, key, disk.encode_lease(row, pack))
+                    value = seal(Table.LEASES, key, row_codec.encode_lease(row, pack))
                     txn.put(key, value, db=leases)
                 sign_commit(txn, meta)
     except lmdb.Error as error:

@@ -20,7 +20,7 @@ from experience_buffer import trxp
 from experience_buffer.errors import TrxpError
 from experience_buffer_server.admission import Candidate, admit
 from experience_buffer_server.joining import record_of
-from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import row_codec
 from tests.unit.server.builders import DATA, settings
 from tests.unit.server.odd_payloads import PAYLOADS
 
@@ -54,7 +54,7 @@ def _row(item: trxp.Item | TrxpError, kind: str) -> str:
     found = admit(item, settings(**KINDS[kind]), published=1)
     if not isinstance(found, Candidate):
         return f"{found.reason} {found.message} {found.uid}"
-    record = disk.encode_record(record_of(found, 0.0), msgpack.packb)
+    record = row_codec.encode_record(record_of(found, 0.0), msgpack.packb)
     return f"{_digest(record)} {_digest(found.payload)}"
 
 
