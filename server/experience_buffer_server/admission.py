@@ -6,12 +6,12 @@ Pure: no store, no groups, no clock. What is checked here concerns one experienc
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from experience_buffer._trxp_error import shown
@@ -332,16 +332,17 @@ def _priority(item: Item) -> float | str:
     return float(min(value, MAX_PRIORITY))
 
 
-_INTEGER_CODES = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B"}
+_INTEGER_CODES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 
 
 def _tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
+    """Lowest and highest version of any token; those below 0 are unknown."""
     code = _INTEGER_CODES.get(tensor.dtype)
     if code is None:
         return f"versions has dtype {tensor.dtype}; an integer dtype is expected"
-    values: array[int] = array(code)
-    values.frombytes(tensor.data)
-    # No list of them: it would take many times the room of the tensor.
-    known = (value for value in values if value >= 0)
-    highest = max(values, default=-1)
-    return (min(known), highest) if highest >= 0 else (None, None)
+    # A response has thousands: as Python's numbers they take longer than everything else here.
+    values = np.frombuffer(tensor.data, dtype=code)
+    highest = int(values.max()) if len(values) else -1
+    if highest < 0:
+        return None, None
+    return int(values.min(where=values >= 0, initial=highest)), highest

@@ -84,6 +84,23 @@ def test_policy_versions_span_what_is_known() -> None:
     assert (unknown.min_version, unknown.max_version) == (None, None)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_versions_of_tokens_span_what_is_known(dtype: torch.dtype) -> None:
+    lowest = -1 if dtype.is_signed else 2
+    for versions in ([7, 5, 6], [lowest, 5, 9], [100, 100, 100], [lowest, lowest, lowest]):
+        candidate = admitted(extra={"versions": torch.tensor(versions, dtype=dtype)})
+        assert isinstance(candidate, Candidate)
+        known = [version for version in versions if version >= 0]
+        expected = (min(known), max(known)) if known else (None, None)
+        assert (candidate.min_version, candidate.max_version) == expected
+
+
+def test_versions_are_whole_numbers() -> None:
+    refusal = admitted(extra={"versions": torch.ones(3)})
+    assert isinstance(refusal, Refusal)
+    assert "versions has dtype F32; an integer dtype is expected" in refusal.message
+
+
 def test_uids_must_be_keys() -> None:
     assert check_uid("é" * 250) == ""
     assert "uid of 502 bytes is over the limit of 500" in check_uid("é" * 251)
