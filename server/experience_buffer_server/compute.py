@@ -20,7 +20,7 @@ from typing import Any
 from experience_buffer_server.channel import Child, ChildGoneError, ChildRefusedError
 from experience_buffer_server.config import ComputeSection, ConfigurationError
 from experience_buffer_server.estimators import EstimatorSettings
-from experience_buffer_server.jobs import Job, Result, Work
+from experience_buffer_server.jobs import Job, Owner, Result, Work, request_of
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.base import AdvantageRow
 
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 2
 """Launches sent to the worker at once: it reads the next one while we commit the last."""
+_READ_AT_ONCE = 256
+"""Experiences whose results are read at a time: about a millisecond."""
 _RESTART_SECONDS = 1.0
 """Between attempts to start a worker that can't start."""
 _NO_WORKER = "the advantage worker can't start, whole groups wait: %s"
@@ -93,6 +95,16 @@ class Computer:
         work.number = next(self._numbers)
         self._lanes.setdefault(work.lane, deque()).append(work)
         self._arrival.set()
+
+    def withdraw(self, owner: Owner) -> list[Work]:
+        """Give back what waits for a buffer that was deleted: others needn't wait behind it."""
+        withdrawn: list[Work] = []
+        for lane, waiting in list(self._lanes.items()):
+            withdrawn += [work for work in waiting if work.owner is owner]
+            self._lanes[lane] = deque(work for work in waiting if work.owner is not owner)
+            if not self._lanes[lane]:
+                del self._lanes[lane]
+        return withdrawn
 
     async def close(self) -> None:
         """Stop. Work that isn't done is computed after the next start. Idempotent."""
@@ -168,15 +180,12 @@ class Computer:
         started = loop.time()
         try:
             child = await self._worker()
-            answer = await child.request(_request(launch))
+            answer = await child.request(request_of(launch))
         except ChildGoneError as error:
             self._retry(launch, error)
             return
         self._metrics.computed(launch[0].estimator, loop.time() - started)
-        answers = iter(answer["groups"])
-        results = [
-            (work, [self._result(work, job, next(answers)) for job in work.jobs]) for work in launch
-        ]
+        results = await self._results(launch, answer["groups"])
         # Until the results are stored, so that what waits for it stays bounded.
         if launch[0].uses_moments:
             together = [result for _, of_work in results for result in of_work]
@@ -186,6 +195,21 @@ class Computer:
             stored = [work.owner.computed(work, of_work, None) for work, of_work in results]
             await asyncio.gather(*stored)
 
+    async def _results(
+        self, launch: Sequence[Work], answers: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Work, list[Result]]]:
+        """What became of each work, read so that others have their turn between."""
+        results: list[tuple[Work, list[Result]]] = [(work, []) for work in launch]
+        jobs = [(work, of_work, job) for work, of_work in results for job in work.jobs]
+        num_read = 0
+        for (work, of_work, job), answer in zip(jobs, answers, strict=True):
+            of_work.append(self._result(work, job, answer))
+            num_read += len(job.entries)
+            if num_read >= _READ_AT_ONCE:
+                num_read = 0
+                await asyncio.sleep(0)
+        return results
+
     def _release(self, work: Work) -> None:
         """Let the next work of a buffer with running moments go."""
         if work.uses_moments:
@@ -194,8 +218,7 @@ class Computer:
 
     def _result(self, work: Work, job: Job, answer: Mapping[str, Any]) -> Result:
         error = answer.get("error", "")
-        outcome = "failed" if error else "computed"
-        self._metrics.groups_computed(work.owner.name, work.estimator, outcome)
+        self._count(work, "failed" if error else "computed")
         if error:
             damaged = answer.get("damaged", {})
             seqs = {entry.record.uid: entry.record.seq for entry in job.entries}
@@ -242,8 +265,14 @@ class Computer:
 
     def _give_up(self, work: Work, reason: str) -> None:
         results = [Result(job, error=reason) for job in work.jobs]
-        self._metrics.groups_computed(work.owner.name, work.estimator, "failed")
+        for _ in work.jobs:
+            self._count(work, "failed")
         work.owner.computed(work, results, None)
+
+    def _count(self, work: Work, outcome: str) -> None:
+        # The series of a buffer that was deleted have ended.
+        if not work.owner.closed:
+            self._metrics.groups_computed(work.owner.name, work.estimator, outcome)
 
     async def _warm_up(self) -> None:
         with contextlib.suppress(ChildGoneError):
@@ -273,23 +302,3 @@ class Computer:
             str(self._settings.threads),
             json.dumps(declared),
         )
-
-
-def _request(launch: Sequence[Work]) -> dict[str, Any]:
-    """What the worker is asked; its answers follow the order of the groups."""
-    first = launch[0]
-    jobs = [(place, work, job) for place, work in enumerate(launch) for job in work.jobs]
-    return {
-        "estimator": first.estimator,
-        "parameters": dict(first.parameters),
-        "groups": [
-            [
-                work.owner.id,
-                [(e.record.uid, run) for e, run in zip(job.entries, job.runs, strict=True)],
-            ]
-            for _, work, job in jobs
-        ],
-        "batches": [place for place, _, _ in jobs],
-        "counted": [job.counts for _, _, job in jobs],
-        "moments": first.owner.moments(first.estimator) if first.uses_moments else None,
-    }

@@ -46,6 +46,11 @@ class Computing:
         """The buffer's name."""
         return self._owner.name
 
+    @property
+    def closed(self) -> bool:
+        """The buffer was deleted."""
+        return self._owner.closed
+
     def moments(self, estimator: str) -> str:
         """The buffer's running moments of an estimator's scores; those of another are void."""
         is_current = estimator == self._owner.settings.advantage.estimator
@@ -131,6 +136,9 @@ class Computing:
     def close(self) -> None:
         """The buffer was deleted: nothing of it is computed or stored any more."""
         self.settings_changed()
+        for work in self._computer.withdraw(self):
+            for job in work.jobs:
+                self._release(job)
         self._results.tick(math.inf)
 
     def _release(self, job: Job) -> None:

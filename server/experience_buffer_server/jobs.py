@@ -54,6 +54,10 @@ class Owner(Protocol):
     def name(self) -> str:
         """Its name."""
 
+    @property
+    def closed(self) -> bool:
+        """It was deleted: nothing is computed for it any more."""
+
     def moments(self, estimator: str) -> str:
         """Its running moments of an estimator's scores, as JSON; empty: none yet."""
 
@@ -89,3 +93,23 @@ class Work:
         """What can share a launch; with running moments only the work of one buffer."""
         owner = self.owner.id if self.uses_moments else 0
         return (self.estimator, tuple(sorted(self.parameters.items())), owner)
+
+
+def request_of(launch: Sequence[Work]) -> dict[str, Any]:
+    """What the worker is asked; its answers follow the order of the groups."""
+    first = launch[0]
+    jobs = [(place, work, job) for place, work in enumerate(launch) for job in work.jobs]
+    return {
+        "estimator": first.estimator,
+        "parameters": dict(first.parameters),
+        "groups": [
+            [
+                work.owner.id,
+                [(e.record.uid, run) for e, run in zip(job.entries, job.runs, strict=True)],
+            ]
+            for _, work, job in jobs
+        ],
+        "batches": [place for place, _, _ in jobs],
+        "counted": [job.counts for _, _, job in jobs],
+        "moments": first.owner.moments(first.estimator) if first.uses_moments else None,
+    }

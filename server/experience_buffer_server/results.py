@@ -63,11 +63,12 @@ class _Computed:
     work: Work
     results: list[Result]
     moments: str | None
-    done: asyncio.Future[None]
+    done: asyncio.Future[None] | None
+    """Ended with it; None where more of its work follows."""
 
     @property
     def num_bytes(self) -> int:
-        return sum(len(row.advantages) for result in self.results for row in result.rows)
+        return sum(map(_num_bytes, self.results))
 
 
 class Results:
@@ -95,7 +96,9 @@ class Results:
     ) -> asyncio.Future[None]:
         """Store results as soon as their turn comes; the future ends when they are done with."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Computed(work, list(results), moments, done))
+        parts = [list(results)] if moments is not None else _parts(results)
+        self._waiting.extend(_Computed(work, part, moments, None) for part in parts)
+        self._waiting[-1].done = done
         self._begin()
         return done
 
@@ -128,14 +131,16 @@ class Results:
             # They count what is void now: all is computed again, from the moments before.
             self._start_over(first)
             return
-        sound = [result for of_one in part for result in of_one.results if self._judge(result)]
+        for of_one in part:
+            of_one.results = [r for r in of_one.results if self._judge(r, of_one.work)]
+        sound = [result for of_one in part for result in of_one.results]
         if (sound or first.moments is not None) and not self._owner.closed:
             try:
                 await self._commit(sound, first)
             except StoreError:
-                first.results = sound
-                self._waiting.appendleft(first)
-                self._end(part[1:])
+                self._waiting.extendleft(reversed(part))
+                if self._owner.closed:
+                    return  # Deleted meanwhile: nothing of it is stored any more, or tried again.
                 raise
             for result in sound:
                 self._stored(result)
@@ -152,7 +157,7 @@ class Results:
     @staticmethod
     def _end(part: Sequence[_Computed]) -> None:
         for of_one in part:
-            if not of_one.done.done():
+            if of_one.done is not None and not of_one.done.done():
                 of_one.done.set_result(None)
 
     def _next_part(self) -> list[_Computed]:
@@ -166,11 +171,15 @@ class Results:
             num_bytes += part[-1].num_bytes
         return part
 
-    def _judge(self, result: Result) -> bool:
+    def _judge(self, result: Result, work: Work) -> bool:
         """Whether a result is to be stored; see to it if it isn't."""
         if not self.still_holds(result.job):
             return False
-        if result.error:
+        if result.error and not self._is_current(work):
+            # Settings that hold since then may do without what it failed for.
+            self._release(result.job)
+            self._owner.advance(result.job.entries)
+        elif result.error:
             self._quarantine(result)
         elif result.is_withheld:
             self._withhold(result)
@@ -186,6 +195,11 @@ class Results:
         if not self._owner.closed:
             self._owner.advance([entry for entry in job.entries if entry.is_staying])
         return False
+
+    def _is_current(self, work: Work) -> bool:
+        """Whether the buffer would compute the same now."""
+        advantage = self._owner.settings.advantage
+        return (work.estimator, work.parameters) == (advantage.estimator, advantage.parameters)
 
     def _quarantine(self, result: Result) -> None:
         """What can't be computed stays visible; it can be deleted or annotated."""
@@ -224,7 +238,9 @@ class Results:
         try:
             await self._store.ride(batch)
         except StoreError:
-            row.moments = before
+            if row.moments is moments:
+                # Else another estimator was set, and they are void.
+                row.moments = before
             for entry in fresh:
                 entry.counted = False
             raise
@@ -236,12 +252,31 @@ class Results:
         magnitudes = {row.seq: row.details["mean_magnitude"] for row in result.rows}
         for entry in current:
             entry.magnitude = magnitudes[entry.record.seq]
+            # Of an estimator that was set meanwhile: what can be sampled waits for no field.
+            self._owner.contents.set_missing(entry, ())
         self._owner.make_available(current)
         if len(current) < len(result.job.entries):
             self._owner.advance([entry for entry in result.job.entries if entry.is_staying])
 
     def _note_flags(self, rows: Sequence[AdvantageRow]) -> None:
         self._metrics.advantages(self._owner.name, [row.details for row in rows])
+
+
+def _num_bytes(result: Result) -> int:
+    return sum(len(row.advantages) for row in result.rows)
+
+
+def _parts(results: Sequence[Result]) -> list[list[Result]]:
+    """So many at a time that a push doesn't wait for long behind them; at least one part."""
+    parts: list[list[Result]] = [[]]
+    num_bytes = 0
+    for result in results:
+        if num_bytes >= _PART_BYTES:
+            parts.append([])
+            num_bytes = 0
+        parts[-1].append(result)
+        num_bytes += _num_bytes(result)
+    return parts
 
 
 def _holds(job: Job) -> bool:

@@ -123,7 +123,7 @@ def _scores(
 ) -> Floats:
     """What takes the rewards' place, shape [B]; as `registry.Scores`."""
     scores_B = _call(spec, function, rewards_B, batch, parameters, shape=rewards_B.shape)
-    bad = np.flatnonzero(~np.isfinite(scores_B))
+    bad = np.flatnonzero(~_fits(scores_B))
     if bad.size:
         raise _not_finite(spec, scores_B[bad[0]], int(bad[0]), batch)
     _record(spec, batch, parameters, details)
@@ -151,7 +151,7 @@ def _tokens(
 ) -> TokenAdvantages:
     """Advantages of all tokens, which are their returns too; as `registry.TokenStep`."""
     values_D = _call(spec, function, rewards_B, batch, parameters, shape=batch.mask.shape)
-    bad = np.flatnonzero(~np.isfinite(values_D) & (batch.mask != 0))
+    bad = np.flatnonzero(~_fits(values_D) & (batch.mask != 0))
     if bad.size:
         experience = int(np.searchsorted(batch.offsets, bad[0], side="right")) - 1
         raise _not_finite(spec, values_D[bad[0]], experience, batch)
@@ -233,8 +233,15 @@ def _not_finite(
     group = int(np.searchsorted(batch.group_offsets, experience, side="right")) - 1
     return CustomEstimatorError(
         f"estimator {spec.name!r} returned {value} for experience "
-        f"{experience - int(batch.group_offsets[group])} of the group; return finite numbers"
+        f"{experience - int(batch.group_offsets[group])} of the group; return numbers that are "
+        "finite in float32"
     )
+
+
+def _fits(numbers: Floats) -> NDArray[np.bool_]:
+    """Which numbers are finite in float32; sums of others might overflow even in float64."""
+    fits: NDArray[np.bool_] = np.abs(numbers) <= np.finfo(np.float32).max
+    return fits
 
 
 def _describe(error: BaseException) -> str:

@@ -85,6 +85,15 @@ def nan_token_on_seven(rewards: Floats, batch: Batch, parameters: Any) -> object
     return np.repeat(np.where(batch.rewards == 7.0, np.inf, rewards), np.diff(batch.offsets))
 
 
+def huge_on_seven(rewards: Floats, batch: Batch, parameters: Any) -> object:
+    return np.where(rewards == 7.0, 1.7e308, rewards)
+
+
+def huge_token_on_seven(rewards: Floats, batch: Batch, parameters: Any) -> object:
+    tokens = np.repeat(batch.rewards, np.diff(batch.offsets))
+    return huge_on_seven(tokens, batch, parameters)
+
+
 def writes(rewards: Floats, batch: Batch, parameters: Any) -> object:
     batch.mask[:] = 0
     return rewards
@@ -440,6 +449,27 @@ def test_only_the_group_it_fails_on_fails(
     assert alone_moments is not None
     assert moments.to_json() == alone_moments.to_json()
     assert moments.count == 5
+
+
+@pytest.mark.parametrize(
+    ("function", "computes", "norm"),
+    [
+        (huge_on_seven, "scores", "reward_norm_mean"),
+        (huge_token_on_seven, "tokens", "advantage_norm_mean"),
+    ],
+)
+def test_numbers_beyond_float32_reach_no_statistics(
+    function: Callable[..., object], computes: str, norm: str
+) -> None:
+    """Sums of several would be beyond float64, too."""
+    given = {norm: "batch"}
+    sevens = [experience(7.0), experience(7.0)]
+    outcomes, _ = compute(
+        function, [*GROUPS, sevens], given=given, computes=computes, batches=[0] * 3
+    )
+    alone, _ = compute(function, GROUPS, given=given, computes=computes, batches=[0] * 2)
+    assert [rows(outcome) for outcome in outcomes[:2]] == [rows(outcome) for outcome in alone]
+    assert "returned 1.7e+308 for experience 0 of the group" in failed(outcomes[2])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from experience_buffer.trxp import TensorView
 from experience_buffer_server.annotation import AnnotateReason, Annotation
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Push
-from experience_buffer_server.registry import checked_settings
+from experience_buffer_server.settings_checks import checked_settings
 from experience_buffer_server.store.base import StoreFullError, WriteBatch
 from tests.unit.server.builders import NUM_RESPONSE, World, experience, push, uid, want
 from tests.unit.server.test_annotating import advantages, annotate, pushed, settle

@@ -26,7 +26,8 @@ from experience_buffer_server.config import (
 )
 from experience_buffer_server.estimators import EstimatorSettings
 from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.registry import Registry, checked_settings
+from experience_buffer_server.registry import Registry
+from experience_buffer_server.settings_checks import checked_settings
 from tests.unit.server.builders import World, push
 
 TOML = """
