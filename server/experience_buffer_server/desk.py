@@ -6,7 +6,7 @@ Wires the rooms of delivery, each with those that it calls. Belongs to one buffe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -225,7 +225,15 @@ class Desk:
         self.offering.count_anew(consumer)
         batch = self._store.batch()
         self.progress.put_consumer(batch, consumer)
-        self._tasks.spawn(self._store.commit(batch))
+        self._tasks.spawn(self._stored_or_behind((), self._store.commit(batch)))
+
+    async def _stored_or_behind(self, seqs: Iterable[int], committed: Awaitable[None]) -> None:
+        """Rows of consumers, and of the progress of these, are stored now or later."""
+        try:
+            await committed
+        except BaseException:
+            self.progress.note_behind(seqs)
+            raise
 
     # --- consumers that are removed
 
@@ -251,8 +259,8 @@ class Desk:
         self.leasing.give_back(held, "consumer_removed")
         self.delivery.remove_consumer(name)
         batch = self._store.batch()
-        self.progress.forget_consumer(batch, name, rows)
-        self._tasks.spawn(self._store.commit(batch))
+        seqs = self.progress.forget_consumer(batch, name, rows)
+        self._tasks.spawn(self._stored_or_behind(seqs, self._store.commit(batch)))
 
     def keep_consumer(self, name: str) -> None:
         """A consumer's removal could not be stored: offer it also what came or came back meanwhile."""

@@ -72,6 +72,8 @@ class Leasing:
         self._store = store
         self._metrics = metrics
         self._ending: dict[int, asyncio.Task[None]] = {}
+        self._acking: dict[tuple[int, int], asyncio.Task[None]] = {}
+        """By lease and rank, acks of parts on their way to the disk."""
         self._tasks = tasks
         self._settlement = Settlement(buffer_id, retirement, store, tasks)
 
@@ -162,7 +164,10 @@ class Leasing:
                 steps = [step, *parts.values()]
                 self._begin_ack(lease, step_of(steps, self._problem_with(lease)))
             elif rank is not None:
-                await self._tasks.finish(self._store_part(lease, rank, step))
+                part = (lease_id, rank)
+                if part not in self._acking:
+                    self._acking[part] = self._tasks.start(self._store_part(lease, rank, step))
+                await asyncio.shield(self._acking[part])
                 # It may have been returned meanwhile.
                 self._find(lease_id, ("open", "ending", "acked"))
         if lease.state == "ending":
@@ -175,17 +180,21 @@ class Leasing:
     def _store_part(self, lease: Lease, rank: int, step: int | None) -> Awaitable[None]:
         is_new = rank not in lease.acked_parts
         lease.acked_parts = {rank: step} | lease.acked_parts
-        return self._part_stored(lease, rank if is_new else None, self._store_row(lease))
+        return self._part_stored(lease, rank, is_new, self._store_row(lease))
 
     async def _part_stored(
-        self, lease: Lease, new_rank: int | None, committed: Awaitable[None]
+        self, lease: Lease, rank: int, is_new: bool, committed: Awaitable[None]
     ) -> None:
         try:
             await committed
         except BaseException:
-            if new_rank is not None:
-                lease.acked_parts.pop(new_rank, None)
+            if is_new:
+                lease.acked_parts.pop(rank, None)
+                # Another rank's row, stored meanwhile, says that it was acknowledged.
+                self._settlement.owe_row(lease)
             raise
+        finally:
+            del self._acking[lease.id, rank]
 
     def _begin_ack(self, lease: Lease, step: int | None) -> None:
         seqs = [seq for unit in lease.units for seq in unit.seqs]
@@ -210,6 +219,7 @@ class Leasing:
         except BaseException:
             lease.state = "open"
             self._retirement.revert_consumed(seqs, lease.consumer, leaving, step=step)
+            self._retirement.blame_again(lease.units, lease.consumer)
             raise
         finally:
             del self._ending[lease.id]

@@ -105,11 +105,16 @@ class Offering:
             self._offer(consumer, group.row.id, staying)
 
     def _offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
-        if not _wants(consumer, key, entries):
-            return
-        if consumer.settings.limiter is not None:
+        if entries and consumer.settings.limiter is not None:
             self._count(consumer, key, entries[0])
-        self._delivery.offer(consumer, key, entries)
+        if not entries or consumer.has(key):
+            return
+        if _wants(consumer, key, entries):
+            self._delivery.offer(consumer, key, entries)
+        else:
+            # What it hadn't consumed of it has left.
+            consumer.finished.add(key)
+            consumer.tally.passed_over(key)
 
 
 def _may_have_entry(consumer: Consumer, entry: Entry) -> bool:

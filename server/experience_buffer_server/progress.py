@@ -7,7 +7,7 @@ after a restart. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
@@ -37,7 +37,9 @@ class Progress:
         self._acking: dict[int, set[str]] = {}
         """By seq, the consumers whose ack is on its way to the disk."""
         self._behind: set[int] = set()
-        """Seqs of rows of which the disk has an older version, or none."""
+        """Seqs of rows of which the disk has another version, or none."""
+        self._are_consumers_behind = False
+        """The disk may have other versions of the consumers' rows, too."""
         self.usage = Usage()
 
     def clear(self) -> None:
@@ -83,10 +85,14 @@ class Progress:
 
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
         """Count a delivery that ended badly."""
+        self.set_deliveries(unit.seqs, consumer, unit.num_deliveries)
         for entry in self._contents.by_seqs(unit.seqs):
-            row = self._row(entry)
-            row.num_deliveries[consumer] = unit.num_deliveries
             self.put(batch, entry)
+
+    def set_deliveries(self, seqs: Sequence[int], consumer: str, num_deliveries: int) -> None:
+        """Count the deliveries of experiences that ended badly; 0 needs no row."""
+        for entry in self._contents.by_seqs(seqs) if num_deliveries else ():
+            self._row(entry).num_deliveries[consumer] = num_deliveries
 
     def quarantine(self, batch: WriteBatch, unit: Unit, consumer: Consumer, reason: str) -> None:
         """Keep a unit from a consumer."""
@@ -110,6 +116,7 @@ class Progress:
             row = self._row(entry)
             row.quarantined[consumer] = reason
             row.num_deliveries[consumer] = times
+            self._behind.add(entry.record.seq)
 
     def num_deliveries(self, seq: int, consumer: str) -> int:
         """Deliveries of an experience to a consumer that ended badly, since its last ack."""
@@ -161,29 +168,35 @@ class Progress:
                 if not consumers:
                     del self._acking[seq]
 
-    def note_acks(self, entries: Iterable[Entry], consumer: str, step: int | None) -> None:
-        """Count an ack of each; a consumer that doesn't replay has consumed them with it."""
+    def note_acks(
+        self, entries: Iterable[Entry], consumer: str, step: int | None, *, forgives: bool = True
+    ) -> None:
+        """Count an ack of each; a consumer that doesn't replay has consumed them with it.
+
+        With `forgives`, deliveries before it that ended badly don't count any more.
+        """
         settings = self._consumers[consumer].settings if consumer in self._consumers else None
         consumes = settings is None or not settings.replay
         most = 0 if settings is None else settings.max_times_sampled
         raw, own = self._raw_names(), frozenset((consumer,))
         for entry in entries:
             was_used = self._is_used(entry, raw)
-            times = 0
-            if not consumes:
-                row = self._row(entry)
-                times = row.times_sampled[consumer] = row.times_sampled.get(consumer, 0) + 1
+            times = self.times_sampled(entry.record.seq, consumer)
+            # One that has replayed it before goes on counting: a rewind takes that off again.
+            if times or not consumes:
+                times = self._row(entry).times_sampled[consumer] = times + 1
             if step is not None:
                 self._row(entry).steps.setdefault(consumer, []).append(step)
-            if (known := self._rows.get(entry.record.seq)) is not None:
+            known = self._rows.get(entry.record.seq)
+            if known is not None and forgives:
                 self._forgive(known, entry, consumer)
             if consumes or 0 < most <= times:
                 entry.acked = entry.acked | own if entry.acked else own
             self.usage.num_used += not was_used and self._is_used(entry, raw)
 
-    def note_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
-        """Do for one experience what `note_acks` does."""
-        self.note_acks((entry,), consumer, step)
+    def redo_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
+        """An ack that was undone stands: that couldn't be stored."""
+        self.note_acks((entry,), consumer, step, forgives=False)
 
     def _forgive(self, row: ProgressRow, entry: Entry, consumer: str) -> None:
         """Deliveries that ended badly don't count any more."""
@@ -250,16 +263,17 @@ class Progress:
         batch.put_progress(self._id, row)
 
     def note_behind(self, seqs: Iterable[int]) -> None:
-        """The commit of rows has failed."""
+        """The commit of rows has failed; others may have stored what was undone then."""
         self._behind.update(seqs)
+        self._are_consumers_behind = True
 
-    def take_behind(self) -> list[Entry]:
-        """The experiences that stay and whose rows the disk lacks; the caller stores them now."""
-        if not self._behind:
-            return []
-        entries = self._contents.by_seqs(self._behind)
+    def take_behind(self) -> tuple[list[Entry], list[Consumer]]:
+        """The experiences that stay, and the consumers, whose rows the caller stores now."""
+        consumers = list(self._consumers.values()) if self._are_consumers_behind else []
+        self._are_consumers_behind = False
+        entries = self._contents.by_seqs(self._behind) if self._behind else []
         self._behind = {entry.record.seq for entry in entries if entry.leaving}
-        return [entry for entry in entries if not entry.leaving]
+        return [entry for entry in entries if not entry.leaving], consumers
 
     def put_consumer(self, batch: WriteBatch, consumer: Consumer) -> None:
         """Add a consumer's row to a batch."""
@@ -322,9 +336,14 @@ class Progress:
 
     def forget_consumer(
         self, batch: WriteBatch, name: str, stored: Mapping[int, ProgressRow]
-    ) -> None:
-        """A consumer's removal is on disk; what was stored of it since is stored again without it."""
+    ) -> list[int]:
+        """A consumer's removal is on disk; what was stored of it since is stored again without it.
+
+        Returns:
+            The seqs of the rows that are stored again.
+        """
         batch.delete_consumer(self._id, name)
+        again = []
         for seq, row in self._rows.items():
             had_steps, was_quarantined = row.steps.pop(name, None), row.quarantined.pop(name, None)
             entry = self._contents.by_seq(seq)
@@ -333,6 +352,8 @@ class Progress:
             row.acked = sorted(entry.acked)
             if stored.get(seq) != row:
                 self.put(batch, entry)
+                again.append(seq)
+        return again
 
     def _row(self, entry: Entry) -> ProgressRow:
         seq = entry.record.seq

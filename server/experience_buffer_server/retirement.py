@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from experience_buffer_server import steady_clock
 from experience_buffer_server.consumers import Consumer
@@ -22,6 +22,15 @@ from experience_buffer_server.store.base import WriteBatch
 
 LeaveReason = Literal["consumed", "discarded", "deleted"]
 """Why an experience leaves; a deleted one can be pushed again."""
+
+
+class Behind(NamedTuple):
+    """What the disk knows less of than memory."""
+
+    entries: list[Entry]
+    """Their progress."""
+    consumers: list[Consumer]
+    groups: list[Group]
 
 
 class Retirement:
@@ -46,6 +55,8 @@ class Retirement:
         self._departures = Departures(consumers, progress)
         self._noted_seq = 0
         """Up to here the store knows without any record which seqs were given."""
+        self._groups_behind: dict[Group, None] = {}
+        """Groups of which the disk may have another row, or none."""
 
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
         """Count a delivery that ended without an ack."""
@@ -86,17 +97,33 @@ class Retirement:
         return [e for e in entries if not e.leaving and self._progress.is_done(e)]
 
     def note_behind(self, seqs: Iterable[int]) -> None:
-        """The commit of what is known of experiences has failed: it is to be stored later."""
+        """The commit of what is known of experiences has failed: it is to be stored later.
+
+        So is what is known of the consumers.
+        """
         self._progress.note_behind(seqs)
 
-    def take_behind(self) -> list[Entry]:
-        """The experiences of which the disk knows less than memory; the caller stores them now."""
-        return self._progress.take_behind()
+    def take_behind(self) -> Behind:
+        """What the disk knows less of than memory; the caller stores it now."""
+        groups = [g for g in self._groups_behind if self._contents.groups.by_id(g.row.id) is g]
+        # A row that is stored after its removal would stay for ever.
+        staying = [g for g in groups if any(not entry.leaving for entry in g.members)]
+        self._groups_behind = dict.fromkeys(group for group in groups if group not in staying)
+        return Behind(*self._progress.take_behind(), staying)
 
-    def put_progress(self, batch: WriteBatch, entries: Iterable[Entry]) -> None:
-        """Add what is known of experiences to a batch."""
-        for entry in entries:
+    def put_behind(self, batch: WriteBatch, behind: Behind) -> None:
+        """Add what is known of it to a batch."""
+        for entry in behind.entries:
             self._progress.put(batch, entry)
+        for consumer in behind.consumers:
+            self._progress.put_consumer(batch, consumer)
+        for group in behind.groups:
+            batch.put_group(self._id, group.row)
+
+    def stay_behind(self, behind: Behind) -> None:
+        """That commit has failed, too."""
+        self._progress.note_behind(entry.record.seq for entry in behind.entries)
+        self._groups_behind.update(dict.fromkeys(behind.groups))
 
     def revert_consumed(
         self, seqs: Sequence[int], consumer: str, leaving: Sequence[Entry], *, step: int | None
@@ -107,7 +134,14 @@ class Retirement:
             self._consumers[consumer].timeline.forget(step, seqs)
         for entry in self._contents.by_seqs(seqs):
             self._progress.undo_ack(entry, consumer, step)
+        # Another consumer's rows, stored meanwhile, say that it was.
+        self._progress.note_behind(seqs)
         self.stay(leaving, "consumed")
+
+    def blame_again(self, units: Iterable[Unit], consumer: str) -> None:
+        """Deliveries before a failed ack count as before: without the one that goes on."""
+        for unit in units:
+            self._progress.set_deliveries(unit.seqs, consumer, unit.num_deliveries - 1)
 
     def pass_over(self, batch: WriteBatch, entries: Sequence[Entry], consumer: str) -> list[Entry]:
         """A consumer leaves entries out for good; what all have consumed, returned, leaves."""
@@ -202,6 +236,9 @@ class Retirement:
         """The batch failed: the entries are still here."""
         self._noted_seq = 0
         self._departures.stay(leaving)
+        self._progress.note_behind(())
+        # The last of a group that left meanwhile may have taken its row along.
+        self._groups_behind.update(dict.fromkeys(groups_of(leaving)))
         for entry in leaving:
             entry.leaving = False
             if entry.group is None:

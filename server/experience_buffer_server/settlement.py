@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 
 from experience_buffer_server import steady_clock
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.retirement import Retirement
+from experience_buffer_server.retirement import Behind, Retirement
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.store.base import LeaseRow, Store, StoreError, WriteBatch
 from experience_buffer_server.tasks import Tasks
@@ -45,6 +44,8 @@ class Settlement:
         self._tasks = tasks
         self._ends: dict[int, _End] = {}
         """By lease."""
+        self._open: dict[int, Lease] = {}
+        """Open leases whose rows may be others on disk."""
         self._consumed: set[int] = set()
         """Seqs of experiences that all have consumed, and whose removal found no room."""
         self._next_retry = 0.0
@@ -83,6 +84,10 @@ class Settlement:
         for end in self._ends.values():
             batch.put_lease(self._id, end.row)
 
+    def owe_row(self, lease: Lease) -> None:
+        """An open lease's row is to be stored again."""
+        self._open[lease.id] = lease
+
     def forget(self, lease_ids: Sequence[int]) -> None:
         """Forget leases that ended long ago."""
         if lease_ids:
@@ -117,26 +122,34 @@ class Settlement:
         if now < self._next_retry:
             return
         failed = [end for end in self._ends.values() if end.failed]
+        leases = [lease for lease in self._open.values() if lease.state == "open"]
+        # The ack that would end it may fail.
+        self._open = {key: lease for key, lease in self._open.items() if lease.state == "ending"}
         behind = self._retirement.take_behind()
         consumed, self._consumed = self._consumed, set()
-        if failed or behind or consumed:
+        if failed or leases or any(behind) or consumed:
             self._next_retry = now + _RETRY_SECONDS
-        if failed or behind:
-            self._tasks.spawn(self._catch_up(failed, behind))
+        if failed or leases or any(behind):
+            self._tasks.spawn(self._catch_up(failed, leases, behind))
         if consumed:
             self._tasks.spawn(self.leave_if_done(consumed))
 
-    async def _catch_up(self, failed: Sequence[_End], behind: Sequence[Entry]) -> None:
+    async def _catch_up(
+        self, failed: Sequence[_End], leases: Sequence[Lease], behind: Behind
+    ) -> None:
         batch = self._store.batch()
+        for lease in leases:
+            batch.put_lease(self._id, row_of(lease))
         for end in failed:
             end.failed = False
             batch.put_lease(self._id, end.row)
-        self._retirement.put_progress(batch, behind)
+        self._retirement.put_behind(batch, behind)
         committed = self._store.commit(batch)
         try:
             await self._stored([end.row.id for end in failed], committed)
         except BaseException:
-            self._retirement.note_behind(entry.record.seq for entry in behind)
+            self._retirement.stay_behind(behind)
+            self._open.update((lease.id, lease) for lease in leases)
             raise
 
 

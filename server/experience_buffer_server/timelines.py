@@ -7,7 +7,7 @@ to one buffer and its event loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from experience_buffer import errors
@@ -111,15 +111,21 @@ class Timelines:
             consumer.timeline.restore(undone)
             for seq, step in undone:
                 if seq in entries:
-                    self._progress.note_ack(entries[seq], consumer.name, step)
+                    self._progress.redo_ack(entries[seq], consumer.name, step)
             for key, times in _times(consumer, undone, entries).items():
                 consumer.tally.sampled(key, times)
+            self._retirement.note_behind(entries)
+            # By settings that are newer than an ack, it needn't have been enough.
+            self._offer(entries.values())
             raise
-        for entry in entries.values():
-            self._offering.entry(entry)
-        for group in groups_of(list(entries.values())):
-            self._offering.group(group)
+        self._offer(entries.values())
         return Rewound(len(entries), len(leases))
+
+    def _offer(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._offering.entry(entry)
+        for group in groups_of(entries):
+            self._offering.group(group)
 
     # --- safe
 
@@ -175,6 +181,7 @@ class Timelines:
             for seq, step in released:
                 if seq in entries:
                     self._progress.note_unsafe(entries[seq], consumer.name, step)
+            self._retirement.note_behind(entries)
             self._retirement.stay(leaving, "consumed")
             raise
         self._retirement.forget(leaving)

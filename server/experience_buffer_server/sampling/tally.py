@@ -36,9 +36,9 @@ class Tally:
         return key in self._units
 
     def arrived(self, key: int, *, num_bytes: int, times: int = 0) -> None:
-        """A unit can be sampled; one that is known already isn't counted again."""
-        if key not in self._units:
-            self._put(key, _Present(times, num_bytes))
+        """A unit can be sampled; one that is known already may have other members now."""
+        unit = self._take(key)
+        self._put(key, _Present(times if unit is None else unit.times, num_bytes))
 
     def sampled(self, key: int, count: int = 1) -> None:
         """A unit was delivered; with a negative count, that delivery ended without an ack."""
