@@ -56,6 +56,7 @@ class Owner(Protocol):
     """The buffer whose experiences are annotated."""
 
     settings: BufferSettings
+    closed: bool
 
     @property
     def id(self) -> int:
@@ -116,6 +117,7 @@ class Annotating:
         Raises:
             InvalidRequestError: Too many annotations, or two for one uid; nothing is changed.
             BufferFullError: No room for all of them; what came before that is stored.
+            BufferNotFoundError: The buffer was deleted meanwhile.
         """
         self._check(annotations)
         outcomes: list[AnnotateOutcome] = []
@@ -151,6 +153,11 @@ class Annotating:
 
     async def _annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
         async with self._turn:
+            if self._owner.closed:
+                # What were stored now would stay for ever.
+                raise errors.BufferNotFoundError(
+                    f"buffer {self._owner.name!r} was deleted", subject=self._owner.name
+                )
             outcomes, changes = self._prepare(annotations)
             self._check_room(changes)
             if changes:

@@ -31,6 +31,7 @@ from experience_buffer_server.retention import Retention
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings_change import SettingsChanges
 from experience_buffer_server.store.base import BufferRow, Store, WriteBatch
+from experience_buffer_server.stored_row import StoredRow
 from experience_buffer_server.tasks import Tasks
 
 _PRUNE_SECONDS = 60.0
@@ -97,7 +98,10 @@ class Buffer:
             self, contents, self.removal, self.grouping, desk.progress, metrics, tasks
         )
         self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
-        self._changing = SettingsChanges(self, contents, desk, store, computer, tasks)
+        self.stored_row = StoredRow(self, store, tasks)
+        self._changing = SettingsChanges(
+            self, contents, desk, store, computer, tasks, self.stored_row
+        )
         for consumer in self.settings.consumers:
             self.delivery.add_consumer(consumer)
         self.eviction.settings_changed()
@@ -264,7 +268,7 @@ class Buffer:
         self.eviction.revalue(entries)
 
     def published(self, version: int) -> None:
-        """A policy version was published: what waited for it is offered, who watches is told."""
+        """A policy version is on disk: what waited for it is offered, who watches is told."""
         changed, self.version_changed = self.version_changed, asyncio.Event()
         changed.set()
         self.delivery.release_held(version)
@@ -296,6 +300,7 @@ class Buffer:
         self.grouping.expire(now)
         self.removal.tick(now)
         self.pacing.tick(now)
+        self.stored_row.tick(now)
         self.eviction.tick(now)
         # What they remove could not be taken back.
         if not self._changing.is_pending:

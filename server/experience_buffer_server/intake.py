@@ -192,6 +192,8 @@ class Intake:
         fits = self._fits(len(fresh), num_bytes)
         (_, over_items), (_, over_bytes) = self._over(len(fresh), num_bytes)
         if settings.on_full == "evict" and fits and (over_items > 0 or over_bytes > 0):
+            # As much as it brings: what a lowered limit has left beyond it goes by the clock.
+            over_items, over_bytes = min(over_items, len(fresh)), min(over_bytes, num_bytes)
             freed = self._eviction.make_room(over_items, over_bytes)
             over_items, over_bytes = over_items - freed.num_items, over_bytes - freed.num_bytes
         for what, over, new, have in (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -172,6 +172,10 @@ class Metrics:
     def forget_buffer(self, buffer: str) -> None:
         """A buffer was deleted: its series end, or those of all buffers that ever were would stay."""
         self._by_buffer.forget(buffer)
+
+    def keep_buffers(self, buffers: Collection[str]) -> None:
+        """There are no other buffers: series of others end, as when they are deleted."""
+        self._by_buffer.keep(buffers)
 
     def pushed(self, buffer: str, outcome: str, reason: str, count: int) -> None:
         """Items of a push had this outcome."""

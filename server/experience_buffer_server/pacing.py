@@ -136,13 +136,13 @@ class Pacing:
         self._reservations.expire(now)
         if self._owner.settings.pacing is None:
             return Reserved(granted=wanted)
-        granted = []
+        granted, free = [], self._capacity()
         for key in wanted:
             is_here = self._contents.groups.get(key) is not None
-            if is_here or key in self._reservations or self._capacity() > 0:
+            if is_here or key in self._reservations or free > 0:
                 granted.append(key)
                 if not is_here:
-                    self._reservations.reserve(key, now=now, ttl_seconds=ttl_seconds)
+                    free -= self._reservations.reserve(key, now=now, ttl_seconds=ttl_seconds)
         if len(granted) == len(wanted):
             return Reserved(granted=granted)
         self._metrics.push_refused(self._owner.name, "pacing")
@@ -176,9 +176,13 @@ class Pacing:
         return len(self._contents.groups)
 
     def _num_uncomputable(self, consumer: Consumer) -> int:
-        """The consumer's units whose advantages can't be computed."""
-        entries = self._contents.quarantined.values()
-        return len({key_of(consumer.settings, entry) for entry in entries})
+        """The consumer's units whose advantages can't be computed, but those that it can't get anyway.
+
+        What it has consumed may be found damaged when another consumer is to get it.
+        """
+        keys = {key_of(consumer.settings, entry) for entry in self._contents.quarantined.values()}
+        idle = (consumer.finished, consumer.held, consumer.quarantined)
+        return sum(not any(key in others for others in idle) for key in keys)
 
     def _why(self) -> str:
         pacing = self._owner.settings.pacing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,10 @@ _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _MAX_DELETE_UIDS = 10_000
 _MAX_LOOKS = 20_000
 """Experiences that are looked at for one page: meanwhile nobody is answered."""
+_LOOKS_AT_ONCE = 5000
+"""Experiences that are looked at in one go to delete those that match: some milliseconds."""
+_DELETED_AT_ONCE = 2000
+"""Experiences, about, that are removed with one commit."""
 _PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
 
 
@@ -95,9 +100,12 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
 async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_pb2.DeleteResponse:
     """Remove experiences that nobody holds; a removed uid can be pushed again.
 
+    Many go part by part, with everybody else in between; of a group all go at once.
+
     Raises:
         InvalidRequestError: Neither uids nor a filter are given, or too many uids.
-        StoreFullError: The removal can't be stored.
+        StoreFullError: The removal can't be stored; what came before that is removed.
+        BufferNotFoundError: The buffer was deleted meanwhile.
     """
     response = service_pb2.DeleteResponse()
     if len(request.uids) > _MAX_DELETE_UIDS:
@@ -117,11 +125,47 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
             "give uids or a filter; to remove everything, use DeleteBuffer", subject="filter"
         )
     else:
-        entries = list(_matching(buffer, request.filter, buffer.contents))
-    held, num_deleted = await buffer.removal.delete(entries)
-    response.leased_uids.extend(entry.record.uid for entry in held)
-    response.num_deleted = num_deleted
+        entries = await _all_matching(buffer, request.filter)
+    for part in _parts(entries):
+        if buffer.closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {buffer.name!r} was deleted", subject=buffer.name
+            )
+        held, num_deleted = await buffer.removal.delete(part)
+        response.leased_uids.extend(entry.record.uid for entry in held)
+        response.num_deleted += num_deleted
     return response
+
+
+async def _all_matching(buffer: Buffer, wanted: service_pb2.Filter) -> list[Entry]:
+    """All that match, looked at in slices, between which others are answered."""
+    found: list[Entry] = []
+    after = 0
+    while looked := list(itertools.islice(buffer.contents.since(after), _LOOKS_AT_ONCE)):
+        found += _matching(buffer, wanted, looked)
+        after = looked[-1].record.seq
+        await asyncio.sleep(0)
+    return found
+
+
+def _parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """What is removed with one commit each: whole groups, as far as they are among the entries.
+
+    Else what is left of a group could be delivered before the rest of it is removed.
+    """
+    units: dict[int, list[Entry]] = {}
+    for entry in entries:
+        units.setdefault(
+            -entry.record.seq if entry.group is None else entry.group.row.id, []
+        ).append(entry)
+    part: list[Entry] = []
+    for unit in units.values():
+        part += unit
+        if len(part) >= _DELETED_AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _matching(

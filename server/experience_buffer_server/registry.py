@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from experience_buffer import errors
 from experience_buffer_server import memory, steady_clock
@@ -17,17 +17,14 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.callers import current_caller
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ConfigurationError, Settings, explain
-from experience_buffer_server.consumer_settings import Name
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.overrides import differences
 from experience_buffer_server.restore import restore
-from experience_buffer_server.store.base import BufferRow, Store, StoreError
+from experience_buffer_server.settings_checks import changed_settings, check_name
+from experience_buffer_server.store.base import BufferRow, Store
 from experience_buffer_server.tasks import Tasks
 
 _log = logging.getLogger(__name__)
-_NAME: TypeAdapter[str] = TypeAdapter(Name)
-_MAX_CONFIG_BYTES = 256 * 1024
-"""Of one buffer's settings: an operator's estimator may have parameters of any length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +50,8 @@ class Registry:
         self._metrics = metrics
         self._tasks = Tasks()
         self._buffers: dict[str, Buffer] = {}
+        self._coming: dict[str, asyncio.Task[Buffer]] = {}
+        """Buffers whose rows aren't on disk yet."""
         self._leaving: dict[str, _Leaving] = {}
         self._last_id = 0
         self._num_deleted = 0
@@ -108,7 +107,7 @@ class Registry:
                 )  # fmt: skip
                 continue
             try:
-                _changed_settings(buffer, changes)
+                changed_settings(buffer, changes)
             except errors.ExperienceBufferError as error:
                 raise ConfigurationError(f"--update-buffers: buffers.{name}: {error}") from error
             overrides[name] = changes
@@ -141,43 +140,51 @@ class Registry:
     async def create(
         self, name: str, settings: BufferSettings, *, exist_ok: bool = False
     ) -> Buffer:
-        """Create a buffer.
+        """Create a buffer, which is found once it is on disk.
 
         Raises:
             InvalidRequestError: The name isn't one.
             AlreadyExistsError: The name is taken (with `exist_ok`: by a buffer of other settings).
             ResourceExhaustedError: There are too many buffers, or the disk has no room to delete
                 one that had the name.
+            StoreFullError: It can't be stored; there is no such buffer.
         """
-        _check_name(name)
-        await self._see_off(name)
+        check_name(name)
+        await self._settle(name)
         existing = self._buffers.get(name)
         if existing is not None:
             if exist_ok and existing.settings == settings:
                 return existing
             other = " with other settings; change it with UpdateBuffer" if exist_ok else ""
             raise errors.AlreadyExistsError(f"buffer {name!r} exists{other}", subject=name)
-        if len(self._buffers) >= self._settings.server.max_buffers:
+        num_buffers = len(self._buffers) + len(self._coming)
+        if num_buffers >= self._settings.server.max_buffers:
             self._metrics.call_refused("max_buffers")
             raise errors.ResourceExhaustedError(
-                f"there are {len(self._buffers)} buffers, the limit server.max_buffers is "
+                f"there are {num_buffers} buffers, the limit server.max_buffers is "
                 f"{self._settings.server.max_buffers}; delete some, or raise the limit",
                 subject=name,
             )
+        coming = self._coming[name] = self._tasks.start(self._create(name, settings))
+        return await asyncio.shield(coming)
+
+    async def _create(self, name: str, settings: BufferSettings) -> Buffer:
+        self._last_id += 1
         row = BufferRow(
-            id=self._last_id + 1,
+            id=self._last_id,
             name=name,
             config=settings.model_dump_json(),
             policy_version=None,
             create_time=steady_clock.now(),
         )
-        buffer = self._open(row)
         try:
-            await self._store_row(buffer)
-        except StoreError:
-            buffer.close()
-            del self._buffers[name]
-            raise
+            buffer = self._made(row)
+            batch = self._store.batch()
+            batch.put_buffer(row)
+            await self._store.commit(batch)
+            self._buffers[name] = buffer
+        finally:
+            del self._coming[name]
         return buffer
 
     async def update(self, name: str, changes: Mapping[str, object]) -> Buffer:
@@ -195,7 +202,7 @@ class Registry:
         async with self._update_turn:
             buffer = self.get(name)
             # No push comes between the check and the change.
-            await buffer.change_settings(_changed_settings(buffer, changes))
+            await buffer.change_settings(changed_settings(buffer, changes))
             return buffer
 
     async def delete(self, name: str, *, force: bool) -> int:
@@ -244,18 +251,16 @@ class Registry:
         if memory.sweep(num_leftovers=self._num_deleted, num_entries=num_entries):
             self._num_deleted = 0
 
-    async def _see_off(self, name: str) -> None:
-        """Wait until no buffer of this name is being deleted.
+    async def _settle(self, name: str) -> None:
+        """Wait until no buffer of this name is being created or deleted.
 
         Of two on disk with one name, only one would be found after a crash.
 
         Raises:
-            ResourceExhaustedError: The disk has no room for it.
+            ResourceExhaustedError: The disk has no room to delete one.
         """
-        leaving = self._leaving.get(name)
-        if leaving is None:
-            return
-        await asyncio.wait([leaving.deletion])
+        while (under_way := self._under_way(name)) is not None:
+            await asyncio.wait([under_way])
         if name in self._leaving:
             raise errors.ResourceExhaustedError(
                 f"buffer {name!r} was deleted, but the disk has no room to say so; free space on "
@@ -263,19 +268,22 @@ class Registry:
                 subject=name,
             )
 
+    def _under_way(self, name: str) -> asyncio.Task[Any] | None:
+        if (coming := self._coming.get(name)) is not None:
+            return coming
+        leaving = self._leaving.get(name)
+        return None if leaving is None or leaving.deletion.done() else leaving.deletion
+
     async def publish(self, name: str, version: int) -> int | None:
-        """Note the policy version that the trainer has published; returns the one before."""
-        buffer = self.get(name)
-        previous, buffer.row.policy_version = buffer.row.policy_version, version
-        stored = self._store_row(buffer)
-        buffer.published(version)
-        await stored
-        return previous
+        """Note the policy version that the trainer has published; see `StoredRow.publish`."""
+        return await self.get(name).stored_row.publish(version)
 
     def tick(self, now: float) -> None:
         """Do what time asks for, in every buffer."""
         for buffer in self._buffers.values():
             buffer.tick(now)
+        # Calls that waited in a deleted one may have ended, and been counted, after it.
+        self._metrics.keep_buffers(self._buffers.keys() | self._leaving.keys())
 
     async def drain(self) -> None:
         """Wait for what is under way in any buffer."""
@@ -285,64 +293,14 @@ class Registry:
 
     def _open(self, row: BufferRow) -> Buffer:
         self._last_id = max(self._last_id, row.id)
-        buffer = Buffer(
+        buffer = self._buffers[row.name] = self._made(row)
+        return buffer
+
+    def _made(self, row: BufferRow) -> Buffer:
+        return Buffer(
             row,
             store=self._store,
             computer=self._computer,
             metrics=self._metrics,
             limits=self._settings.server,
         )
-        self._buffers[row.name] = buffer
-        return buffer
-
-    def _store_row(self, buffer: Buffer) -> Awaitable[None]:
-        batch = self._store.batch()
-        batch.put_buffer(buffer.row)
-        return self._store.commit(batch)
-
-
-def _changed_settings(buffer: Buffer, changes: Mapping[str, object]) -> BufferSettings:
-    """The settings of a buffer after a change.
-
-    Raises:
-        InvalidRequestError: They don't fit together.
-        WrongStateError: The grouping changes while experiences are stored.
-    """
-    old = buffer.settings
-    new = checked_settings(old.model_dump() | dict(changes))
-    if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
-        raise errors.WrongStateError(
-            f"buffer {buffer.name!r} holds {len(buffer.contents)} experiences grouped by "
-            f"{old.group_by}; group_by can change only while it is empty",
-            subject=buffer.name,
-        )
-    return new
-
-
-def _check_name(name: str) -> None:
-    try:
-        _NAME.validate_python(name)
-    except ValidationError as error:
-        raise errors.InvalidRequestError(
-            f"buffer name {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'",
-            subject="config.name",
-        ) from error
-
-
-def checked_settings(values: Mapping[str, object]) -> BufferSettings:
-    """Settings from plain values.
-
-    Raises:
-        InvalidRequestError: A key is unknown or out of bounds; the message names it.
-    """
-    try:
-        settings = BufferSettings.model_validate(values)
-    except ValidationError as error:
-        raise errors.InvalidRequestError(explain(error), subject="config") from error
-    if (size := len(settings.model_dump_json())) > _MAX_CONFIG_BYTES:
-        raise errors.InvalidRequestError(
-            f"a configuration of {size} bytes is over the limit of {_MAX_CONFIG_BYTES}; shorten the "
-            "texts in it",
-            subject="config",
-        )
-    return settings

@@ -207,6 +207,8 @@ class Removal:
             await self._removed(leaving, stored, "discarded")
         except BaseException:
             self.offer_again(entries)
+            # What came for them meanwhile, such as other settings, has passed them by.
+            self._owner.advance(entries)
             raise
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
@@ -236,7 +238,8 @@ class Removal:
                 self._offering.entry(entry)
             for group in groups_of(entries):
                 self._look_again(group)
-        self._metrics.dropped(self._owner.name, "deleted", len(entries))
+        num_deleted = sum(not entry.record.tombstone for entry in entries)
+        self._metrics.dropped(self._owner.name, "deleted", num_deleted)
 
     def _look_again(self, group: Group) -> None:
         """Some members have been deleted: offer the rest, or compute it without them."""

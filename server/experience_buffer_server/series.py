@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from prometheus_client import Counter, Histogram
@@ -28,6 +29,11 @@ class SeriesByBuffer:
                 self._series.setdefault(buffer, {})[key] = made
         series: _Metric = made
         return series
+
+    def keep(self, buffers: Collection[str]) -> None:
+        """End the series of all other buffers."""
+        for buffer in self._series.keys() - buffers:
+            self.forget(buffer)
 
     def forget(self, buffer: str) -> None:
         """End all series of a buffer; the time it takes is in proportion to them alone."""

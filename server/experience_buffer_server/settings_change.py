@@ -21,6 +21,7 @@ from experience_buffer_server.ingest import Ingest
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.retention import Retention
 from experience_buffer_server.store.base import BufferRow, ProgressRow, Store, StoreFullError
+from experience_buffer_server.stored_row import StoredRow
 from experience_buffer_server.tasks import Tasks
 
 
@@ -69,6 +70,7 @@ class SettingsChanges:
         store: Store,
         computer: Computer,
         tasks: Tasks,
+        stored_row: StoredRow,
     ) -> None:
         self._owner = owner
         self._contents = contents
@@ -76,6 +78,7 @@ class SettingsChanges:
         self._store = store
         self._computer = computer
         self._tasks = tasks
+        self._stored_row = stored_row
         self._num_pending = 0
 
     @property
@@ -122,8 +125,7 @@ class SettingsChanges:
             if not self._owner.closed:
                 self._take_back(change)
                 if isinstance(error, StoreFullError):
-                    # Something else may have stored the new settings along with it.
-                    self._tasks.spawn(self._store_row())
+                    self._stored_row.taken_back()
             raise
         self._num_pending -= 1
         if not self._owner.closed:
@@ -189,8 +191,3 @@ class SettingsChanges:
 
     def _counted(self) -> list[Entry]:
         return [entry for entry in self._contents if entry.counted]
-
-    async def _store_row(self) -> None:
-        batch = self._store.batch()
-        batch.put_buffer(self._owner.row)
-        await self._store.commit(batch)

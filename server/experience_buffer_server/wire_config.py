@@ -16,7 +16,7 @@ from experience_buffer import errors
 from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.registry import checked_settings
+from experience_buffer_server.settings_checks import checked_settings
 
 
 def settings_from(config: config_pb2.BufferConfig) -> BufferSettings:

@@ -395,14 +395,19 @@ async def test_a_refused_deletion_is_done_when_asked_again(
     assert [state.row.id for state in world.store.load()] == [fresh.id] != [buffer.id]
 
 
-async def test_a_buffer_is_created_after_another_of_its_name_has_gone(world: World) -> None:
+async def test_a_buffer_is_created_after_another_of_its_name_has_gone(
+    world: World, refusals: Refusals
+) -> None:
     registry = Registry(Settings(), world.store, world.computer, world.metrics)
     await registry.create("math", settings())
     stored = [[state.row.id for state in world.store.load()]]
+    refusals.held = asyncio.Event()
     deletion = await begin(registry.delete("math", force=False))
     creations = [await begin(registry.create("math", settings(), exist_ok=True)) for _ in "ab"]
     assert registry.all() == []
-    assert await registry.delete("math", force=False) == 0 == await deletion
+    again = await begin(registry.delete("math", force=False))
+    refusals.held.set()
+    assert await again == 0 == await deletion
     first, second = [await creation for creation in creations]
     assert first is second is registry.get("math")
     stored.append([state.row.id for state in world.store.load()])

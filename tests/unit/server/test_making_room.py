@@ -12,7 +12,7 @@ from experience_buffer_server import eviction as module
 from experience_buffer_server.annotation import Annotation
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Push
-from experience_buffer_server.registry import checked_settings
+from experience_buffer_server.settings_checks import checked_settings
 from tests.unit.server.builders import World, experience, push, uid, want
 from tests.unit.server.test_dropping import full_disk
 from tests.unit.server.test_retention import Clock, clock, dropped, sample, stored

@@ -16,7 +16,7 @@ from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Outcome, Push
 from experience_buffer_server.push_line import Patience
 from experience_buffer_server.quotas import Charge
-from experience_buffer_server.registry import checked_settings
+from experience_buffer_server.settings_checks import checked_settings
 from experience_buffer_server.stats import buffer_stats
 from tests.unit.server.builders import World, experience, payload, push, want
 

@@ -16,7 +16,7 @@ from experience_buffer_server.annotation import Annotation
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.ingest import Push
-from experience_buffer_server.registry import checked_settings
+from experience_buffer_server.settings_checks import checked_settings
 from tests.unit.server.builders import World, experience, push, uid, want
 from tests.unit.server.retention_model import Model, Place
 from tests.unit.server.test_dropping import full_disk

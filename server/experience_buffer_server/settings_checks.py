@@ -1,0 +1,72 @@
+"""Names and settings of buffers as callers give them: what is refused, and with which words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from experience_buffer import errors
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.config import explain
+from experience_buffer_server.consumer_settings import Name
+
+if TYPE_CHECKING:
+    from experience_buffer_server.buffer import Buffer
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+_MAX_CONFIG_BYTES = 256 * 1024
+"""Of one buffer's settings: an operator's estimator may have parameters of any length."""
+
+
+def check_name(name: str) -> None:
+    """Refuse what no buffer can be called.
+
+    Raises:
+        InvalidRequestError: The name isn't one.
+    """
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        raise errors.InvalidRequestError(
+            f"buffer name {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'",
+            subject="config.name",
+        ) from error
+
+
+def checked_settings(values: Mapping[str, object]) -> BufferSettings:
+    """Settings from plain values.
+
+    Raises:
+        InvalidRequestError: A key is unknown or out of bounds; the message names it.
+    """
+    try:
+        settings = BufferSettings.model_validate(values)
+    except ValidationError as error:
+        raise errors.InvalidRequestError(explain(error), subject="config") from error
+    if (size := len(settings.model_dump_json())) > _MAX_CONFIG_BYTES:
+        raise errors.InvalidRequestError(
+            f"a configuration of {size} bytes is over the limit of {_MAX_CONFIG_BYTES}; shorten the "
+            "texts in it",
+            subject="config",
+        )
+    return settings
+
+
+def changed_settings(buffer: Buffer, changes: Mapping[str, object]) -> BufferSettings:
+    """The settings of a buffer after a change.
+
+    Raises:
+        InvalidRequestError: They don't fit together.
+        WrongStateError: The grouping changes while experiences are stored.
+    """
+    old = buffer.settings
+    new = checked_settings(old.model_dump() | dict(changes))
+    if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
+        raise errors.WrongStateError(
+            f"buffer {buffer.name!r} holds {len(buffer.contents)} experiences grouped by "
+            f"{old.group_by}; group_by can change only while it is empty",
+            subject=buffer.name,
+        )
+    return new
