@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,14 +125,24 @@ def test_answers_that_are_never_read(make_server: Callable[..., Server]) -> None
         message = get.SerializeToString()
         calls = [call_begun("Get", message, stated_bytes=len(message)) for _ in range(20)]
         with connections([connect(server, call) for call in calls]):
-            # Two of them are read from the store: the client's share.
-            eventually(lambda: refusal_of(stub, get), "its share is used up")
+            # Two of them are read from the store: the client's share. No earlier may this thread ask,
+            # whose answer would take the place of one.
+            refused = 'experience_buffer_calls_refused_total{reason="max_response_bytes"} 18.0'
+            eventually(lambda: refused in scraped(server), "its share is used up")
             code, text, details = error_of(lambda: stub.Get(get, timeout=20))
             assert code == "RESOURCE_EXHAUSTED"
             assert "server.max_response_bytes is 67108864" in text
             assert details["RetryInfo"].retry_delay.ToMilliseconds() == 100
             assert resident_bytes(server) < before + 2 * 3 * 15 * MEBI + SLACK_BYTES
         eventually(lambda: refusal_of(stub, get) is None, "what they held is given back")
+
+
+def scraped(server: Server) -> str:
+    """The server's metrics."""
+    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        text: bytes = answer.read()
+    return text.decode()
 
 
 def refusal_of(stub: Stub, request: service_pb2.GetRequest) -> Any:
