@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 from experience_buffer_server.store import LmdbStore, StoreFullError
 from experience_buffer_server.store.base import WriteBatch
@@ -29,6 +30,14 @@ class Refusals:
         if self.held is None:
             return committed
         return asyncio.ensure_future(_hold(committed, self.held))
+
+
+async def begin(work: Any) -> asyncio.Task[Any]:
+    """Start a call and let it go as far as its first commit."""
+    task: asyncio.Task[Any] = asyncio.ensure_future(work)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
 
 
 async def _refuse() -> None:

@@ -17,7 +17,7 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.timeline import Timeline
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, push, settings, uid, want
-from tests.unit.server.refusals import Refusals
+from tests.unit.server.refusals import Refusals, begin
 
 TWO = [{"name": "c"}, {"name": "d"}]
 
@@ -44,14 +44,6 @@ def open_on_disk(world: World) -> list[int]:
     """The leases that are open on disk."""
     (state,) = world.store.load()
     return [row.id for row in state.leases if row.state == "open"]
-
-
-async def begin(work: Any) -> asyncio.Task[Any]:
-    """Start a call and let it go as far as its first commit."""
-    task: asyncio.Task[Any] = asyncio.ensure_future(work)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    return task
 
 
 # --- acknowledgements and rewinds that never happened

@@ -13,7 +13,7 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, push, settings, uid, want
-from tests.unit.server.refusals import Refusals
+from tests.unit.server.refusals import Refusals, begin
 
 REPLAY = {"name": "c", "replay": True, "max_times_sampled": 2}
 LIMITER = {"min_size": 1, "min_diff": -10.0, "max_diff": 50.0}
@@ -28,14 +28,6 @@ async def sample(buffer: Buffer, name: str = "c") -> Lease:
     lease, shortfall = await buffer.desk.sample(name, want(1), asyncio.Event())
     assert lease is not None, shortfall
     return lease
-
-
-async def begin(work: Any) -> asyncio.Task[Any]:
-    """Start a call and let it go as far as its first commit."""
-    task: asyncio.Task[Any] = asyncio.ensure_future(work)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    return task
 
 
 async def refused(refusals: Refusals, work: Any) -> None:
