@@ -9,6 +9,7 @@ what it has completely received, or dies: what was answered is on disk then. Not
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import signal
@@ -33,6 +34,9 @@ READER_CHECK_SECONDS = 60.0
 MEASURE_SECONDS = 0.5
 """After a commit: how full the store is then takes as long as a small commit's puts."""
 _LOCK_POLL_SECONDS = 0.05
+_LAST_SECONDS = 5.0
+"""For its owner to take note that the store has failed."""
+_PART_BYTES = 1 << 20
 
 
 class StoreInUseError(StoreFailedError):
@@ -60,8 +64,25 @@ def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
             connection.sendall(frames.encode(opened))
             return 1
         connection.sendall(frames.encode(Ready(Status.OK)))
-        inbox = stack.enter_context(closing(Inbox(connection)))
-        return _Loop(connection, inbox, opened, options.sync_interval_seconds).run()
+        with closing(Inbox(connection)) as inbox:
+            status = _Loop(connection, inbox, opened, options.sync_interval_seconds).run()
+        if status:
+            _hear_out(connection)
+        return status
+
+
+def _hear_out(connection: socket.socket) -> None:
+    """Take what the owner is still sending, until it has read to the end and closes the socket.
+
+    A batch that it could not send would end its connection before it reads why the store has failed.
+    """
+    deadline = time.monotonic() + _LAST_SECONDS
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+        connection.shutdown(socket.SHUT_WR)
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(_PART_BYTES):
+                return
 
 
 def _open(options: argparse.Namespace, stack: ExitStack) -> Engine | Ready:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from experience_buffer_server.store import (
 )
 from experience_buffer_server.store.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 from experience_buffer_server.store.frames import Work
+from tests.faults.shim import Faults, build
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -292,3 +295,28 @@ async def test_interval_durability_survives_the_death_of_the_processes(
     assert state.records == [make_record(1)]
     with pytest.raises(ValueError, match="interval_seconds"):
         await open_store(durability="interval", interval_seconds=0.0)
+
+
+async def test_a_store_that_has_failed_says_why_though_more_is_sent(
+    tmp_path: Path,
+    open_store: OpenStore,
+    path: Path,
+    make_record: MakeRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = Faults(build(tmp_path), path, tmp_path / "faults")
+    for name, value in faults.environment().items():
+        monkeypatch.setenv(name, value)
+    store = await open_store()
+    faults.fail_syncs(errno.EIO, times=1)
+    commits = [asyncio.ensure_future(append(store, make_record(1)))]
+    await asyncio.sleep(0)
+    assert store._transport is not None
+    ended = select.poll()
+    ended.register(store._transport.get_extra_info("socket"), select.POLLRDHUP)
+    assert ended.poll(20_000), "the writer has sent its last word, which nobody has read yet"
+    commits.append(asyncio.ensure_future(append(store, make_record(2))))
+    for commit in commits:
+        with pytest.raises(StoreFailedError, match="Input/output error"):
+            await commit
+    faults.close()
