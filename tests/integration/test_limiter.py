@@ -104,7 +104,7 @@ def test_a_queue_and_a_stack_hold_so_many(
     client.create_buffer(limited(name, queue_of(3), selector=kind))
     client.push(group(0, 3), buffer=name)
     with pytest.raises(ResourceExhaustedError, match="0 more inserts until more is sampled"):
-        client.push([experience(0, 3)], buffer=name, timeout=0.15)
+        client.push([experience(0, 3)], buffer=name, timeout=1.0)
     runs = []
     for _ in range(3):
         batch = client.sample(1, buffer=name)
@@ -149,7 +149,7 @@ def test_returned_deliveries_count_as_not_sampled(client: Client, name: str) -> 
     batch = client.sample(2, buffer=name)
     batch.nack()
     with pytest.raises(ResourceExhaustedError):
-        client.push([experience(0, 2)], buffer=name, timeout=0.15)
+        client.push([experience(0, 2)], buffer=name, timeout=1.0)
     assert len(client.sample(2, buffer=name)) == 2, "they can be sampled again"
 
 
@@ -189,7 +189,7 @@ def test_live_tuning_lets_waiting_calls_go(
 
         def pushing() -> int:
             with pytest.raises(ResourceExhaustedError):
-                client.push(group(1, 1), buffer=name, timeout=0.15)
+                client.push(group(1, 1), buffer=name, timeout=1.0)
             refused.set()
             return client.push(group(1, 1), buffer=name, timeout=40).num_stored
 
@@ -208,7 +208,7 @@ def test_groups_count_as_units_and_members_complete_them_freely(client: Client, 
     for task in range(2):
         client.push([experience(task, 0)], buffer=name)
     with pytest.raises(ResourceExhaustedError):
-        client.push([experience(2, 0)], buffer=name, timeout=0.15)
+        client.push([experience(2, 0)], buffer=name, timeout=1.0)
     for task in range(2):
         client.push([experience(task, run) for run in (1, 2)], buffer=name)
     assert client.sample(2, buffer=name).num_units == 2
@@ -222,7 +222,7 @@ def test_what_is_deleted_unsampled_is_refunded(client: Client, name: str) -> Non
     assert client.delete(uids=gone, buffer=name).num_deleted == 1
     client.push([experience(0, 2)], buffer=name)
     with pytest.raises(ResourceExhaustedError):
-        client.push([experience(0, 3)], buffer=name, timeout=0.15)
+        client.push([experience(0, 3)], buffer=name, timeout=1.0)
     batch = client.sample(2, buffer=name)
     assert [one.eid.run for one in batch.experiences] == [1, 2]
     batch.ack()
