@@ -54,16 +54,13 @@ assert _tag(pb.SampleResponse, "experiences") == _EXPERIENCES
 # --- writing
 
 
-def experience_pieces(
-    experience: types_pb2.SampledExperience, payload: bytes | memoryview
-) -> Pieces:
+def experience_pieces(rest: bytes, payload: bytes | memoryview) -> Pieces:
     """One of the experiences of a `SampleFrame` or `SampleResponse`.
 
     Args:
-        experience: Everything of it but its payload.
+        rest: A `SampledExperience` as it goes over the wire, without its payload.
         payload: A TRXP payload.
     """
-    rest = experience.SerializeToString()
     size = varint(len(payload))
     head = b"%c%b%c%b" % (
         _EXPERIENCES, varint(1 + len(size) + len(payload) + len(rest)), _PAYLOAD, size,

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from experience_buffer import errors, trxp
 from experience_buffer._sample_wire import Pieces, experience_pieces
 from experience_buffer.packed import Facts, PackedRow, pack
-from experience_buffer.v1 import types_pb2
+from experience_buffer.v1 import service_pb2
 from experience_buffer_server.admission import ORDINARY
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.damage import LEFT, Unreadable
@@ -41,8 +41,8 @@ _Joined = TypeVar("_Joined")
 class Sampled(NamedTuple):
     """One experience as it is delivered."""
 
-    message: types_pb2.SampledExperience
-    """Without its payload."""
+    rest: bytes
+    """A `SampledExperience` without its payload, as it goes over the wire."""
     payload: bytes
 
 
@@ -76,6 +76,8 @@ def sampled(
     store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
 ) -> Iterator[list[Sampled]]:
     """The experiences of leased units, unit by unit; what can't be read goes to `unreadable`."""
+    # Messages of their own would bring protobuf to return free memory to the kernel.
+    add = service_pb2.SampleFrame().experiences.add
     for unit in list(units):
         if unit in unreadable.units:
             continue
@@ -87,7 +89,7 @@ def sampled(
             continue
         yield [
             Sampled(
-                types_pb2.SampledExperience(
+                add(
                     uid=entry.record.uid,
                     group=_group_key(entry),
                     num_deliveries=unit.num_deliveries,
@@ -96,7 +98,7 @@ def sampled(
                     probability=unit.probability,
                     times_sampled=unit.times_sampled,
                     generation=entry.record.generation,
-                ),
+                ).SerializeToString(),
                 payload,
             )
             for (entry, _, row), payload in zip(reads, payloads, strict=True)

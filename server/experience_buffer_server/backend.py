@@ -20,6 +20,7 @@ from experience_buffer_server.desk import Prepare
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.push_line import Patience
 from experience_buffer_server.push_requests import PushRequest
+from experience_buffer_server.push_responses import Pushed
 from experience_buffer_server.quotas import Charge, Quotas
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.responses import Responses
@@ -66,9 +67,7 @@ class Backend:
         """
         return self.registry.get(name)
 
-    async def push(
-        self, request: PushRequest, *, remaining_seconds: float | None = None
-    ) -> service_pb2.PushResponse:
+    async def push(self, request: PushRequest, *, remaining_seconds: float | None = None) -> Pushed:
         """Store a push; answers after its commit.
 
         Args:
@@ -104,7 +103,7 @@ class Backend:
         request: PushRequest,
         deadline: float,
         charge: Charge,
-    ) -> service_pb2.PushResponse:
+    ) -> Pushed:
         turn = await self.turns.take()
         try:
             buffer = self._open_buffer(buffer.name)
@@ -122,10 +121,7 @@ class Backend:
         storing = buffer.ingest.push(push, patience, charge, admitted)
         del admitted
         outcomes = await storing
-        return service_pb2.PushResponse(
-            outcomes=[wire.outcome_message(i, outcome) for i, outcome in enumerate(outcomes)],
-            policy_version=buffer.row.policy_version,
-        )
+        return Pushed(outcomes, buffer.row.policy_version)
 
     def _open_buffer(self, name: str) -> Buffer:
         """The buffer as it is now, after a wait: it may have been deleted, and the server may stop.

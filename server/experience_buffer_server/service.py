@@ -17,6 +17,7 @@ from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of, current_caller
 from experience_buffer_server.pacing import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from experience_buffer_server.push_responses import write_push
 from experience_buffer_server.responses import Hold
 from experience_buffer_server.sample_call import sample
 from experience_buffer_server.sample_stream import SampleSession
@@ -37,14 +38,14 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self._backend = backend
         self._started = time.monotonic()
 
-    # Pushes don't come as messages, which the stubs ask for, but as `push_requests` reads them.
-    async def Push(self, request: Any, context: Context) -> service_pb2.PushResponse:
+    # Pushes don't come and go as messages, which the stubs ask for: see `push_requests` and
+    # `push_responses`.
+    async def Push(self, request: Any, context: Context) -> Any:
         """Store experiences."""
-        return await self._backend.push(request, remaining_seconds=context.time_remaining())
+        pushed = await self._backend.push(request, remaining_seconds=context.time_remaining())
+        return write_push(pushed)
 
-    def PushStream(
-        self, request_iterator: Any, context: Context
-    ) -> AsyncIterator[service_pb2.PushStreamResponse]:
+    def PushStream(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
         """Store experiences, many requests on one stream."""
         return PushSession(self._backend, request_iterator).responses()
 

@@ -16,6 +16,7 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.faults import as_client_error
 from experience_buffer_server.push_requests import PushStreamRequest
+from experience_buffer_server.push_responses import write_push_stream
 from experience_buffer_server.store.base import StoreError
 
 _MAX_PUSHES = 64
@@ -29,12 +30,10 @@ class PushSession:
     def __init__(self, backend: Backend, requests: AsyncIterator[PushStreamRequest]) -> None:
         self._backend = backend
         self._requests = requests
-        self._answers: asyncio.Queue[asyncio.Task[service_pb2.PushStreamResponse] | None] = (
-            asyncio.Queue(_MAX_PUSHES)
-        )
+        self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_MAX_PUSHES)
 
-    async def responses(self) -> AsyncIterator[service_pb2.PushStreamResponse]:
-        """One response per request, in order, each after its commit."""
+    async def responses(self) -> AsyncIterator[bytes]:
+        """A `PushStreamResponse` per request, in order, each after its commit."""
         reader = asyncio.get_running_loop().create_task(self._read())
         try:
             while (answer := await self._answers.get()) is not None:
@@ -73,13 +72,14 @@ class PushSession:
                 following.cancel()
             await self._answers.put(None)
 
-    async def _push(self, request: PushStreamRequest) -> service_pb2.PushStreamResponse:
-        response = service_pb2.PushStreamResponse(sequence=request.sequence)
+    async def _push(self, request: PushStreamRequest) -> bytes:
         try:
-            response.response.CopyFrom(await self._backend.push(request.push))
+            pushed = await self._backend.push(request.push)
         except (errors.ExperienceBufferError, StoreError) as error:
-            response.error.CopyFrom(to_request_error(as_client_error(error)))
-        return response
+            return service_pb2.PushStreamResponse(
+                sequence=request.sequence, error=to_request_error(as_client_error(error))
+            ).SerializeToString()
+        return write_push_stream(request.sequence, pushed)
 
 
 async def policy_versions(

@@ -8,32 +8,16 @@ from typing import Any, Final
 from experience_buffer import errors, trxp
 from experience_buffer.eid import EID
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
-from experience_buffer_server.admission import Reason
 from experience_buffer_server.annotation import AnnotateOutcome, AnnotateReason, Annotation
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.groups import Entry
-from experience_buffer_server.ingest import Outcome, PushStatus
 from experience_buffer_server.priorities import PriorityUpdate
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.stats import BufferStats
 from experience_buffer_server.struct_values import StructValueError, plain_entries
 
-_STORED: Final = types_pb2.PUSH_STATUS_STORED
-_STATUS: Final = {
-    PushStatus.STORED: _STORED,
-    PushStatus.DUPLICATE: types_pb2.PUSH_STATUS_DUPLICATE,
-    PushStatus.REFUSED: types_pb2.PUSH_STATUS_REFUSED,
-}
-_REASON: Final = {
-    Reason.INVALID: types_pb2.REFUSAL_REASON_INVALID,
-    Reason.CONFLICT: types_pb2.REFUSAL_REASON_CONFLICT,
-    Reason.LATE: types_pb2.REFUSAL_REASON_LATE,
-    Reason.MISSING_FIELD: types_pb2.REFUSAL_REASON_MISSING_FIELD,
-    Reason.GROUP_SIZE: types_pb2.REFUSAL_REASON_GROUP_SIZE,
-    Reason.FUTURE_VERSION: types_pb2.REFUSAL_REASON_FUTURE_VERSION,
-}
 _UNIT: Final = {"item": config_pb2.UNIT_ITEM, "group": config_pb2.UNIT_GROUP}
 _ANNOTATE: Final = {
     AnnotateReason.UNKNOWN_UID: types_pb2.ANNOTATE_REFUSAL_UNKNOWN_UID,
@@ -59,18 +43,6 @@ def tombstones_from(messages: Iterable[types_pb2.Tombstone]) -> list[tuple[EID, 
         )
         for message in messages
     ]
-
-
-def outcome_message(index: int, outcome: Outcome) -> types_pb2.PushOutcome:
-    """What became of one pushed item."""
-    if outcome.status is PushStatus.STORED:
-        # Nearly all are; hashing an enumeration's member for a look-up takes as long as the message.
-        return types_pb2.PushOutcome(index=index, uid=outcome.uid, status=_STORED)
-    message = types_pb2.PushOutcome(index=index, uid=outcome.uid, status=_STATUS[outcome.status])
-    if outcome.reason is not None:
-        message.reason = _REASON[outcome.reason]
-        message.message = outcome.message
-    return message
 
 
 def lease_message(lease: Lease, now: float) -> types_pb2.Lease:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experience_buffer import errors, trxp
-from experience_buffer.v1 import service_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.assembly import packed, sampled
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
@@ -81,7 +81,8 @@ async def test_a_unit_takes_no_more_than_estimated(
     response = service_pb2.SampleResponse()
     unreadable = Unreadable()
     for experiences in sampled(world.store, buffer, units, unreadable):
-        for message, data in experiences:
+        for rest, data in experiences:
+            message = types_pb2.SampledExperience.FromString(rest)
             message.payload = data
             response.experiences.append(message)
     in_columns = len(packed(world.store, buffer, units, unreadable, b"".join))

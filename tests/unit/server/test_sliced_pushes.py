@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from experience_buffer import errors, trxp
-from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1 import service_pb2
 from experience_buffer_server import turns
+from experience_buffer_server.admission import Reason
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.config import Settings
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.push_requests import PushRequest, read_push
+from experience_buffer_server.push_responses import Pushed
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
@@ -80,7 +82,7 @@ async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> 
         await asyncio.sleep(0)
     await backend.registry.publish("math", 2)
     found = {outcome.reason for outcome in (await pushing).outcomes}
-    assert found == {types_pb2.REFUSAL_REASON_FUTURE_VERSION}
+    assert found == {Reason.FUTURE_VERSION}
     assert backend.buffer("math").contents.num_items == 0
 
 
@@ -127,5 +129,5 @@ async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backen
         backend.push(broken), backend.push(request(2)), return_exceptions=True
     )
     assert isinstance(results[0], errors.TrxpError)
-    assert isinstance(results[1], service_pb2.PushResponse)
+    assert isinstance(results[1], Pushed)
     assert backend.buffer("math").contents.num_items == NUM_RUNS

@@ -62,7 +62,8 @@ async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Bac
         )
         for number, name in enumerate(["math", "none", "math"] * 50)
     ]
-    answers = [answer async for answer in PushSession(backend, saying(requests)).responses()]
+    written = [answer async for answer in PushSession(backend, saying(requests)).responses()]
+    answers = list(map(service_pb2.PushStreamResponse.FromString, written))
     assert [answer.sequence for answer in answers] == list(range(150))
     assert {answer.error.code for answer in answers[1::3]} == {5}
     assert backend.buffer("math").contents.num_items == 100
