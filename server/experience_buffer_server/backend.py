@@ -113,6 +113,7 @@ class Backend:
                 group_size=request.group_size,
             )
             admitted = await buffer.ingest.reading.admit(push, turn)
+            await self.store.backlog.until_short()
         finally:
             turn.end()
         # What follows, up to the commit, belongs to the turn: nothing is waited for.
@@ -170,9 +171,9 @@ class Backend:
             raise errors.UnavailableError(
                 "the server is stopping; send it again elsewhere or later", retry_delay_seconds=1.0
             )
-        if self.store.pending_bytes > self.limits.max_pending_bytes:
+        if self.store.backlog.num_bytes > self.limits.max_pending_bytes:
             raise errors.ResourceExhaustedError(
-                f"{self.store.pending_bytes} bytes wait for their commit, the limit "
+                f"{self.store.backlog.num_bytes} bytes wait for their commit, the limit "
                 f"server.max_pending_bytes is {self.limits.max_pending_bytes}",
                 retry_delay_seconds=0.1,
             )

@@ -14,6 +14,7 @@ import msgpack
 
 from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import frames
+from experience_buffer_server.store.backlog import Backlog
 from experience_buffer_server.store.base import (
     AdvantageRow,
     BufferState,
@@ -98,8 +99,8 @@ class LmdbStore:
         """Set when the store can't go on; watch it to shut down. `failure` says why."""
         self.failure: StoreFailedError | None = None
         self._riders = Riders(lambda batch: self._submit(batch, counts=False))
-        self.pending_bytes = 0
-        """Bytes of the batches that were submitted and have not ended."""
+        self.backlog = Backlog()
+        """What was submitted and has not ended."""
         self.stats = StoreStats()
         self.on_work: Callable[[Work], None] | None = None
         """Called after each turn of the writer, with what it did."""
@@ -222,7 +223,7 @@ class LmdbStore:
         )
         num_bytes = sum(map(len, pieces))
         self._pending[self._last_number] = _Pending(done, num_bytes, counts)
-        self.pending_bytes += num_bytes
+        self.backlog.add(num_bytes, is_small=not batch.append_bytes)
         self._transport.writelines(pieces)
         return done
 
@@ -242,7 +243,7 @@ class LmdbStore:
             pending = self._pending.pop(result.number, None)
             if pending is None:
                 continue
-            self.pending_bytes -= pending.num_bytes
+            self.backlog.remove(pending.num_bytes)
             self.stats.num_full += result.status == Status.FULL
             if pending.done.done():
                 continue  # Nobody waits any more.
@@ -279,7 +280,7 @@ class LmdbStore:
             if not pending.done.done():
                 pending.done.set_exception(error)
         self._pending.clear()
-        self.pending_bytes = 0
+        self.backlog.clear()
         self._drained.set()
 
     def _fail(self, message: str) -> None:

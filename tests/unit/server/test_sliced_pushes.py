@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from experience_buffer_server.push_responses import Pushed
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
+from experience_buffer_server.store import LeaseRow, backlog
+from experience_buffer_server.store.base import WriteBatch
 from tests.unit.server.builders import World, experience, payload, settings
 
 NUM_RUNS = 6
@@ -131,3 +135,27 @@ async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backen
     assert isinstance(results[0], errors.TrxpError)
     assert isinstance(results[1], Pushed)
     assert backend.buffer("math").contents.num_items == NUM_RUNS
+
+
+async def test_beside_leases_and_acks_pushes_come_one_at_a_time(
+    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_SLICE_SECONDS", math.inf)
+    monkeypatch.setattr(backlog, "_MAX_BYTES_AHEAD", 0)
+    monkeypatch.setattr(backlog, "_SECONDS", math.inf)
+    one = request(0)
+    backlogs = []
+    commit = world.store.commit
+
+    def watched(batch: WriteBatch) -> Awaitable[None]:
+        backlogs.append(world.store.backlog.num_bytes)
+        return commit(batch)
+
+    monkeypatch.setattr(world.store, "commit", watched)
+    small = world.store.batch()
+    small.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=1.0))
+    pushes = [asyncio.create_task(backend.push(one)), world.store.commit(small)]
+    pushes += [asyncio.create_task(backend.push(request(task))) for task in range(1, 6)]
+    await asyncio.gather(*pushes)
+    assert len(backlogs) == 7
+    assert max(backlogs[1:]) == 0, "each waits until the one before is on disk"

@@ -42,7 +42,7 @@ async def test_values_of_all_sizes_are_read_back(
     records = [make_record(seq) for seq in range(1, len(SIZES) + 1)]
     await append(store, records, [view(payload) for payload in payloads])
     assert store.payloads(1, [record.uid for record in records]) == payloads
-    assert store.pending_bytes == 0
+    assert store.backlog.num_bytes == 0
 
 
 async def test_batches_of_one_turn_keep_their_values(

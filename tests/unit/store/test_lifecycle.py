@@ -118,12 +118,12 @@ async def test_the_writers_death_fails_what_is_pending_and_what_follows(
     os.kill(writer_pid(path), signal.SIGSTOP)
     pending = asyncio.ensure_future(append(store, make_record(1)))
     await asyncio.sleep(0)
-    assert store.pending_bytes > 0
+    assert store.backlog.num_bytes > 0
     os.kill(writer_pid(path), signal.SIGKILL)
     with pytest.raises(StoreFailedError, match="restart"):
         await pending
     await store.failed.wait()
-    assert store.pending_bytes == 0
+    assert store.backlog.num_bytes == 0
     with pytest.raises(StoreFailedError, match="restart"):
         await append(store, make_record(2))
     await store.close()
@@ -163,7 +163,7 @@ async def test_cancelling_a_waiter_withdraws_nothing(
     assert [isinstance(result, asyncio.CancelledError) for result in results] == [True, False] * 10
     await store.commit(store.batch())
     assert None not in store.payloads(1, [make_record(seq).uid for seq in range(1, 21)])
-    assert store.pending_bytes == 0
+    assert store.backlog.num_bytes == 0
 
 
 async def test_concurrent_commits_share_transactions(

@@ -1,0 +1,67 @@
+"""What waits for its commit: who waits before adding to it, and for what."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from experience_buffer_server.store import backlog
+from experience_buffer_server.store.backlog import Backlog
+
+LARGE = backlog._MAX_BYTES_AHEAD + 1
+
+
+@pytest.fixture
+def waiting() -> Backlog:
+    return Backlog()
+
+
+async def goes_on(waiting: Backlog) -> bool:
+    """Whether an append may be submitted now."""
+    task = asyncio.create_task(waiting.until_short())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    goes = task.done()
+    task.cancel()
+    return goes
+
+
+async def test_appends_alone_wait_for_nothing(waiting: Backlog) -> None:
+    for _ in range(100):
+        waiting.add(LARGE, is_small=False)
+    assert await goes_on(waiting)
+
+
+async def test_beside_small_batches_little_may_be_in_front(waiting: Backlog) -> None:
+    waiting.add(10, is_small=True)
+    waiting.add(LARGE - 11, is_small=False)
+    assert await goes_on(waiting)
+    waiting.add(LARGE, is_small=False)
+    assert not await goes_on(waiting)
+    waiting.remove(10)
+    assert not await goes_on(waiting)
+    waiting.remove(LARGE)
+    assert await goes_on(waiting)
+
+
+@pytest.mark.parametrize("end", ["remove", "clear"])
+async def test_who_waits_is_woken(waiting: Backlog, end: str) -> None:
+    waiting.add(LARGE, is_small=True)
+    task = asyncio.create_task(waiting.until_short())
+    await asyncio.sleep(0)
+    if end == "remove":
+        waiting.remove(LARGE)
+    else:
+        waiting.clear()
+    await asyncio.wait_for(task, 5)
+    assert waiting.num_bytes == 0
+
+
+async def test_small_batches_of_long_ago_count_no_more(
+    waiting: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting.add(LARGE, is_small=True)
+    assert not await goes_on(waiting)
+    monkeypatch.setattr(backlog, "_SECONDS", 0.0)
+    assert await goes_on(waiting)
