@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -52,13 +53,22 @@ class Child:
         self._reader = reader
         self._writer = writer
         self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._limit_seconds = math.inf
+        self._clock: asyncio.TimerHandle | None = None
+        """Runs while the child is at work on a request."""
+        self._is_overdue = False
         self.gone = False
         """True once the process has ended or can't be reached."""
         self._receiver = asyncio.get_running_loop().create_task(self._receive())
 
     @classmethod
-    async def start(cls, module: str, *arguments: str) -> Child:
+    async def start(cls, module: str, *arguments: str, limit_seconds: float = math.inf) -> Child:
         """Run `python -m module FD arguments...` with its end of the socket pair, until it is ready.
+
+        Args:
+            module: What to run.
+            arguments: Of its command line.
+            limit_seconds: A child that is at work on one request for longer is killed.
 
         Raises:
             ChildRefusedError: It said why it can't start.
@@ -88,6 +98,7 @@ class Child:
         if refusal is not None:
             await child.close()
             raise ChildRefusedError(refusal)
+        child._limit_seconds = limit_seconds
         return child
 
     @property
@@ -121,7 +132,22 @@ class Child:
         """What the child says next; it says that it is ready, then answers in order."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._unanswered.append(answer)
+        if len(self._unanswered) == 1:
+            self._begin()
         return answer
+
+    def _begin(self) -> None:
+        """The child begins with a request, or has none."""
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+        if self._unanswered and self._limit_seconds != math.inf:
+            loop = asyncio.get_running_loop()
+            self._clock = loop.call_later(self._limit_seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._is_overdue = True
+        self._process.kill()
 
     async def _receive(self) -> None:
         try:
@@ -129,6 +155,7 @@ class Child:
                 (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
                 answer = msgpack.unpackb(await self._reader.readexactly(length))
                 waiting = self._unanswered.popleft()
+                self._begin()
                 if not waiting.done():
                     waiting.set_result(answer)
         except (asyncio.IncompleteReadError, ConnectionError, ValueError):
@@ -143,8 +170,14 @@ class Child:
                     gone = ChildGoneError(self._epitaph(), was_running=index == 0)
                     waiting.set_exception(gone)
             self._unanswered.clear()
+            self._begin()
 
     def _epitaph(self) -> str:
+        if self._is_overdue:
+            return (
+                f"killed, since it was at work on one launch for {self._limit_seconds:g} s; the limit "
+                "is compute.max_launch_seconds"
+            )
         code = self._process.poll()
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"

@@ -301,4 +301,5 @@ class Computer:
             self._settings.device,
             str(self._settings.threads),
             json.dumps(declared),
+            limit_seconds=self._settings.max_launch_seconds,
         )

@@ -141,6 +141,9 @@ class ComputeSection(Section):
     """Response tokens beyond which a launch takes no more groups."""
     max_latency_seconds: float = Field(0.002, ge=0)
     """How long a whole group waits for others to share its launch."""
+    max_launch_seconds: float = Field(120.0, ge=1)
+    """The process is killed when it takes longer: what it was computing is tried again alone, then
+    quarantined."""
 
 
 class Settings(BaseSettings):

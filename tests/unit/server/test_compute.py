@@ -45,6 +45,25 @@ async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) ->
     assert not any(entry.quarantine for entry in buffer.contents)
 
 
+async def test_a_worker_that_never_ends_is_killed_and_the_next_computes(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**RLOO)
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await until(lambda: not buffer.computing.num_jobs)
+    child = world.computer._child
+    assert child is not None
+    assert child._clock is None, "it is at work on nothing"
+    child._limit_seconds = 0.2
+    os.kill(child.pid, signal.SIGSTOP)
+    for task in range(1, 5):
+        await buffer.ingest.push(push((task, 0), (task, 1)))
+    await until(lambda: not buffer.computing.num_jobs)
+    assert child.gone
+    assert world.computer._child is not child
+    assert len(buffer.delivery.consumers["trainer"].ready) == 10
+    assert not any(entry.quarantine for entry in buffer.contents)
+
+
 async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: World) -> None:
     world.computer._settings = ComputeSection(device="no such device")
     world.computer.start()
@@ -124,3 +143,18 @@ async def test_only_the_request_under_way_is_blamed_for_the_end(
     assert str(ends[0]) == "killed by SIGKILL"
     await child.close()
     await child.close()
+
+
+async def test_the_request_that_takes_too_long_is_blamed(world: World, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    module = "experience_buffer_server.compute_worker"
+    child = await Child.start(module, store, "cpu", "1", "{}", limit_seconds=0.2)
+    os.kill(child.pid, signal.SIGSTOP)
+    requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]
+    ends = await asyncio.gather(*requests, return_exceptions=True)
+    assert [end.was_running for end in ends if isinstance(end, ChildGoneError)] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert "for 0.2 s; the limit is compute.max_launch_seconds" in str(ends[0])
+    await child.close()
+    assert child._clock is None
