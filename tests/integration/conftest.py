@@ -69,7 +69,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
     yield make
     for process in started:
-        if process.process.returncode is None:
+        if not process.is_over:
             process.kill()
 
 

@@ -44,6 +44,11 @@ class Process:
         command = [sys.executable, kill_worker.__file__, *self.arguments, str(self.journal)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its present life was ended by `kill`, all of what it had to say read."""
+        return self.process.stderr is None or self.process.stderr.closed
+
     def kill(self) -> None:
         self.process.kill()
         assert self.process.stderr is not None

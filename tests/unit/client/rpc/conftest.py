@@ -187,6 +187,9 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
                         num_sent += 1
                 yield from messages
                 if num_sent == limit:
+                    with changed:
+                        # A batch that nobody has taken yet would be lost with the stream.
+                        changed.wait_for(lambda: state["over"] or state["credits"])
                     context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
         finally:
             over()
