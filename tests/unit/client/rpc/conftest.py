@@ -40,6 +40,8 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
         self.batches: deque[list[bytes]] = deque()
         """What sample streams deliver, a frame per experience."""
         self.break_sample_after: deque[int] = deque()
+        self.break_when_taken = False
+        """A stream breaks once the reader has taken what came: else it may be dropped."""
         """Per sample stream: batches sent before it breaks."""
         self.credits: list[int] = []
         self.byte_credits: list[int] = []
@@ -188,8 +190,9 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
                 yield from messages
                 if num_sent == limit:
                     with changed:
-                        # A batch that nobody has taken yet would be lost with the stream.
-                        changed.wait_for(lambda: state["over"] or state["credits"])
+                        changed.wait_for(
+                            lambda: state["over"] or state["credits"] or not self.break_when_taken
+                        )
                     context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
         finally:
             over()

@@ -59,6 +59,7 @@ def test_training_goes_on_after_a_lease_was_over(
     script = server[0]
     script.batches += [[payload(1)], [payload(2)]]
     script.break_sample_after.append(1)
+    script.break_when_taken = True
     batches = iter(dataset)
     next(batches)
     assert script.ended_streams.acquire(timeout=10)
