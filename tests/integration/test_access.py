@@ -407,7 +407,8 @@ def scrape(server: Server, token: str = "") -> tuple[int, str]:
         ) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def test_refusals_and_administration_are_logged_and_counted(changing: Server) -> None:

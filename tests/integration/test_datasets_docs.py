@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from experience_buffer import AdvantageConfig, BufferConfig, Client, ConsumerConfig, collation
@@ -27,14 +28,15 @@ def test_the_examples_print_what_they_say(shared_server: Server, tmp_path: Path)
         client.push([one for task in range(24) for one in group(task, 4)], buffer="math")
     blocks = re.findall(r"^```python\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 6
-    code = "".join(blocks)
+    # As the page asks of scripts that start workers.
+    code = 'if __name__ == "__main__":\n' + textwrap.indent("".join(blocks), "    ")
     script = tmp_path / "shown.py"
     script.write_text(code.replace("127.0.0.1:50051", shared_server.address), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    shown = re.findall(r"^print\(.+\)  # (.+)$", code, re.MULTILINE)
+    shown = re.findall(r"^ *print\(.+\)  # (.+)$", code, re.MULTILINE)
     assert done.stdout.splitlines() == shown
     assert len(shown) == 6
 

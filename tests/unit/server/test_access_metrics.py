@@ -91,8 +91,9 @@ def test_a_scrape_that_fails_is_logged_and_ends_no_server(
     broken = serve(registry)
     try:
         for _ in range(2):
-            with pytest.raises(urllib.error.HTTPError, match="503"):
+            with pytest.raises(urllib.error.HTTPError, match="503") as refused:
                 read(broken)
+            refused.value.close()
         assert "the loop is busy" in caplog.text
     finally:
         broken.close()
