@@ -227,9 +227,9 @@ class Buffer:
         """Store why entries were set aside while they were being changed."""
         self.damage.put_notes(entries)
 
-    def withhold(self, group: Group) -> None:
-        """Discard a group whose rewards are all equal."""
-        self._tasks.spawn(self.grouping.withhold(group))
+    def withhold(self, group: Group, batch: WriteBatch) -> None:
+        """Discard a group whose rewards are all equal; the batch is about to say that it is closed."""
+        self._tasks.spawn(self.grouping.withhold(group, batch))
 
     def discard_units(self, units: Sequence[Unit]) -> None:
         """Units that nobody is to get any more came back."""

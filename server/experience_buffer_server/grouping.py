@@ -16,7 +16,7 @@ from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Closing, Entry, Group, put_row
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.removal import Removal
-from experience_buffer_server.store.base import Store, StoreFullError
+from experience_buffer_server.store.base import Store, StoreFullError, WriteBatch
 from experience_buffer_server.tasks import Tasks
 
 _POSTPONE_SECONDS = 1.0
@@ -191,10 +191,17 @@ class Grouping:
 
         self._tasks.spawn(finish())
 
-    async def withhold(self, group: Group) -> None:
-        """Drop a group that has nothing to teach: all its rewards are equal."""
+    def withhold(self, group: Group, batch: WriteBatch) -> Awaitable[int]:
+        """Drop a group that has nothing to teach: all its rewards are equal.
+
+        Args:
+            group: The group.
+            batch: Gets its row; its members are removed by the awaitable that is returned.
+        """
         reason = "zero variance: all its rewards are equal"
-        await self._drop(group, reason, "zero_variance")
+        self._close_dropped(group, reason)
+        put_row(batch, self._owner.id, group, steady_clock.now())
+        return self._drop(group, reason, "zero_variance")
 
     def tidy(self) -> None:
         """Forget groups without members; a crash may leave their rows."""
@@ -246,10 +253,7 @@ class Grouping:
         return self._store.commit(batch)
 
     async def _drop(self, group: Group, reason: str, label: str) -> int:
-        if group.row.closed != "dropped":
-            size = group.row.size or group.num_members
-            self._contents.groups.close(group, "dropped", size=size, note=reason)
-            self._metrics.group_closed(self._owner.name, "dropped")
+        self._close_dropped(group, reason)
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
         self._removal.withdraw(members)
         stored = self._tasks.start(self._submit_row(group))
@@ -266,6 +270,12 @@ class Grouping:
         num_dropped = sum(not entry.record.tombstone for entry in members)
         self._metrics.dropped(self._owner.name, label, num_dropped)
         return num_dropped
+
+    def _close_dropped(self, group: Group, reason: str) -> None:
+        if group.row.closed != "dropped":
+            size = group.row.size or group.num_members
+            self._contents.groups.close(group, "dropped", size=size, note=reason)
+            self._metrics.group_closed(self._owner.name, "dropped")
 
     async def _drop_undone(self) -> None:
         """Go on with what found no room; the first that finds none again ends it for now."""

@@ -18,7 +18,13 @@ from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group
 from experience_buffer_server.jobs import Job, Result, Work
 from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.store.base import AdvantageRow, BufferRow, Store, StoreError
+from experience_buffer_server.store.base import (
+    AdvantageRow,
+    BufferRow,
+    Store,
+    StoreError,
+    WriteBatch,
+)
 from experience_buffer_server.tasks import Tasks
 
 _RETRY_SECONDS = 1.0
@@ -52,8 +58,8 @@ class Owner(Protocol):
     def set_aside(self, reasons: Mapping[int, str]) -> None:
         """Offer experiences to nobody any more: by seq, what of each can't be read back."""
 
-    def withhold(self, group: Group) -> None:
-        """Discard a group whose rewards are all equal."""
+    def withhold(self, group: Group, batch: WriteBatch) -> None:
+        """Discard a group whose rewards are all equal; the batch is about to say that it is closed."""
 
 
 @dataclass(slots=True)
@@ -131,12 +137,13 @@ class Results:
             # They count what is void now: all is computed again, from the moments before.
             self._start_over(first)
             return
+        batch = self._store.batch()
         for of_one in part:
-            of_one.results = [r for r in of_one.results if self._judge(r, of_one.work)]
+            of_one.results = [r for r in of_one.results if self._judge(r, of_one.work, batch)]
         sound = [result for of_one in part for result in of_one.results]
         if (sound or first.moments is not None) and not self._owner.closed:
             try:
-                await self._commit(sound, first)
+                await self._commit(batch, sound, first)
             except StoreError:
                 self._waiting.extendleft(reversed(part))
                 if self._owner.closed:
@@ -171,7 +178,7 @@ class Results:
             num_bytes += part[-1].num_bytes
         return part
 
-    def _judge(self, result: Result, work: Work) -> bool:
+    def _judge(self, result: Result, work: Work, batch: WriteBatch) -> bool:
         """Whether a result is to be stored; see to it if it isn't."""
         if not self.still_holds(result.job):
             return False
@@ -182,7 +189,7 @@ class Results:
         elif result.error:
             self._quarantine(result)
         elif result.is_withheld:
-            self._withhold(result)
+            self._withhold(result, batch)
         else:
             return True
         return False
@@ -210,16 +217,17 @@ class Results:
         self._owner.set_aside(result.damaged)
         self._metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
 
-    def _withhold(self, result: Result) -> None:
+    def _withhold(self, result: Result, batch: WriteBatch) -> None:
         self._note_flags(result.rows)
         self._release(result.job)
         group = result.job.entries[0].group
         assert group is not None
-        self._owner.withhold(group)
+        # That it is closed is on disk with the moments that count it: else a crash in between would
+        # have it counted again.
+        self._owner.withhold(group, batch)
 
-    async def _commit(self, results: Sequence[Result], first: _Computed) -> None:
+    async def _commit(self, batch: WriteBatch, results: Sequence[Result], first: _Computed) -> None:
         row, moments = self._owner.row, first.moments
-        batch = self._store.batch()
         for result in results:
             for advantages in result.rows:
                 magnitude = advantages.details["mean_magnitude"]

@@ -171,6 +171,27 @@ async def test_moments_do_not_depend_on_pushes_launches_or_restarts(world: World
     assert at_once[uid(5, 1)][1]["running_count"] == 12
 
 
+async def test_a_withheld_group_is_not_counted_again_after_a_crash(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.computer.start()
+    advantage = RUNNING["advantage"] | {"zero_variance": "withhold"}
+    buffer = await world.create(**RUNNING | {"advantage": advantage})
+
+    async def crash(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(buffer.grouping, "_drop", crash)
+    await buffer.ingest.push(rewarded([(0, 0, 3.0), (0, 1, 3.0)]))
+    await settle(buffer)
+    moments = buffer.row.moments
+    assert moments
+    fresh = await world.restart(buffer)
+    await settle(fresh)
+    assert fresh.row.moments == moments
+    assert len(fresh.contents) == 0
+
+
 async def test_a_group_that_is_computed_again_is_not_counted_again(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**RUNNING)
