@@ -13,7 +13,7 @@ from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server import wire
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import MAX_GROUP_SIZE
-from experience_buffer_server.callers import caller_of
+from experience_buffer_server.callers import caller_of, current_caller
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.consumers import Want
 from experience_buffer_server.desk import Prepare
@@ -53,7 +53,7 @@ class Backend:
     responses: Responses = field(init=False)
     """What may be on its way to clients."""
     turns: Turns = field(init=False, default_factory=Turns)
-    """Of pushes, whose reading takes the event loop for long."""
+    """Of pushes, whose reading takes the event loop for long; a line for each connection."""
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.limits, self.registry.metrics)
@@ -104,7 +104,7 @@ class Backend:
         deadline: float,
         charge: Charge,
     ) -> Pushed:
-        turn = await self.turns.take()
+        turn = await self.turns.take(current_caller().peer)
         try:
             buffer = self._open_buffer(buffer.name)
             push = Push(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final
 
 _SLICE_SECONDS: Final = 5e-4
@@ -42,19 +42,24 @@ class Turns:
 
     A step of many milliseconds holds up everything else on the loop for as long. Ten of them that
     are ready at once would hold it up for ten times as long, again and again, and who needs a few
-    steps for each batch would starve beside them. First come, first served. Belongs to one event
-    loop.
+    steps for each batch would starve beside them. Each line has a turn before any has another one:
+    who has much under way doesn't keep others waiting for all of it. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """Those who wait, none of them empty; the line that is next comes first."""
         self._is_taken = False
 
-    async def take(self) -> Turn:
-        """Wait for a turn; `Turn.end` follows, whatever happens."""
+    async def take(self, line: str) -> Turn:
+        """Wait for a turn; `Turn.end` follows, whatever happens.
+
+        Args:
+            line: In which to wait: first come, first served.
+        """
         if self._is_taken:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            self._lines.setdefault(line, deque()).append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
@@ -71,8 +76,11 @@ class Turns:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
+        while self._lines:
+            line, waiting = self._lines.popitem(last=False)
+            turn = waiting.popleft()
+            if waiting:
+                self._lines[line] = waiting
             if not turn.done():
                 turn.set_result(None)
                 return

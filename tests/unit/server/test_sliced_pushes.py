@@ -61,7 +61,7 @@ ENDS = {"delete": errors.BufferNotFoundError, "drain": errors.UnavailableError}
 async def test_a_push_that_waits_for_its_turn_sees_what_has_happened(
     backend: Backend, what: str
 ) -> None:
-    before = await backend.turns.take()
+    before = await backend.turns.take("")
     pushing = asyncio.create_task(backend.push(request(1)))
     await asyncio.sleep(0)
     await happen(backend, what)
@@ -77,7 +77,7 @@ async def test_a_push_that_pauses_sees_what_has_happened(backend: Backend, what:
     await happen(backend, what)
     with pytest.raises(ENDS[what]):
         await pushing
-    (await asyncio.wait_for(backend.turns.take(), 5)).end()
+    (await asyncio.wait_for(backend.turns.take(""), 5)).end()
 
 
 async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> None:
@@ -96,7 +96,7 @@ async def test_the_deadline_of_a_call_goes_on_while_it_waits_for_its_turn(backen
     await backend.buffer("full").ingest.push(Push(payloads=[payload((1, 0))]))
     message = service_pb2.PushRequest(buffer="full", payloads=[payload((1, 1))])
     one = read_push(message.SerializeToString(), max_payloads=100)
-    before = await backend.turns.take()
+    before = await backend.turns.take("")
     pushing = asyncio.create_task(backend.push(one, remaining_seconds=0.7))
     asyncio.get_running_loop().call_later(0.5, before.end)
     with pytest.raises(errors.BufferFullError) as refused:

@@ -13,7 +13,7 @@ async def test_others_get_their_turn_between_any_two() -> None:
     turns, seen = Turns(), list[str]()
 
     async def take(name: str) -> None:
-        turn = await turns.take()
+        turn = await turns.take(name)
         seen.append(name)
         turn.end()
 
@@ -30,11 +30,26 @@ async def test_others_get_their_turn_between_any_two() -> None:
     assert seen[steps[1] : steps[2]].count("other") >= 4
 
 
+async def test_lines_take_turns() -> None:
+    turns, seen = Turns(), list[str]()
+
+    async def take(name: str) -> None:
+        turn = await turns.take(name[0])
+        seen.append(name)
+        turn.end()
+
+    names = ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
+    await asyncio.gather(*map(take, names))
+    # One was alone when it came; whoever came later with little waits for one of each line.
+    assert seen == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+    assert not turns._lines
+
+
 async def test_a_turn_of_several_slices_is_one_turn() -> None:
     turns, seen = Turns(), list[str]()
 
     async def take(name: str) -> None:
-        turn = await turns.take()
+        turn = await turns.take(name)
         for _ in range(3):
             seen.append(name)
             await turn.pause()
@@ -53,7 +68,7 @@ async def test_a_turn_of_several_slices_is_one_turn() -> None:
 
 
 async def test_a_turn_becomes_long() -> None:
-    turn = await Turns().take()
+    turn = await Turns().take("a")
     assert not turn.is_long
     end = time.perf_counter() + 2e-3
     while time.perf_counter() < end:
@@ -67,7 +82,7 @@ async def test_a_turn_becomes_long() -> None:
 async def test_one_alone_waits_for_nothing() -> None:
     turns = Turns()
     for _ in range(3):
-        taking = turns.take()
+        taking = turns.take("")
         try:
             taking.send(None)
         except StopIteration as taken:
@@ -82,18 +97,18 @@ async def test_who_is_cancelled_keeps_nobody_waiting() -> None:
     turns, seen = Turns(), list[str]()
 
     async def take(name: str) -> None:
-        turn = await turns.take()
+        turn = await turns.take(name)
         seen.append(name)
         turn.end()
 
     tasks = {name: asyncio.create_task(take(name)) for name in "abcd"}
-    (await turns.take()).end()
+    (await turns.take("")).end()
     await asyncio.sleep(0)
-    while len(turns._waiting) == 4:
+    while len(turns._lines) == 4:
         await asyncio.sleep(0)
     # The first was given its turn just now, and the second still waits for it.
     tasks["a"].cancel()
     tasks["b"].cancel()
     await asyncio.wait_for(asyncio.gather(*tasks.values(), return_exceptions=True), 5)
     assert seen == ["c", "d"]
-    (await asyncio.wait_for(turns.take(), 5)).end()
+    (await asyncio.wait_for(turns.take(""), 5)).end()
