@@ -7,9 +7,9 @@ import time
 from collections import OrderedDict, deque
 from typing import Final
 
-_SLICE_SECONDS: Final = 5e-4
+_SLICE_SECONDS: Final = 1e-3
 """A turn pauses after so long: others on the loop wait no longer than that for it."""
-_NUM_STEPS: Final = 10
+_NUM_STEPS: Final = 8
 """Steps that everybody else may take in each pause, and between two turns. What needs several in a
 row, one waking the next, isn't held up before each of them."""
 
