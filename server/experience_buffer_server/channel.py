@@ -176,7 +176,7 @@ class Child:
         if self._is_overdue:
             return (
                 f"killed, since it was at work on one launch for {self._limit_seconds:g} s; the limit "
-                "is compute.max_launch_seconds"
+                "is compute.max_launch_seconds: raise it, or make the estimator end sooner"
             )
         code = self._process.poll()
         if code is not None and code < 0:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experience_buffer import trxp
+from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.channel import Child, ChildGoneError
 from experience_buffer_server.compute_worker import compute_launch
 from experience_buffer_server.config import ComputeSection
@@ -28,13 +29,19 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) -> None:
+async def idle_worker(world: World) -> tuple[Buffer, Child]:
+    """A buffer, and the worker that has computed its first group."""
     world.computer.start()
     buffer = await world.create(**RLOO)
     await buffer.ingest.push(push((0, 0), (0, 1)))
     await until(lambda: not buffer.computing.num_jobs)
     child = world.computer._child
     assert child is not None
+    return buffer, child
+
+
+async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) -> None:
+    buffer, child = await idle_worker(world)
     os.kill(child.pid, signal.SIGSTOP)
     for task in range(1, 5):
         await buffer.ingest.push(push((task, 0), (task, 1)))
@@ -46,12 +53,7 @@ async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) ->
 
 
 async def test_a_worker_that_never_ends_is_killed_and_the_next_computes(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**RLOO)
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    await until(lambda: not buffer.computing.num_jobs)
-    child = world.computer._child
-    assert child is not None
+    buffer, child = await idle_worker(world)
     assert child._clock is None, "it is at work on nothing"
     child._limit_seconds = 0.2
     os.kill(child.pid, signal.SIGSTOP)
@@ -155,6 +157,6 @@ async def test_the_request_that_takes_too_long_is_blamed(world: World, tmp_path:
     assert [end.was_running for end in ends if isinstance(end, ChildGoneError)] == [
         True, False, False,
     ]  # fmt: skip
-    assert "for 0.2 s; the limit is compute.max_launch_seconds" in str(ends[0])
+    assert "for 0.2 s; the limit is compute.max_launch_seconds: raise it, or" in str(ends[0])
     await child.close()
     assert child._clock is None
