@@ -40,9 +40,9 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
         self.batches: deque[list[bytes]] = deque()
         """What sample streams deliver, a frame per experience."""
         self.break_sample_after: deque[int] = deque()
-        self.break_when_taken = False
-        """A stream breaks once the reader has taken what came: else it may be dropped."""
         """Per sample stream: batches sent before it breaks."""
+        self.break_when_taken = False
+        """It breaks once the reader has taken what came, which may be dropped otherwise."""
         self.credits: list[int] = []
         self.byte_credits: list[int] = []
         self.notes: deque[str] = deque()
