@@ -19,7 +19,7 @@ run: install-server ## Start the server on 127.0.0.1:50051, data in ./data, metr
 	@exec $(RUN) experience_buffer_server serve $(ARGS)
 
 test: lint ## Check style, types and contract, then run all tests.
-	$(RUN) pytest $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: install-dev ## Check style, types and contract.
 	$(RUN) ruff check

@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from tests.integration.server import eventually
 from tests.soak import chores, consumers, workers
 from tests.soak.plan import LATE, QUEUE, REPLAY, Plan
 
@@ -47,7 +48,7 @@ class Kill:
 class _Due:
     """What is killed, or comes back, when."""
 
-    kill_time: float = 0.0
+    kill_time: float = float("inf")
     returns: dict[str, float] = field(default_factory=dict)
 
 
@@ -71,7 +72,6 @@ class Clients:
     def __enter__(self) -> Clients:
         for role in self._roles:
             self._start(role)
-        self._due.kill_time = time.monotonic() + self._chance.uniform(*_BETWEEN_KILLS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,6 +85,19 @@ class Clients:
         )
         process.start()
         self._processes[role] = process
+
+    def wait_until_pushing(self) -> None:
+        """Wait until every worker has pushed: what the first imports take isn't load.
+
+        Raises:
+            AssertionError: One hasn't in time.
+        """
+        for role in WORKERS:
+            eventually(partial(self._has_pushed, role), f"the {role} to push", seconds=END_SECONDS)
+        self._due.kill_time = time.monotonic() + self._chance.uniform(*_BETWEEN_KILLS)
+
+    def _has_pushed(self, role: str) -> bool:
+        return any(one["event"] == "pushed" for one in events(self._plan, role))
 
     def check(self) -> None:
         """Fail if one has ended that wasn't killed.

@@ -87,6 +87,7 @@ def soak(
                 client.create_buffer(config)
             watch = Watch(server, client, folder / "probe")
             with Clients(plan, random.Random(seed)) as clients:
+                clients.wait_until_pushing()
                 start, end = _load(clients, watch, seconds, say)
                 _report(server)
                 say("draining")

@@ -18,9 +18,9 @@ from packaging.version import Version
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = "experience-buffer"
 WITHOUT_ITS_DEPENDENCIES = "trinity-rft"
+"""Installed by scripts/install.py with --no-deps, hence declared nowhere else."""
 NOT_FOR_TESTS = ("fuzz",)
 """Extras that a target of their own installs: there isn't a wheel for every Python."""
-"""Installed by scripts/install.py with --no-deps, hence declared nowhere else."""
 
 
 def _pyproject() -> dict[str, Any]:
