@@ -31,6 +31,21 @@ def group(size: Size, writer: int, number: int) -> list[Experience]:
     ]
 
 
+class Groups:
+    """The groups of one writer's pool, each under one identity after the other."""
+
+    def __init__(self, size: Size, writer: int) -> None:
+        self._writer = writer
+        self._groups = [group(size, writer, number) for number in range(POOL_GROUPS)]
+
+    def named(self, number: int) -> list[Experience]:
+        """The group of this number; it is renamed when its content comes up again."""
+        found = self._groups[number % POOL_GROUPS]
+        for run, one in enumerate(found):
+            one.eid = eid(self._writer, number, run)
+        return found
+
+
 def experience(rollout: Rollout, identity: EID) -> Experience:
     """One experience; its tensors are views on the rollout's arrays."""
     image = rollout.image

@@ -95,6 +95,17 @@ SYSTEMS = (
         latencies=("group",),
     ),
     System(
+        name="floor",
+        adapter="floor",
+        title="gRPC and LMDB alone",
+        durable=True,
+        writes=("stream",),
+        reads=("stream",),
+        mixes=(("stream", "stream"),),
+        latencies=("stream",),
+        images=("stream",),
+    ),
+    System(
         name="echo",
         adapter="echo",
         title="bare gRPC echo",

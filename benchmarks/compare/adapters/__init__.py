@@ -18,6 +18,7 @@ from benchmarks.workload import Received, Size
 ENVIRONMENTS: Mapping[str, str] = {
     "ours": "",
     "echo": "",
+    "floor": "",
     "redis_lists": "redis",
     "reverb_tables": "reverb",
     "transfer_queue_partition": "transferqueue",

@@ -15,7 +15,7 @@ import torch
 from benchmarks import experiences
 from benchmarks.compare.adapters import plain
 from benchmarks.servers import running_server
-from benchmarks.workload import POOL_GROUPS, Received, Rollout, Size
+from benchmarks.workload import Received, Rollout, Size
 from experience_buffer import (
     Batch,
     BufferConfig,
@@ -36,6 +36,9 @@ _PENDING_BYTES = 8 * 2**20
 """An eighth of the default, so that the queue is full when a window of time begins."""
 _PENDING_ITEMS = 8
 """At least; of images one alone exceeds the bytes."""
+
+_PREFETCH = 3
+"""Batches under way, as many as Reverb's reader has."""
 
 
 @contextmanager
@@ -80,9 +83,7 @@ class PushWriter:
 
     def __init__(self, address: str, size: Size, writer: int) -> None:
         self._size = size
-        self._writer = writer
-        self._address = address
-        self._groups = [experiences.group(size, writer, number) for number in range(POOL_GROUPS)]
+        self._groups = experiences.Groups(size, writer)
         self._client = Client(address, timeout=_TIMEOUT_SECONDS)
         self._client.get_buffer(_BUFFER)
         self._num_pushed = 0
@@ -94,14 +95,14 @@ class PushWriter:
 
     def push(self, number: int) -> None:
         """Push one group."""
-        group = self._named(number)
+        group = self._groups.named(number)
         self._send(group)
         self._num_pushed += len(group)
 
     def push_one(self, number: int) -> None:
         """Push one experience."""
         group, run = divmod(number, self._size.group_size)
-        self._send(self._named(group)[run : run + 1])
+        self._send(self._groups.named(group)[run : run + 1])
 
     def flush(self) -> None:
         """Nothing: every push was waited for."""
@@ -109,13 +110,6 @@ class PushWriter:
     def close(self) -> None:
         """Disconnect."""
         self._client.close()
-
-    def _named(self, number: int) -> list[Experience]:
-        """A group of the pool under an identity of its own."""
-        group = self._groups[number % POOL_GROUPS]
-        for run, experience in enumerate(group):
-            experience.eid = experiences.eid(self._writer, number, run)
-        return group
 
     def _send(self, group: Sequence[Experience]) -> None:
         self._client.push(group, buffer=_BUFFER)
@@ -137,7 +131,7 @@ class BackgroundWriter(PushWriter):
 
     def push(self, number: int) -> None:
         """Append one group."""
-        self._background.append(self._named(number))
+        self._background.append(self._groups.named(number))
 
     def flush(self) -> None:
         """Wait until everything is durable."""
@@ -194,7 +188,11 @@ class StreamReader:
         self._pending: PendingAck | None = None
         self._client = Client(address, timeout=_TIMEOUT_SECONDS)
         self._stream = self._client.stream(
-            size.batch_groups, buffer=_BUFFER, consumer="trainer", format=format
+            size.batch_groups,
+            buffer=_BUFFER,
+            consumer="trainer",
+            prefetch=_PREFETCH,
+            format=format,
         )
 
     @property
