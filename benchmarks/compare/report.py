@@ -53,13 +53,14 @@ def _lines(figures: Figures) -> Iterator[str]:
     yield "\n## The machine's limits\n\n| | |\n|---|---|"
     for name, unit, spread in figures.limits():
         yield f"| {name} | {_shown(spread)} {unit} |"
-    yield "\n## Targets\n\n| | size | ratio or ms | target | |\n|---|---|---|---|---|"
+    yield "\n## Targets\n\n| | size | ratio or ms | target | | floor |\n" + "|---" * 6 + "|"
     for target in judge(figures):
         bound = f"{'>=' if target.at_least else '<='} {target.bound:g}"
         verdict = "met" if target.is_met else "**MISSED**"
         detail = f" ({target.detail})" if target.detail else ""
         yield (
-            f"| {target.name}{detail} | {target.size} | {target.value:.2f} | {bound} | {verdict} |"
+            f"| {target.name}{detail} | {target.size} | {target.value:.2f} | {bound} | {verdict} "
+            f"| {'-' if target.floor is None else f'{target.floor:.2f}'} |"
         )
     for error in figures.errors:
         text = error["text"].splitlines()[0]
