@@ -7,11 +7,13 @@ import time
 from collections import OrderedDict, deque
 from typing import Final
 
-_SLICE_SECONDS: Final = 1e-3
-"""A turn pauses after so long: others on the loop wait no longer than that for it."""
+_LEAST_SECONDS: Final = 1e-3
+_MOST_SECONDS: Final = 4e-3
+"""Turns rest after as long as everybody else took in the rest before, within these bounds: so each
+side has half of the loop, on a fast machine as on a slow one."""
 _NUM_STEPS: Final = 8
-"""Steps that everybody else may take in each pause, and between two turns. What needs several in a
-row, one waking the next, isn't held up before each of them."""
+"""Steps that everybody else may take in each rest. What needs several in a row, one waking the next,
+isn't held up before each of them."""
 
 
 class Turn:
@@ -23,33 +25,43 @@ class Turn:
 
     @property
     def is_long(self) -> bool:
-        """Whether it has lasted long enough for a pause."""
-        return time.perf_counter() - self._since > _SLICE_SECONDS
+        """Whether it is time for a pause."""
+        return self._turns._are_long(time.perf_counter() - self._since)
 
     async def pause(self) -> None:
         """Let everybody go on but those who wait for a turn."""
+        began = time.perf_counter()
         for _ in range(_NUM_STEPS):
             await asyncio.sleep(0)
         self._since = time.perf_counter()
+        self._turns._rested(self._since - began)
 
     def end(self) -> None:
-        """Let the next have its turn, as soon as the caller waits for anything, and others went on."""
-        self._turns._rest(_NUM_STEPS)
+        """Let the next have its turn, as soon as the caller waits for anything.
+
+        What the caller does until then belongs to the turn.
+        """
+        asyncio.get_running_loop().call_soon(self._turns._ended, self._since)
 
 
 class Turns:
-    """Lets one begin, and the next only after whatever else was ready has had its turn.
+    """Lets one begin, and the next only after whatever else was ready has gone on.
 
     A step of many milliseconds holds up everything else on the loop for as long. Ten of them that
     are ready at once would hold it up for ten times as long, again and again, and who needs a few
-    steps for each batch would starve beside them. Each line has a turn before any has another one:
-    who has much under way doesn't keep others waiting for all of it. Belongs to one event loop.
+    steps for each batch would starve beside them. So turns rest when they have lasted long enough
+    together, and long ones in their middle, too. Each line has a turn before any has another one: who
+    has much under way doesn't keep others waiting for all of it. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Those who wait, none of them empty; the line that is next comes first."""
         self._is_taken = False
+        self._used_seconds = 0.0
+        """By the turns that ended since the last rest."""
+        self._slice_seconds = _LEAST_SECONDS
+        """After which there is the next one."""
 
     async def take(self, line: str) -> Turn:
         """Wait for a turn; `Turn.end` follows, whatever happens.
@@ -69,11 +81,29 @@ class Turns:
         self._is_taken = True
         return Turn(self)
 
-    def _rest(self, num_steps: int) -> None:
-        if num_steps:
-            asyncio.get_running_loop().call_soon(self._rest, num_steps - 1)
+    def _are_long(self, seconds: float) -> bool:
+        """Whether a rest is due when the present turn has lasted for so long."""
+        return self._used_seconds + seconds > self._slice_seconds
+
+    def _ended(self, since: float) -> None:
+        now = time.perf_counter()
+        if self._are_long(now - since):
+            self._rest(_NUM_STEPS - 1, now)
         else:
+            self._used_seconds += now - since
             self._pass_on()
+
+    def _rest(self, num_steps: int, began: float) -> None:
+        if num_steps:
+            asyncio.get_running_loop().call_soon(self._rest, num_steps - 1, began)
+        else:
+            self._rested(time.perf_counter() - began)
+            self._pass_on()
+
+    def _rested(self, seconds: float) -> None:
+        """Everybody else has taken their steps, and so long for them."""
+        self._used_seconds = 0.0
+        self._slice_seconds = min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS)
 
     def _pass_on(self) -> None:
         while self._lines:

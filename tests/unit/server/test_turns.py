@@ -3,31 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import itertools
+
+import pytest
 
 from experience_buffer_server import turns as turns_module
 from experience_buffer_server.turns import Turns
 
 
-async def test_others_get_their_turn_between_any_two() -> None:
+class Clock:
+    """In the place of `time`: it stands still until somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(turns_module, "time", clock)
+    return clock
+
+
+async def others(clock: Clock, seen: list[str], *, seconds: float = 0.0) -> None:
+    """Everybody else: always ready, taking so long for each step."""
+    for _ in range(40):
+        seen.append("other")
+        clock.work(seconds)
+        await asyncio.sleep(0)
+
+
+async def test_others_get_their_turn_between_any_two(clock: Clock) -> None:
     turns, seen = Turns(), list[str]()
 
     async def take(name: str) -> None:
         turn = await turns.take(name)
         seen.append(name)
+        clock.work(2e-3)
         turn.end()
 
-    async def other() -> None:
-        for _ in range(40):
-            seen.append("other")
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(take(name) for name in "abc"), other())
+    await asyncio.gather(*(take(name) for name in "abc"), others(clock, seen))
     steps = [seen.index(name) for name in "abc"]
     assert steps == sorted(steps)
     # Who needs several steps in a row isn't held up before each of them.
     assert seen[steps[0] : steps[1]].count("other") >= 4
     assert seen[steps[1] : steps[2]].count("other") >= 4
+
+
+async def test_short_turns_rest_together(clock: Clock) -> None:
+    turns, seen = Turns(), list[str]()
+
+    async def take(name: str) -> None:
+        turn = await turns.take(name)
+        seen.append(name)
+        # What follows the end belongs to the turn, up to the next wait.
+        turn.end()
+        clock.work(0.4e-3)
+
+    await asyncio.gather(*(take(name) for name in "abcdef"), others(clock, seen))
+    steps = [seen.index(name) for name in "abcdef"]
+    between = [end - start - 1 for start, end in itertools.pairwise(steps)]
+    assert all(1 <= between[place] <= 3 for place in (0, 1, 3, 4)), between
+    assert between[2] >= 4, "the first three have lasted for more than a millisecond together"
+
+
+@pytest.mark.parametrize(
+    ("of_others", "most"), [(0.0, 1e-3), (2e-3, 2e-3), (40e-3, 4e-3)], ids=["idle", "busy", "slow"]
+)
+async def test_turns_last_as_long_as_others_take(
+    clock: Clock, of_others: float, most: float
+) -> None:
+    """Half of the loop for each side, but never long enough to be noticed."""
+    turn = await Turns().take("")
+    busy = asyncio.create_task(others(clock, [], seconds=of_others / turns_module._NUM_STEPS))
+    await turn.pause()
+    began = clock.now
+    while not turn.is_long:
+        clock.work(0.1e-3)
+    assert clock.now - began == pytest.approx(most, abs=0.11e-3)
+    turn.end()
+    busy.cancel()
 
 
 async def test_lines_take_turns() -> None:
@@ -45,7 +106,7 @@ async def test_lines_take_turns() -> None:
     assert not turns._lines
 
 
-async def test_a_turn_of_several_slices_is_one_turn() -> None:
+async def test_a_turn_of_several_slices_is_one_turn(clock: Clock) -> None:
     turns, seen = Turns(), list[str]()
 
     async def take(name: str) -> None:
@@ -55,24 +116,17 @@ async def test_a_turn_of_several_slices_is_one_turn() -> None:
             await turn.pause()
         turn.end()
 
-    async def other() -> None:
-        for _ in range(40):
-            seen.append("other")
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(take(name) for name in "ab"), other())
+    await asyncio.gather(*(take(name) for name in "ab"), others(clock, seen))
     assert [name for name in seen if name != "other"] == ["a", "a", "a", "b", "b", "b"]
     first, second, third = (place for place, name in enumerate(seen) if name == "a")
     assert seen[first:second].count("other") >= 4
     assert seen[second:third].count("other") >= 4
 
 
-async def test_a_turn_becomes_long() -> None:
+async def test_a_turn_becomes_long(clock: Clock) -> None:
     turn = await Turns().take("a")
     assert not turn.is_long
-    end = time.perf_counter() + 2e-3
-    while time.perf_counter() < end:
-        pass
+    clock.work(2e-3)
     assert turn.is_long
     await turn.pause()
     assert not turn.is_long
