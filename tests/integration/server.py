@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -156,12 +156,14 @@ class Server:
 
     def children(self, module: str = "") -> list[int]:
         """Process ids of its children that run a module."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        return [
-            int(child)
-            for child in children.read_text(encoding="ascii").split()
-            if module in Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8")
-        ]
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        children = []
+        for child in map(int, listed.read_text(encoding="ascii").split()):
+            # It may have ended since.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if module in Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8"):
+                    children.append(child)
+        return children
 
     def restart(self) -> None:
         """Kill it and start it again at once."""

@@ -32,7 +32,8 @@ NUM_RUNS = 6
 @pytest.fixture
 async def backend(world: World, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """A backend whose pushes pause after each experience."""
-    monkeypatch.setattr(turns, "_SLICE_SECONDS", -1.0)
+    monkeypatch.setattr(turns, "_LEAST_SECONDS", -1.0)
+    monkeypatch.setattr(turns, "_MOST_SECONDS", -1.0)
     registry = Registry(Settings(), world.store, world.computer, world.metrics)
     await registry.create("math", settings(on_future_version="refuse"))
     snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
@@ -140,7 +141,9 @@ async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backen
 async def test_beside_leases_and_acks_pushes_come_one_at_a_time(
     backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_SLICE_SECONDS", math.inf)
+    monkeypatch.setattr(backend.turns, "_slice_seconds", math.inf)
+    monkeypatch.setattr(turns, "_MOST_SECONDS", math.inf)
+    monkeypatch.setattr(turns, "_LEAST_SECONDS", math.inf)
     monkeypatch.setattr(backlog, "_MAX_BYTES_AHEAD", 0)
     monkeypatch.setattr(backlog, "_SECONDS", math.inf)
     one = request(0)
