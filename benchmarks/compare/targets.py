@@ -1,7 +1,7 @@
 """What is to be reached, whether it is, and what the floor reaches: ratios of medians of one run.
 
 The floor is a server of gRPC and LMDB with nothing between them (`adapters/floor_server`): where it
-misses a target, there is no time left in which a server of both could do anything at all.
+misses a target, what is between them isn't what keeps it from being met.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def scrape(operator: Operator) -> None:
 def change_limits(operator: Operator) -> None:
     """Let a buffer hold less for a while."""
     fewer = operator.turn("limits") % 2
-    operator.client.update_buffer(REPLAY, max_items=REPLAY_ITEMS * (3 - fewer) // 3)
+    operator.client.update_buffer(REPLAY, max_items=REPLAY_ITEMS - 40 * fewer)
 
 
 def change_selectors(operator: Operator) -> None:

@@ -34,7 +34,7 @@ GROUP_SIZE: Final = 8
 GROUP_DEADLINE_SECONDS: Final = 6.0
 LEASE_SECONDS: Final = 5.0
 """Of unary calls: what a killed client held comes back after it."""
-REPLAY_ITEMS: Final = 64
+REPLAY_ITEMS: Final = 120
 HORIZON_SECONDS: Final = 30.0
 """What is consumed is remembered for as long: far shorter than by default, so that what is
 remembered stops growing during the warm-up."""

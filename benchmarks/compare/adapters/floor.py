@@ -1,8 +1,9 @@
 """The floor: gRPC and LMDB with nothing between them; see `floor_server`.
 
 The same payloads over the same kind of streams onto the same disk by the same engine as this project's,
-and nothing else: no server in Python that speaks gRPC and stores in LMDB takes less. A writer encodes
-groups and sends them in the background; a reader gets their bytes, and doesn't decode them.
+and nothing else: about the least that a server in Python of these two takes. It isn't a bound, since it
+isn't tuned. A writer encodes groups and sends them in the background; a reader gets their bytes, and
+doesn't decode them.
 """
 
 from __future__ import annotations
