@@ -17,11 +17,12 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.callers import current_caller
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ConfigurationError, Settings, explain
+from experience_buffer_server.deletion import Deletion, is_deleted
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.overrides import differences
 from experience_buffer_server.restore import restore
 from experience_buffer_server.settings_checks import changed_settings, check_name
-from experience_buffer_server.store.base import BufferRow, Store
+from experience_buffer_server.store.base import BufferRow, BufferState, Store
 from experience_buffer_server.tasks import Tasks
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class _Leaving:
     buffer: Buffer
     num_items: int
     """Experiences that it held."""
+    on_disk: Deletion
     deletion: asyncio.Task[None] = field(init=False)
     """Under way, or refused for lack of room."""
 
@@ -54,6 +56,7 @@ class Registry:
         """Buffers whose rows aren't on disk yet."""
         self._leaving: dict[str, _Leaving] = {}
         self._last_id = 0
+        self._stopping = asyncio.Event()
         self._num_deleted = 0
         """Buffers since what deleted ones have left was collected."""
         self._update_turn = asyncio.Lock()
@@ -68,7 +71,11 @@ class Registry:
                 estimator of the operator's own that isn't declared any more. Or it can't take over
                 those that are configured, as `server.update_buffers` asks.
         """
+        deleted: list[BufferState] = []
         for state in self._store.load():
+            if is_deleted(state.row):
+                deleted.append(state)
+                continue
             try:
                 buffer = self._open(state.row)
             except ValidationError as error:
@@ -79,6 +86,10 @@ class Registry:
                 ) from error
             restore(buffer, state, self._store)
         self._last_id = max(self._last_id, self._store.last_buffer_id)
+        for state in deleted:
+            group_ids = [group.id for group in state.groups]
+            on_disk = Deletion(self._store, state.row)
+            self._tasks.spawn(on_disk.run(state.records, group_ids, self._stopping))
         overrides = self._overrides()
         for name, settings in self._settings.buffers.items():
             if name not in self._buffers:
@@ -209,18 +220,21 @@ class Registry:
         """Remove a buffer with everything in it; returns how many experiences it held.
 
         If that is refused for lack of room, nobody finds the buffer any more, but after a restart
-        it is there again; delete it once more.
+        it may be there again; delete it once more. Others' commits come between the parts of a
+        large one.
 
         Raises:
             BufferNotFoundError: There is none.
             WrongStateError: It holds experiences and `force` is not set.
             StoreFullError: The disk has no room to do so.
+            UnavailableError: The server stops; the buffer is gone, and what is left of it on the disk
+                goes when the server starts again.
         """
         leaving = self._leaving.get(name)
         if leaving is None:
             leaving = self._take_out(self.get(name), force=force)
         if leaving.deletion.done():
-            leaving.deletion = self._tasks.start(self._delete(leaving.buffer))
+            leaving.deletion = self._tasks.start(self._delete(leaving))
         await asyncio.shield(leaving.deletion)
         return leaving.num_items
 
@@ -233,16 +247,23 @@ class Registry:
             )
         del self._buffers[name]
         buffer.close()
-        leaving = self._leaving[name] = _Leaving(buffer, num_items)
-        leaving.deletion = self._tasks.start(self._delete(buffer))
+        on_disk = Deletion(self._store, buffer.row)
+        leaving = self._leaving[name] = _Leaving(buffer, num_items, on_disk)
+        leaving.deletion = self._tasks.start(self._delete(leaving))
         return leaving
 
-    async def _delete(self, buffer: Buffer) -> None:
+    async def _delete(self, leaving: _Leaving) -> None:
+        buffer = leaving.buffer
         # What is under way for it must not be stored after it has gone.
         await buffer.drain()
-        batch = self._store.batch()
-        batch.delete_buffer(buffer.id)
-        await self._store.commit(batch)
+        records = [entry.record for entry in buffer.contents]
+        group_ids = [group.row.id for group in buffer.contents.groups]
+        if not await leaving.on_disk.run(records, group_ids, self._stopping):
+            raise errors.UnavailableError(
+                f"buffer {buffer.name!r} is deleted, but the server stops before all of it is off "
+                "the disk; the rest goes when it starts again",
+                subject=buffer.name,
+            )
         del self._leaving[buffer.name]
         buffer.forget()
         self._metrics.forget_buffer(buffer.name)
@@ -286,7 +307,8 @@ class Registry:
         self._metrics.keep_buffers(self._buffers.keys() | self._leaving.keys())
 
     async def drain(self) -> None:
-        """Wait for what is under way in any buffer."""
+        """Wait for what is under way in any buffer; large deletions go on after the next start."""
+        self._stopping.set()
         await self._tasks.drain()
         for buffer in self.all():
             await buffer.drain()
