@@ -210,6 +210,9 @@ class Ingest:
                     retry_delay_seconds=5.0,
                 ) from error
             raise
+        # Here, where it happens: the call that pushed may have been given up.
+        if entries:
+            self._metrics.pushed(self._owner.name, _STORED, "", len(entries))
         self._owner.stored(entries)
 
     def _withdraw(self, entries: list[Entry]) -> None:
@@ -229,11 +232,9 @@ class Ingest:
             self._owner.check_whole(group)
 
     def _count(self, outcomes: list[Outcome]) -> list[Outcome]:
-        num_stored = sum([outcome.status is _STORED for outcome in outcomes])
-        if num_stored:
-            self._metrics.pushed(self._owner.name, _STORED, "", num_stored)
-        if num_stored < len(outcomes):
-            others = (outcome for outcome in outcomes if outcome.status is not _STORED)
+        """Count what wasn't stored now."""
+        others = [outcome for outcome in outcomes if outcome.status is not _STORED]
+        if others:
             kinds = Counter((outcome.status, outcome.reason or "") for outcome in others)
             for (status, reason), count in kinds.items():
                 self._metrics.pushed(self._owner.name, status, reason, count)

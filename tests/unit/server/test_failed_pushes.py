@@ -14,6 +14,7 @@ from experience_buffer_server.ingest import Push
 from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.base import WriteBatch
 from tests.unit.server.builders import World, push, uid
+from tests.unit.server.refusals import Refusals
 from tests.unit.server.test_annotating import pushed, settle
 from tests.unit.server.test_computing_races import PARTIAL
 
@@ -89,3 +90,41 @@ async def test_what_lacks_a_field_at_its_deadline_may_be_on_its_way(
         assert (left.record.uid, left.available) == (uid(1, 0), True)
         (group,) = place.contents.groups
         assert (group.row.closed, group.num_durable, group.available) == ("deadline", 1, True)
+
+
+def num_counted(world: World, buffer: Buffer, outcome: str) -> float:
+    """What the metric says was pushed with an outcome."""
+    name = "experience_buffer_pushed_experiences_total"
+    for family in world.metrics.registry.collect():
+        for sample in family.samples:
+            labels = sample.labels
+            if sample.name == name and (labels["buffer"], labels["outcome"]) == (
+                buffer.name,
+                outcome,
+            ):
+                return sample.value
+    return 0.0
+
+
+async def test_what_is_stored_is_counted_though_its_call_was_given_up(world: World) -> None:
+    buffer = await world.create()
+    refusals = Refusals(world.store)
+    refusals.held = asyncio.Event()
+    call = asyncio.ensure_future(buffer.ingest.push(push((1, 0), (1, 1))))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.sleep(0)
+    assert num_counted(world, buffer, "stored") == 0
+    refusals.held.set()
+    await buffer.drain()
+    assert num_counted(world, buffer, "stored") == 2
+    await buffer.ingest.push(push((1, 1), (1, 2)))
+    assert num_counted(world, buffer, "stored") == 3
+    assert num_counted(world, buffer, "duplicate") == 1
+
+
+async def test_what_finds_no_room_is_not_counted(world: World) -> None:
+    buffer = await world.create()
+    member = await pushing(world, buffer, push((1, 0)))
+    await member.fail()
+    assert num_counted(world, buffer, "stored") == 0
