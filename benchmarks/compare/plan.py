@@ -106,6 +106,14 @@ SYSTEMS = (
         images=("stream",),
     ),
     System(
+        name="floor-direct",
+        adapter="floor",
+        variant="direct",
+        title="the same, past the page cache",
+        durable=True,
+        writes=("stream",),
+    ),
+    System(
         name="echo",
         adapter="echo",
         title="bare gRPC echo",

@@ -41,9 +41,9 @@ _AHEAD: Final = 3
 @contextmanager
 def serve(folder: Path, size: Size, variant: str) -> Iterator[tuple[str, Mapping[str, int]]]:
     """Run the server."""
-    del size, variant
+    del size
     with subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.floor_server", str(folder)],
+        [sys.executable, "-m", f"{__package__}.floor_server", str(folder), variant],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,13 +1,16 @@
-"""`python -m benchmarks.compare.adapters.floor_server FOLDER`: gRPC and LMDB, nothing between them.
+"""`python -m benchmarks.compare.adapters.floor_server FOLDER [direct]`: gRPC and LMDB, nothing between.
 
 What is pushed is stored as it comes, unread, and answered when it is on disk; what is sampled is sent
 as it was stored, and removed from the disk before that. There are no groups, no uids, no checks, no
-leases. Prints its port, and runs until stdin ends.
+leases. With `direct`, values go to a file past the page cache, LMDB says where they are, and nothing
+can be sampled. Prints its port, and runs until stdin ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import queue
 import struct
 import sys
@@ -26,7 +29,10 @@ from experience_buffer_server.memory import keep_large_blocks
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _MAP_BYTES = 16 * 2**30
 _POLL_SECONDS = 0.01
+_BOUNCE_BYTES = 4 * 2**20
+_BLOCK_BYTES = 4096
 _COUNT = struct.Struct("<I")
+_PLACE = struct.Struct("<QQ")
 _VALUE = struct.Struct("<II")
 Values: TypeAlias = Sequence[tuple[int, memoryview]]
 """How many experiences each holds, and its bytes."""
@@ -62,11 +68,45 @@ class _Work(NamedTuple):
     done: asyncio.Future[None]
 
 
+class _DirectFile:
+    """A file that values are appended to, past the page cache."""
+
+    def __init__(self, folder: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_DIRECT
+        self._file = os.open(os.path.join(folder, "values"), flags, 0o600)
+        self._end = 0
+        self._bounce = memoryview(mmap.mmap(-1, _BOUNCE_BYTES))
+        """Aligned, as direct writes need it."""
+
+    def append(self, puts: Iterable[tuple[bytes, memoryview]]) -> list[tuple[bytes, bytes]]:
+        """Write values, to the disk; by their keys where they are."""
+        places, filled = [], 0
+        for key, value in puts:
+            places.append((key, _PLACE.pack(self._end + filled, len(value))))
+            while value:
+                count = min(_BOUNCE_BYTES - filled, len(value))
+                self._bounce[filled : filled + count] = value[:count]
+                filled, value = filled + count, value[count:]
+                if filled == _BOUNCE_BYTES:
+                    filled = self._write(filled)
+        self._write(-(-filled // _BLOCK_BYTES) * _BLOCK_BYTES)
+        os.fdatasync(self._file)
+        return places
+
+    def _write(self, num_bytes: int) -> int:
+        done = 0
+        while done < num_bytes:
+            done += os.pwrite(self._file, self._bounce[done:num_bytes], self._end + done)
+        self._end += num_bytes
+        return 0
+
+
 class _Store:
     """Commits in a thread of its own, all that waits at once."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, is_direct: bool) -> None:
         self.environment = lmdb.open(folder, map_size=_MAP_BYTES)
+        self._direct = _DirectFile(folder) if is_direct else None
         self._loop = asyncio.get_running_loop()
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run)
@@ -91,10 +131,12 @@ class _Store:
             turn = [work]
             while not self._work.empty() and (work := self._work.get()) is not None:
                 turn.append(work)
+            puts: Iterable[tuple[bytes, bytes | memoryview]] = (p for w in turn for p in w.puts)
+            if self._direct is not None:
+                puts = self._direct.append(put for each in turn for put in each.puts)
             with self.environment.begin(write=True) as transaction:
-                cursor = transaction.cursor()
+                transaction.cursor().putmulti(puts, append=True)
                 for each in turn:
-                    cursor.putmulti(each.puts, append=True)
                     for key in each.removed:
                         transaction.delete(key)
             self._loop.call_soon_threadsafe(_settle, turn)
@@ -173,8 +215,8 @@ async def _answers(
         reading.cancel()
 
 
-async def _serve(folder: str) -> None:
-    store = _Store(folder)
+async def _serve(folder: str, *, is_direct: bool) -> None:
+    store = _Store(folder, is_direct=is_direct)
     servicer = _Servicer(store)
     handlers: dict[str, Any] = {
         behavior.__name__: grpc.stream_stream_rpc_method_handler(behavior)
@@ -191,4 +233,4 @@ async def _serve(folder: str) -> None:
 
 if __name__ == "__main__":
     keep_large_blocks()
-    uvloop.run(_serve(sys.argv[1]))
+    uvloop.run(_serve(sys.argv[1], is_direct="direct" in sys.argv[2:]))
