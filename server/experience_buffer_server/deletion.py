@@ -16,15 +16,9 @@ from typing import Final, TypeVar
 
 from experience_buffer_server.store.base import BufferRow, Record, Store, WriteBatch
 
-_NO_NAME: Final = ""
 _PART: Final = 2_000
 """Experiences, groups or remembered values that are removed in one commit: some 20 ms."""
 _T = TypeVar("_T")
-
-
-def is_deleted(row: BufferRow) -> bool:
-    """Whether a stored row is that of a buffer whose deletion hasn't ended."""
-    return row.name == _NO_NAME
 
 
 class Deletion:
@@ -38,7 +32,7 @@ class Deletion:
     def __init__(self, store: Store, row: BufferRow) -> None:
         self._store = store
         self._row = row
-        self.is_certain = is_deleted(row)
+        self._is_certain = row.is_deleted
         """It is on disk that the buffer was deleted, whatever happens now."""
 
     async def run(
@@ -59,7 +53,7 @@ class Deletion:
         """
         if max(len(records), len(group_ids)) > _PART:
             await self._make_certain()
-        if self.is_certain:
+        if self._is_certain:
             parts = chain(
                 _parts(records, self._remove_records), _parts(group_ids, self._remove_groups)
             )
@@ -74,10 +68,10 @@ class Deletion:
         return True
 
     async def _make_certain(self) -> None:
-        if not self.is_certain:
-            row = dataclasses.replace(self._row, name=_NO_NAME)
+        if not self._is_certain:
+            row = dataclasses.replace(self._row, name="")
             await self._commit(lambda batch: batch.put_buffer(row))
-            self.is_certain = True
+            self._is_certain = True
 
     def _remove_records(self, records: Iterable[Record], batch: WriteBatch) -> None:
         for record in records:

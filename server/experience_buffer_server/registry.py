@@ -17,7 +17,7 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.callers import current_caller
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ConfigurationError, Settings, explain
-from experience_buffer_server.deletion import Deletion, is_deleted
+from experience_buffer_server.deletion import Deletion
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.overrides import differences
 from experience_buffer_server.restore import restore
@@ -73,7 +73,7 @@ class Registry:
         """
         deleted: list[BufferState] = []
         for state in self._store.load():
-            if is_deleted(state.row):
+            if state.row.is_deleted:
                 deleted.append(state)
                 continue
             try:

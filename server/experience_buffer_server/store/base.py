@@ -56,6 +56,7 @@ class BufferRow:
     id: int
     """Never reused within a store; at least 1."""
     name: str
+    """Empty once it was deleted, until all of it is off the disk."""
     config: str
     """Its configuration as JSON."""
     policy_version: int | None
@@ -63,6 +64,11 @@ class BufferRow:
     """Seconds since the Unix epoch."""
     moments: str = ""
     """Running moments of its rewards as JSON; empty: none yet."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it was deleted: what is left of it is yet to be removed, and nobody's."""
+        return not self.name
 
 
 @dataclass(slots=True, kw_only=True)

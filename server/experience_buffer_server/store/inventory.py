@@ -102,8 +102,8 @@ def _inventory(
         row for table in tables for row in _rows(env, txn, table, b"", row_codec.decode_buffer)
     ]
     for _, row in sorted({row.id: row for row in found}.items()):
-        if not row.name:
-            continue  # It was deleted, and what is left of it goes with the next start.
+        if row.is_deleted:
+            continue
         count = counts[row.id]
         consumers = _rows(
             env, txn, Table.CONSUMERS, disk.buffer_key(row.id), row_codec.decode_consumer

@@ -64,6 +64,18 @@ def names(registry: Registry) -> list[str]:
     return [buffer.name for buffer in registry.all() if buffer.name != "default"]
 
 
+async def begun(
+    world: World, registry: Registry
+) -> tuple[asyncio.Future[int], Refusals, asyncio.Event]:
+    """A deletion that is certain on the disk, and hears of it once the event is set."""
+    refusals = Refusals(world.store)
+    held = refusals.held = asyncio.Event()
+    deleting = asyncio.ensure_future(registry.delete("old", force=True))
+    while "" not in left(world):
+        await asyncio.sleep(0)
+    return deleting, refusals, held
+
+
 async def test_others_commit_between_the_parts(world: World, registry: Registry) -> None:
     deleting = asyncio.ensure_future(registry.delete("old", force=True))
     new, num_pushed = registry.get("new"), 0
@@ -113,13 +125,9 @@ async def test_a_crash_before_the_first_commit_leaves_the_buffer(
 async def test_what_is_refused_on_the_way_is_deleted_once_more(
     world: World, registry: Registry
 ) -> None:
-    refusals = Refusals(world.store)
-    refusals.held = asyncio.Event()
-    deleting = asyncio.ensure_future(registry.delete("old", force=True))
-    while "" not in left(world):
-        await asyncio.sleep(0)
+    deleting, refusals, held = await begun(world, registry)
     refusals.num_next = 1
-    refusals.held.set()
+    held.set()
     with pytest.raises(StoreFullError):
         await deleting
     assert await registry.delete("old", force=True) == NUM_TASKS * NUM_RUNS
@@ -129,14 +137,10 @@ async def test_what_is_refused_on_the_way_is_deleted_once_more(
 async def test_a_server_that_stops_goes_on_with_it_at_its_next_start(
     world: World, registry: Registry
 ) -> None:
-    refusals = Refusals(world.store)
-    refusals.held = asyncio.Event()
-    deleting = asyncio.ensure_future(registry.delete("old", force=True))
-    while "" not in left(world):
-        await asyncio.sleep(0)
+    deleting, _, held = await begun(world, registry)
     draining = asyncio.ensure_future(registry.drain())
     await asyncio.sleep(0)
-    refusals.held.set()
+    held.set()
     with pytest.raises(errors.UnavailableError, match="goes when it starts again"):
         await deleting
     await draining
