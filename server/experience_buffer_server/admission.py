@@ -112,7 +112,7 @@ def admit(
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
     reward = item.meta.get("reward")
-    problem = _check_reward(reward)
+    problem = check_reward(reward)
     if problem and settings.on_bad_reward == "tombstone":
         return entomb(item.eid, problem)
     if problem:
@@ -125,7 +125,7 @@ def admit(
     versions = _policy_versions(item)
     if isinstance(versions, str):
         return Refusal(Reason.INVALID, versions, uid)
-    if settings.on_future_version == "refuse" and _is_future(versions[1], published):
+    if settings.on_future_version == "refuse" and is_future(versions[1], published):
         return Refusal(
             Reason.FUTURE_VERSION,
             f"policy version {versions[1]} is newer than the published version {published}; "
@@ -277,7 +277,8 @@ def _check_lengths(tensors: Mapping[str, TensorView], length: int) -> str:
     return ""
 
 
-def _check_reward(reward: Any) -> str:
+def check_reward(reward: Any) -> str:
+    """What keeps a reward from being one; empty when nothing does."""
     if reward is None:
         return ""
     if not isinstance(reward, int | float):
@@ -301,7 +302,7 @@ def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
     """Lowest and highest policy version, from per-token versions or from `info`."""
     tensor = item.tensors.get("versions")
     if tensor is not None:
-        return _tensor_versions(tensor)
+        return tensor_versions(tensor)
     info = info_of(item)
     start = info.get("version_start", info.get("model_version"))
     end = info.get("version_end", start)
@@ -316,16 +317,19 @@ def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
     return (min(known), max(known)) if known else (None, None)
 
 
-def _is_future(version: int | None, published: int | None) -> bool:
+def is_future(version: int | None, published: int | None) -> bool:
+    """Whether a policy version is newer than the published one."""
     return version is not None and published is not None and version > published
 
 
 def _priority(item: Item) -> float | str:
     """The priority that an experience comes with, 1 without; or what is wrong with it."""
     info = info_of(item)
-    if "priority" not in info:
-        return 1.0
-    value = info["priority"]
+    return check_priority(info["priority"]) if "priority" in info else 1.0
+
+
+def check_priority(value: Any) -> float | str:
+    """The priority that a value of `info` is, or what is wrong with it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return f"info: priority is {shown(value)}; a finite number of at least 0 is expected"
     # An integer may be beyond all floats.
@@ -335,7 +339,7 @@ def _priority(item: Item) -> float | str:
 _INTEGER_CODES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 
 
-def _tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
+def tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
     """Lowest and highest version of any token; those below 0 are unknown."""
     code = _INTEGER_CODES.get(tensor.dtype)
     if code is None:

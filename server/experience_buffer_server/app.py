@@ -12,6 +12,7 @@ from experience_buffer_server import __version__, grpc_server, steady_clock
 from experience_buffer_server.access.entrance import Entrance
 from experience_buffer_server.access.exposure import check_exposure
 from experience_buffer_server.backend import Backend
+from experience_buffer_server.compiled.loading import Loading
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import ServerSection, Settings
 from experience_buffer_server.gauges import Gauges
@@ -64,7 +65,11 @@ async def serve(settings: Settings) -> int:
         if settings.estimators:
             await computer.check_estimators()
         registry = Registry(settings, store, computer, metrics)
+        reader_loading = Loading(registry.payloads)
+        stack.push_async_callback(reader_loading.close)
         with loading():
+            if server_settings.compiled_reader:
+                await reader_loading.start()
             await registry.load()
         snapshots = Snapshots(settings.snapshots, settings.store.path, metrics)
         stack.push_async_callback(snapshots.close)

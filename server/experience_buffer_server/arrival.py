@@ -11,18 +11,17 @@ from enum import StrEnum
 from itertools import chain, starmap
 from typing import NamedTuple, Protocol
 
-from experience_buffer import errors, trxp
+from experience_buffer import errors
 from experience_buffer.eid import EID
 from experience_buffer_server.admission import (
     Candidate,
     Reason,
     Refusal,
-    admit,
     entomb,
 )
 from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
+from experience_buffer_server.payload_reader import PayloadReader
 from experience_buffer_server.proportion import each_alone
 from experience_buffer_server.store.base import BufferRow, Store
 from experience_buffer_server.turns import Turn
@@ -99,13 +98,19 @@ class Reading:
     """Reads the pushes of one buffer. Not thread-safe."""
 
     def __init__(
-        self, owner: Owner, contents: Contents, store: Store, limits: ServerSection
+        self,
+        owner: Owner,
+        contents: Contents,
+        store: Store,
+        payloads: PayloadReader,
+        *,
+        max_items: int,
     ) -> None:
         self._owner = owner
         self._contents = contents
         self._store = store
-        self._max_items = limits.max_push_items
-        self._limits = limits.payload_limits
+        self._payloads = payloads
+        self._max_items = max_items
 
     async def admit(self, push: Push, turn: Turn) -> Admitted:
         """Read a push, a slice at a time.
@@ -158,7 +163,7 @@ class Reading:
     def _candidates(self, push: Push) -> Iterator[Candidate | Refusal]:
         admitted = self._admitted(push)
         found = chain(
-            each_alone(admitted, pushed_bytes=push.num_bytes, limits=self._limits),
+            each_alone(admitted, pushed_bytes=push.num_bytes, limits=self._payloads.limits),
             starmap(entomb, push.tombstones),
         )
         return map(_without_tombstone, found) if self._owner.settings.group_by == "none" else found
@@ -175,14 +180,10 @@ class Reading:
         if not push.payloads:
             self._check_count(count, "experiences")
         for payload in push.payloads:
-            items = trxp.read(payload, limits=self._limits)
-            count += len(items)
+            num_items, candidates = self._payloads.read(payload, settings, published=published)
+            count += num_items
             self._check_count(count, "experiences")
-            for item in items:
-                if isinstance(item, errors.TrxpError):
-                    yield Refusal(Reason.INVALID, str(item))
-                else:
-                    yield admit(item, settings, published=published)
+            yield from candidates
 
     def _check_count(self, count: int, what: str) -> None:
         if count > self._max_items:

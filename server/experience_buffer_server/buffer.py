@@ -26,6 +26,7 @@ from experience_buffer_server.ingest import Ingest
 from experience_buffer_server.intake import Intake
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.pacing import Pacing
+from experience_buffer_server.payload_reader import PayloadReader
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.retention import Retention
 from experience_buffer_server.sampling.units import Unit
@@ -50,6 +51,7 @@ class Buffer:
         store: Store,
         computer: Computer,
         metrics: Metrics,
+        payloads: PayloadReader,
         limits: ServerSection,
     ) -> None:
         self.row = row
@@ -92,6 +94,7 @@ class Buffer:
             store,
             metrics,
             tasks,
+            payloads,
             limits=limits,
         )
         self.retention = Retention(

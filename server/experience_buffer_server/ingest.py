@@ -22,6 +22,7 @@ from experience_buffer_server.groups import Entry, Group, groups_of, put_row
 from experience_buffer_server.intake import Intake
 from experience_buffer_server.joining import Joining
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.payload_reader import PayloadReader
 from experience_buffer_server.push_line import Patience, Place, PushLine, Shortage
 from experience_buffer_server.quotas import Charge
 from experience_buffer_server.store.base import (
@@ -71,6 +72,7 @@ class Ingest:
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
+        payloads: PayloadReader,
         *,
         limits: ServerSection,
     ) -> None:
@@ -79,7 +81,7 @@ class Ingest:
         self._intake = intake
         self._store = store
         self._metrics = metrics
-        self.reading = Reading(owner, contents, store, limits)
+        self.reading = Reading(owner, contents, store, payloads, max_items=limits.max_push_items)
         """Reads pushes."""
         self._joining = Joining(owner, contents, store, metrics)
         self._tasks = tasks

@@ -26,10 +26,11 @@ _SCALARS: Final = ("baseline_reward", "env_state_hash", "num_turns")
 _INT64_END: Final = 2**63
 _SURELY_FLOAT32: Final = 1e38
 _NO_INFO: Final[Mapping[str, Any]] = {}
-_FIELD_BITS: Final = {name: 1 << place for place, name in enumerate(INPUT_FIELDS)}
-_REWARD_BIT: Final = _FIELD_BITS["reward"]
-_TENSOR_BITS: Final = {name: bit for name, bit in _FIELD_BITS.items() if name in COLUMNS}
-_INFO_BITS: Final = {name: bit for name, bit in _FIELD_BITS.items() if name != "reward"}
+INPUT_BITS: Final = {name: 1 << place for place, name in enumerate(INPUT_FIELDS)}
+"""The bits of `input_fields`."""
+_REWARD_BIT: Final = INPUT_BITS["reward"]
+_TENSOR_BITS: Final = {name: bit for name, bit in INPUT_BITS.items() if name in COLUMNS}
+_INFO_BITS: Final = {name: bit for name, bit in INPUT_BITS.items() if name != "reward"}
 
 
 def response_tokens(item: Item) -> int:
@@ -85,7 +86,7 @@ class Needs:
         self.read = read_inputs(plan)
         """Names of the inputs that it may read."""
         self._bits = [
-            (need, sum(_FIELD_BITS.get(name, 0) for name in set(need.split("|"))))
+            (need, sum(INPUT_BITS.get(name, 0) for name in set(need.split("|"))))
             for need in plan.needs
         ]
 

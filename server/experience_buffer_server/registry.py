@@ -20,6 +20,7 @@ from experience_buffer_server.config import ConfigurationError, Settings, explai
 from experience_buffer_server.deletion import Deletion
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.overrides import differences
+from experience_buffer_server.payload_reader import PayloadReader
 from experience_buffer_server.restore import restore
 from experience_buffer_server.settings_checks import changed_settings, check_name
 from experience_buffer_server.store.base import BufferRow, BufferState, Store
@@ -51,6 +52,8 @@ class Registry:
         self._computer = computer
         self._metrics = metrics
         self._tasks = Tasks()
+        self.payloads = PayloadReader(settings.server.payload_limits)
+        """Reads what is pushed to any buffer."""
         self._buffers: dict[str, Buffer] = {}
         self._coming: dict[str, asyncio.Task[Buffer]] = {}
         """Buffers whose rows aren't on disk yet."""
@@ -324,5 +327,6 @@ class Registry:
             store=self._store,
             computer=self._computer,
             metrics=self._metrics,
+            payloads=self.payloads,
             limits=self._settings.server,
         )

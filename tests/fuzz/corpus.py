@@ -27,7 +27,7 @@ REGRESSIONS: Final = FOLDER / "regressions"
 MAX_CORPUS_BYTES: Final = 96 * 1024
 """Of one target: what is kept of it in the repository."""
 _LENGTH: Final = struct.Struct("<I")
-_SAME: Final = {"rewrite": "push"}
+_SAME: Final = {"compiled": "push", "rewrite": "push"}
 """Targets that read the same, and share a corpus."""
 
 

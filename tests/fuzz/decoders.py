@@ -25,6 +25,7 @@ from experience_buffer_server import wire
 from experience_buffer_server.admission import Candidate, Refusal, admit
 from experience_buffer_server.annotation import admit_annotated
 from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.compiled.candidates import CompiledReader
 from experience_buffer_server.proportion import each_alone
 from tests.fuzz.bombs import one
 
@@ -81,6 +82,17 @@ def push(data: bytes) -> None:
             assert again.encode() == candidate.payload
         if len(data) % 8 == 1:
             _repack(stored)
+
+
+def compiled(data: bytes) -> None:
+    """The compiled reader: what it makes of a payload is what the checked one makes of it."""
+    settings = _settings()[sum(data[-4:]) % 4]
+    found = _compiled().candidates(memoryview(data), settings, published=5)
+    if found is not None:
+        items = trxp.read(data)
+        expected = [admit(item, settings, published=5) for item in items if isinstance(item, Item)]
+        assert found == expected
+        assert len(found) == len(items)
 
 
 def _repack(stored: Iterable[Candidate]) -> None:
@@ -155,6 +167,7 @@ DECODERS: Final[dict[str, Target]] = {
     "metadata": metadata,
     "tensors": tensors,
     "push": push,
+    "compiled": compiled,
     "rewrite": rewrite,
     "packed": packed,
     "annotation": annotation,
@@ -199,6 +212,11 @@ def _settings() -> tuple[BufferSettings, ...]:
         {"advantage": {"estimator": "gae"}, "on_future_version": "refuse"},
     )
     return tuple(BufferSettings.model_validate(kind) for kind in kinds)
+
+
+@cache
+def _compiled() -> CompiledReader:
+    return CompiledReader(DEFAULT_LIMITS)
 
 
 @cache

@@ -13,6 +13,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "metadata": mostly(pickles.mutate),
     "tensors": mostly(tables.mutate),
     "push": mostly(of_frame),
+    "compiled": mostly(of_frame),
     "rewrite": mostly(of_frame),
     "packed": mostly(tables.mutate),
     "annotation": messages.mutate_annotation,

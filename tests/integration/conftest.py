@@ -19,7 +19,7 @@ _NUMBERS = itertools.count(1)
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that neither stop nor configure it; each uses its own buffer."""
-    server = Server(tmp_path_factory.mktemp("shared"))
+    server = Server(tmp_path_factory.mktemp("shared"), compiled_reader=True)
     try:
         yield server.start()
         assert server.stop() == 0

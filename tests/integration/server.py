@@ -46,6 +46,7 @@ class Server:
         environment: dict[str, str] | None = None,
         max_file_bytes: int = 0,
         module: str = DEFAULT_MODULE,
+        compiled_reader: bool = False,
     ) -> None:
         self.folder = folder
         self.data = folder / "data"
@@ -55,6 +56,8 @@ class Server:
         """Beyond this the disk is full; 0: as large as it is."""
         self.module = module
         """What is run: the server, or something around it."""
+        self.compiled_reader = compiled_reader
+        """Whether it loads the compiled reader, as servers do; a start takes half a second longer."""
         self.port = 0
         self.metrics_port = 0
         self.log: list[str] = []
@@ -88,7 +91,12 @@ class Server:
         self._process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=os.environ | {"EXPERIENCE_BUFFER_SERVER__LOG_FORMAT": "json"} | self.environment,
+            env=os.environ
+            | {
+                "EXPERIENCE_BUFFER_SERVER__LOG_FORMAT": "json",
+                "EXPERIENCE_BUFFER_SERVER__COMPILED_READER": str(self.compiled_reader),
+            }
+            | self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

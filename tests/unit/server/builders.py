@@ -21,6 +21,7 @@ from experience_buffer_server.config import ComputeSection, ServerSection
 from experience_buffer_server.consumers import Want
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.payload_reader import PayloadReader
 from experience_buffer_server.restore import restore
 from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.store import BufferRow, LmdbStore
@@ -150,5 +151,6 @@ class World:
             store=self.store,
             computer=self.computer,
             metrics=self.metrics,
+            payloads=PayloadReader(self.limits.payload_limits),
             limits=self.limits,
         )
