@@ -55,6 +55,11 @@ class Metrics:
             "pushed_experiences", "Pushed experiences by outcome.", buffer, "outcome", "reason"
         )
         self._pushed_bytes = counter("pushed_bytes", "Bytes of pushed payloads.", buffer)
+        self._read_payloads = cache(
+            counter(
+                "read_payloads", "Pushed payloads by reader: compiled, or checked.", "reader"
+            ).labels
+        )
         self._closed = counter("groups_closed", "Groups closed, by reason.", buffer, "reason")
         self._sampled = counter(
             "sampled_experiences", "Experiences delivered, repeats counted.", buffer, consumer
@@ -230,6 +235,10 @@ class Metrics:
     def shortfall(self, buffer: str, consumer: str) -> None:
         """A sample call was answered with less than it asked for."""
         self._of(self._shortfalls, buffer, consumer).inc()
+
+    def payload_read(self, reader: str) -> None:
+        """A payload was read by the compiled reader or the checked one."""
+        self._read_payloads(reader).inc()
 
     def push_refused(self, buffer: str, reason: str) -> None:
         """A push or a new task was held back; `reason` is one of a fixed few."""

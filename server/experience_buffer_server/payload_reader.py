@@ -13,6 +13,7 @@ from experience_buffer.errors import TrxpError
 from experience_buffer.trxp import Limits
 from experience_buffer_server.admission import Candidate, Reason, Refusal, admit
 from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.metrics import Metrics
 
 
 class Compiled(Protocol):
@@ -29,12 +30,14 @@ class PayloadReader:
 
     Args:
         limits: Bounds on a payload.
+        metrics: Counts them.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits = limits
         self.compiled: Compiled | None = None
         """Asked first, once it is there."""
+        self._metrics = metrics
 
     def read(
         self, payload: bytes | memoryview, settings: BufferSettings, *, published: int | None
@@ -55,8 +58,10 @@ class PayloadReader:
         if self.compiled is not None:
             known = self.compiled.candidates(memoryview(payload), settings, published=published)
             if known is not None:
+                self._metrics.payload_read("compiled")
                 return len(known), iter(known)
         items = trxp.read(payload, limits=self.limits)
+        self._metrics.payload_read("checked")
         return len(items), _admitted(items, settings, published)
 
 

@@ -52,7 +52,7 @@ class Registry:
         self._computer = computer
         self._metrics = metrics
         self._tasks = Tasks()
-        self.payloads = PayloadReader(settings.server.payload_limits)
+        self.payloads = PayloadReader(settings.server.payload_limits, metrics)
         """Reads what is pushed to any buffer."""
         self._buffers: dict[str, Buffer] = {}
         self._coming: dict[str, asyncio.Task[Buffer]] = {}

@@ -1,6 +1,6 @@
 """Brings the compiled reader into a running server.
 
-Loading it takes part of a second, and some 70 MB of memory. Where it wasn't compiled before, that
+Loading it takes part of a second, and 40 MB of memory. Where it wasn't compiled before, that
 happens in a process of its own.
 """
 

@@ -151,6 +151,6 @@ class World:
             store=self.store,
             computer=self.computer,
             metrics=self.metrics,
-            payloads=PayloadReader(self.limits.payload_limits),
+            payloads=PayloadReader(self.limits.payload_limits, self.metrics),
             limits=self.limits,
         )
