@@ -72,7 +72,7 @@ class Epoch:
         self._snapshots = folder / "snapshots"
         self._chance = random.Random(seed)
         self._deaths = folder / "deaths"
-        self.server = Server(folder / "server")
+        self.server = Server(folder / "server", compiled_reader=True)
         self._faults = Faults(library, self.server.data, folder / "faults")
         self._clients = Clients(folder, seed)
         self._sightings: list[Sighting] = []

@@ -65,6 +65,7 @@ def _traced(folder: Path, output: Path) -> Server:
         folder / "server",
         toml=CONFIGURATION,
         module="tests.soak.traced",
+        compiled_reader=True,
         environment=environment,
     )
 

@@ -75,7 +75,7 @@ def soak(
         say: Told of progress.
         server: Not started; None: one with `CONFIGURATION`.
     """
-    server = server or Server(folder / "server", toml=CONFIGURATION)
+    server = server or Server(folder / "server", toml=CONFIGURATION, compiled_reader=True)
     journals = folder / "journals"
     journals.mkdir(parents=True)
     try:
