@@ -21,7 +21,7 @@ import xxhash
 from numba import types
 
 from experience_buffer_server.compiled.facts import note_facts
-from experience_buffer_server.compiled.metadata import read_int, read_metadata
+from experience_buffer_server.compiled.metadata import read_metadata
 from experience_buffer_server.compiled.primitives import (
     Array,
     compiled,
@@ -31,6 +31,7 @@ from experience_buffer_server.compiled.primitives import (
     put_uint,
     uint,
 )
+from experience_buffer_server.compiled.scalars import read_int
 from experience_buffer_server.compiled.tables import read_table, write_table
 from experience_buffer_server.compiled.workspace import (
     BOUNDS_TYPE,
