@@ -10,7 +10,6 @@ import struct
 from functools import lru_cache
 from typing import Final
 
-import numpy as np
 import xxhash
 
 from experience_buffer.eid import EID
@@ -26,7 +25,7 @@ from experience_buffer_server.admission import (
 )
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compiled import workspace as ws
-from experience_buffer_server.compiled.scan import scan
+from experience_buffer_server.compiled.scan import Scanner
 from experience_buffer_server.inputs import COLUMNS, INPUT_BITS, Needs
 
 _MAX_DEPTH: Final = 16
@@ -42,21 +41,25 @@ class CompiledReader:
 
     Args:
         limits: Bounds on a payload.
+
+    Raises:
+        RuntimeError: It was compiled without checks of its indices.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._max_items = limits.max_items
-        self._bounds = ws.Bounds(
-            max_metadata_bytes=limits.max_metadata_bytes,
-            max_header_bytes=limits.max_header_bytes,
-            max_tensors=limits.max_tensors,
-            max_nodes=limits.max_nodes,
-            max_depth=min(limits.max_depth, _MAX_DEPTH),
+        self._scanner = Scanner(
+            ws.Bounds(
+                max_metadata_bytes=limits.max_metadata_bytes,
+                max_header_bytes=limits.max_header_bytes,
+                max_tensors=limits.max_tensors,
+                max_nodes=limits.max_nodes,
+                max_depth=min(limits.max_depth, _MAX_DEPTH),
+            )
         )
-        self._work = np.zeros(ws.WORK_SIZE, np.int64)
+        self._work = self._scanner.work
         self._facts = self._work[ws.FACTS :].reshape(ws.MAX_ITEMS, ws.NUM_FACTS)
-        self._out = np.zeros(ws.OUT_BYTES, np.uint8)
-        self._written = self._out.data
+        self._written = self._scanner.out.data
 
     def candidates(
         self, payload: memoryview, settings: BufferSettings, *, published: int | None
@@ -71,11 +74,7 @@ class CompiledReader:
         Returns:
             The candidates; None if the payload has to be read by `trxp.read`.
         """
-        work = self._work
-        try:
-            num_items = scan(np.frombuffer(payload, np.uint8), self._bounds, work, self._out)
-        except IndexError:
-            return None
+        work, num_items = self._work, self._scanner.scan(payload)
         if not 0 < num_items <= self._max_items:
             return None
         # Where neither refuses it nor makes it a tombstone, an experience may lack anything.

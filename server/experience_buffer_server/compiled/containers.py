@@ -13,6 +13,7 @@ from experience_buffer_server.compiled.primitives import Array, are_equal, compi
 from experience_buffer_server.compiled.scalars import push
 from experience_buffer_server.compiled.workspace import (
     ABSENT,
+    COMPARED,
     DEPTH,
     DICT,
     FIRST,
@@ -48,6 +49,9 @@ _MAX_MEMBERS: Final = 1_000
 """A list or dict of more is written in parts."""
 _MAX_KEYS: Final = 64
 """They are compared with each other."""
+_COMPARED_PER_BYTE: Final = 16
+_MIN_COMPARED: Final = 65_536
+"""What all keys may take to be compared, by the payload's size: shared ones are written in two bytes."""
 
 
 @compiled
@@ -131,9 +135,11 @@ def _note_dict(data: Array, first: int, end: int, target: int, work: Array) -> b
 
 @compiled
 def _is_new(data: Array, first: int, key: int, work: Array) -> bool:
-    """Whether none of the keys before is the same."""
+    """Whether none of the keys before is the same; False where that would take too long to say."""
     start, size = work[key + NUMBER], work[key + TEXT_BYTES]
     for other in range(first, key, 2 * STACK_WIDTH):
-        if work[other + TEXT_BYTES] == size and are_equal(data, start, work[other + NUMBER], size):
-            return False
-    return True
+        if work[other + TEXT_BYTES] == size:
+            work[COMPARED] += 1 + size
+            if are_equal(data, start, work[other + NUMBER], size):
+                return False
+    return bool(work[COMPARED] <= _MIN_COMPARED + _COMPARED_PER_BYTE * data.size)

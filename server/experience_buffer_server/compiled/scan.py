@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numba
+import numpy as np
 import xxhash
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
+from experience_buffer.trxp import Buffer
 from experience_buffer_server.compiled.facts import note_facts
 from experience_buffer_server.compiled.metadata import read_metadata
 from experience_buffer_server.compiled.primitives import (
@@ -35,6 +39,7 @@ from experience_buffer_server.compiled.scalars import read_int
 from experience_buffer_server.compiled.tables import read_table, write_table
 from experience_buffer_server.compiled.workspace import (
     BOUNDS_TYPE,
+    COMPARED,
     END,
     FACTS,
     HEAD_WIDTH,
@@ -49,6 +54,7 @@ from experience_buffer_server.compiled.workspace import (
     NUM_NODES,
     NUM_SINGLETONS,
     OUT,
+    OUT_BYTES,
     POS,
     SINGLETONS,
     SIZE,
@@ -56,6 +62,7 @@ from experience_buffer_server.compiled.workspace import (
     SPANS,
     SPANS_TABLE,
     START,
+    WORK_SIZE,
     WRITTEN,
     Bounds,
 )
@@ -68,13 +75,13 @@ _FRAME_BYTES: Final = 21
 _UP_TO_NUM_ITEMS = constant("}\x94(\x8c\x07version\x94K\x01\x8c\tnum_items\x94")
 _UP_TO_ITEMS = constant("\x8c\x05items\x94]\x94")
 _PICKLE_START_BYTES: Final = 11
+_NODES_AROUND: Final = 12
+"""Opcodes around the experiences, at most, as the checked reader counts them."""
 _NUM_MEMO: Final = 5
 """Values that are memoized before the first experience."""
 _MARK: Final = 0x28
 _APPEND = constant("au.")
 _APPENDS = constant("eu.")
-
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @compiled
@@ -117,60 +124,69 @@ def _note_key(number: int, start: int, size: int, work: Array) -> None:
     work[text + START], work[text + SIZE], work[text + KNOWN_AS] = start, size, -1
 
 
-def _compiled_for(sources: int) -> Callable[[Array, Bounds, Array, Array], int]:
+@compiled
+def _scan(data: Array, bounds: Bounds, work: Array, out: Array) -> int:
+    num_items = _begin(data, bounds, work)
+    if num_items < 1:
+        return UNKNOWN
+    base = read_table(data, work[END], num_items, bounds, work)
+    if base < 0:
+        return UNKNOWN
+    for single in range(NUM_SINGLETONS):
+        work[SINGLETONS + single] = -1
+    work[WRITTEN] = work[COMPARED] = 0
+    work[NUM_NODES], work[SPAN] = _NODES_AROUND, SPANS_TABLE
+    for item in range(num_items):
+        fact, frame = FACTS + NUM_FACTS * item, work[WRITTEN]
+        first = work[HEADS + HEAD_WIDTH * item]
+        work[fact + OUT], work[fact + SPANS] = frame, work[SPAN]
+        work[ITEM], work[WRITTEN] = item, frame + _FRAME_BYTES
+        if first < 0 or not read_metadata(data, bounds, work, out):
+            return UNKNOWN
+        pickle_bytes = work[WRITTEN] - frame - _FRAME_BYTES
+        section_bytes = write_table(data, base, first, fact, work, out)
+        w = put(out, frame, _MAGIC)
+        w = put_uint(out, w, pickle_bytes, 8)
+        put_uint(out, w, section_bytes, 8)
+        work[fact + OUT + 1], work[fact + SPANS + 1] = work[WRITTEN], work[SPAN]
+        if not note_facts(work, fact):
+            return UNKNOWN
+    end = _APPENDS if num_items > 1 else _APPEND
+    if work[POS] + end.size != work[END] or not is_at(data, work[POS], end):
+        return UNKNOWN
+    return num_items
+
+
+def _to_pointer(context: Any, address: Any) -> Any:
+    """What numba's `carray` takes for an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+_pointer: Any = intrinsic(_to_pointer)
+_array_at: Any = numba.carray  # type: ignore[attr-defined]
+
+
+def _compiled_for(sources: int) -> Callable[[int, int, Bounds, int, int], int]:
+    # Addresses: of arrays, numba keeps the references that inner functions hold when one raises, and
+    # so the payload for ever.
     @numba.njit(
-        types.int64(_BYTES, BOUNDS_TYPE, types.int64[::1], types.uint8[::1]),
+        types.int64(types.int64, types.int64, BOUNDS_TYPE, types.int64, types.int64),
         cache=True,
         boundscheck=True,
     )
-    def scan(data: Array, bounds: Bounds, work: Array, out: Array) -> int:
-        """Read a payload.
-
-        Args:
-            data: The payload, uint8[bytes].
-            bounds: What exceeds them isn't known here.
-            work: Receives the facts and the spans, int64[WORK_SIZE].
-            out: Receives what precedes the tensors' bytes in each canonical payload, uint8[OUT_BYTES].
-
-        Returns:
-            How many experiences there are, or UNKNOWN.
-
-        Raises:
-            IndexError: The same as UNKNOWN: the payload ends too early, or there isn't room in `out`.
-        """
+    def scan_at(data_at: int, num_bytes: int, bounds: Bounds, work_at: int, out_at: int) -> int:
         # One of the constants by which numba knows again what it has kept.
         _ = sources
-        num_items = _begin(data, bounds, work)
-        if num_items < 1:
-            return UNKNOWN
-        base = read_table(data, work[END], num_items, bounds, work)
-        if base < 0:
-            return UNKNOWN
-        for single in range(NUM_SINGLETONS):
-            work[SINGLETONS + single] = -1
-        work[WRITTEN] = work[NUM_NODES] = 0
-        work[SPAN] = SPANS_TABLE
-        for item in range(num_items):
-            fact, frame = FACTS + NUM_FACTS * item, work[WRITTEN]
-            first = work[HEADS + HEAD_WIDTH * item]
-            work[fact + OUT], work[fact + SPANS] = frame, work[SPAN]
-            work[ITEM], work[WRITTEN] = item, frame + _FRAME_BYTES
-            if first < 0 or not read_metadata(data, bounds, work, out):
-                return UNKNOWN
-            pickle_bytes = work[WRITTEN] - frame - _FRAME_BYTES
-            section_bytes = write_table(data, base, first, fact, work, out)
-            w = put(out, frame, _MAGIC)
-            w = put_uint(out, w, pickle_bytes, 8)
-            put_uint(out, w, section_bytes, 8)
-            work[fact + OUT + 1], work[fact + SPANS + 1] = work[WRITTEN], work[SPAN]
-            if not note_facts(work, fact):
-                return UNKNOWN
-        end = _APPENDS if num_items > 1 else _APPEND
-        if work[POS] + end.size != work[END] or not is_at(data, work[POS], end):
-            return UNKNOWN
-        return num_items
+        data = _array_at(_pointer(data_at), (num_bytes,), np.uint8)
+        work = _array_at(_pointer(work_at), (WORK_SIZE,), np.int64)
+        out = _array_at(_pointer(out_at), (OUT_BYTES,), np.uint8)
+        return _scan(data, bounds, work, out)
 
-    return cast(Callable[[Array, Bounds, Array, Array], int], scan)
+    return cast(Callable[[int, int, Bounds, int, int], int], scan_at)
 
 
 def _digest() -> int:
@@ -179,4 +195,42 @@ def _digest() -> int:
     return xxhash.xxh3_64_intdigest(b"".join(file.read_bytes() for file in files)) >> 1
 
 
-scan = _compiled_for(_digest())
+_scan_at = _compiled_for(_digest())
+
+
+class Scanner:
+    """Reads payloads. Not thread-safe: what it works in is asked for once.
+
+    Args:
+        bounds: What exceeds them isn't known here.
+
+    Raises:
+        RuntimeError: numba was told not to check indices (NUMBA_BOUNDSCHECK).
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.work = np.zeros(WORK_SIZE, np.int64)
+        """The facts and the spans of the last payload, among others; int64[WORK_SIZE]."""
+        self.out = np.zeros(OUT_BYTES, np.uint8)
+        """What precedes the tensors' bytes in each of its canonical payloads, uint8[OUT_BYTES]."""
+        self._bounds = bounds
+        self._places = _address(self.work), _address(self.out)
+        try:
+            _scan_at(_address(_MAGIC), _MAGIC.size, bounds, *self._places)
+        except IndexError:
+            return
+        raise RuntimeError("it was compiled without checks of its indices (NUMBA_BOUNDSCHECK)")
+
+    def scan(self, payload: Buffer) -> int:
+        """Read a payload; how many experiences it holds, or UNKNOWN."""
+        data = np.frombuffer(payload, np.uint8)
+        try:
+            return _scan_at(_address(data), data.size, self._bounds, *self._places)
+        except IndexError:
+            # It ends too early, or there isn't room in `out`.
+            return UNKNOWN
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

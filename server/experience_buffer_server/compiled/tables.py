@@ -75,6 +75,7 @@ _BRACE: Final = 0x7D
 _SPACE: Final = 0x20
 _MAX_NAMES: Final = 32
 """Tensors of an experience; their names are compared with each other."""
+_MAX_NAME_BYTES: Final = 128
 _MAX_DIMENSIONS: Final = 8
 _MAX_ELEMENTS: Final = 2**44
 _MIN_HEADER_BYTES: Final = 2
@@ -130,7 +131,7 @@ def _read_tensor(data: Array, pos: int, num_items: int, tensor: int, work: Array
     size = pos - start
     work[tensor + OF_ITEM], work[tensor + FIELD_START] = item, start
     work[tensor + FIELD_SIZE] = size
-    if size == 0 or not is_at(data, pos, _AFTER_NAME):
+    if not 0 < size <= _MAX_NAME_BYTES or not is_at(data, pos, _AFTER_NAME):
         return -1
     dtype, pos = _read_dtype(data, pos + _AFTER_NAME.size)
     if dtype < 0 or not is_at(data, pos, _AFTER_DTYPE):
@@ -184,9 +185,12 @@ def _read_shape(data: Array, pos: int) -> tuple[int, int, int]:
         num_dimensions += 1
         if size < 0 or size > _MAX_ELEMENTS or num_dimensions > _MAX_DIMENSIONS:
             return -1, 0, pos
+        # The product must not exceed 64 bits before it is compared.
+        if size > 0 and num_elements > _MAX_ELEMENTS // size:
+            return -1, 0, pos
         num_elements *= size
         # What is empty in more than one dimension may be huge in another.
-        if num_elements > _MAX_ELEMENTS or (num_elements == 0 and num_dimensions > 1):
+        if num_elements == 0 and num_dimensions > 1:
             return -1, 0, pos
     return num_elements, num_dimensions, pos
 

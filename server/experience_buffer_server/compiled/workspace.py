@@ -81,6 +81,8 @@ FIRST: Final = 11
 """Where the members of the dict that was filled last begin, on the stack."""
 LAST: Final = 12
 """Where they end."""
+COMPARED: Final = 13
+"""Bytes of keys that were compared with others, at most."""
 
 # Columns of the stack: kind, number or text as everywhere. Of a text also its name; of a list or
 # dict the number of members in the place of the number, and in that of the bytes the row of what is kept

@@ -485,6 +485,7 @@ HEADER = '{"0:tokens":{"dtype":"I32","shape":[4],"data_offsets":[0,16]}}'
         (HEADER[:-1] + ',"0:zebra":{"dtype":"I32","shape":[1],"data_offsets":[16,20]}}', 20, True),
         (HEADER[:-1] + ',"0:zebra":{"dtype":"I32","shape":[1],"data_offsets":[12,16]}}', 16, False),
         (HEADER[:-1] + ',"0:zebra":{"dtype":"I32","shape":[1],"data_offsets":[20,24]}}', 24, False),
+        (HEADER[:-1] + ';"0:zebra":{"dtype":"I32","shape":[1],"data_offsets":[16,20]}}', 20, False),
         (HEADER[:-1] + ',"0:zebra":{"dtype":"F64","shape":[1],"data_offsets":[16,24]}}', 24, False),
     ],
 )
@@ -523,3 +524,137 @@ def test_plain_metadata_is_known(infos: list[dict[str, Any]], shared: object) ->
     # A container that experiences share is one that only the checked reader knows.
     if len(infos) == 1 or not isinstance(shared, list | dict):
         assert found is not None
+
+
+def many_keys(num_dicts: int, *, size: int, num_items: int = 1) -> bytes:
+    """Dicts of the same 64 keys of one size, which differ in their last characters."""
+    keys = ["k" * (size - 3) + f"{number:03d}" for number in range(64)]
+    metas = [
+        meta(
+            eid={"batch": 1, "task": 2, "run": run, "step": 5, "suffix": "ab"},
+            info={"dicts": [dict.fromkeys(keys) for _ in range(num_dicts)]},
+        )
+        for run in range(num_items)
+    ]
+    return frame(top(metas), table(num_items))
+
+
+def test_keys_are_compared_within_bounds() -> None:
+    assert read(many_keys(1, size=30)) is not None
+    assert read(many_keys(150, size=500, num_items=45)) is None
+    assert read(many_keys(1, size=30)) is not None
+
+
+@pytest.mark.parametrize("max_nodes", range(1, 140))
+def test_values_are_counted_as_the_checked_reader_counts_them(max_nodes: int) -> None:
+    limits = Limits(max_nodes=max_nodes)
+    for payload in (SMALL, many_keys(1, size=4), trxp.encode([experience(), experience(1)])):
+        if CompiledReader(limits).candidates(memoryview(payload), SETTINGS, published=None):
+            assert trxp.read(payload, limits=limits)
+
+
+def test_nothing_is_kept_of_a_payload_that_ends_too_early() -> None:
+    section = struct.pack("<Q", 2**20) + b'{"0:' + b"a" * (2**20 - 4)
+    endless = frame(top([meta()]), section)
+    unknown = frame(spelled(b"\x8a\x01\x01") + bytes(2**20), table(1))
+    for payload in (endless, unknown):
+        before = _resident_bytes()
+        for _ in range(100):
+            copy = memoryview(bytearray(payload)).toreadonly()
+            assert READER.candidates(copy, SETTINGS, published=None) is None
+        assert _resident_bytes() - before < 40 * 2**20
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096
+
+
+@pytest.mark.parametrize("sizes", ["1137386,16218543285841", "4294967296,4294967296,10,1"])
+def test_shapes_whose_product_exceeds_64_bits_are_left(sizes: str) -> None:
+    num_bytes = 10 if sizes.startswith("1137386") else 0
+    header = (
+        HEADER[:-1] + f',"0:x":{{"dtype":"U8","shape":[{sizes}],'
+        f'"data_offsets":[16,{16 + num_bytes}]}}}}'
+    )
+    section = struct.pack("<Q", len(header)) + header.encode() + bytes(16 + num_bytes)
+    assert READER.candidates(
+        memoryview(frame(top([meta()]), section)), SETTINGS, published=None
+    ) is (None)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        # What an earlier payload left in the memo.
+        b"}\x94(" + EID_OPS + b"\x8c\x01a\x94h\x0fu",
+        b"}\x94(" + EID_OPS + b"\x8c\x01a\x94h\x04u",
+        b"}\x94(" + EID_OPS + b"\x8c\x01x\x94]\x94(au",
+        b"}\x94(" + EID_OPS + b"\x8c\x0dprompt_length\x94K\x04u",
+        b"}\x94(" + EID_OPS + b"\x8c\x01x\x94\x8c\x04\xf4\x90\x80\x80\x94u",
+    ],
+)
+def test_what_is_not_there_is_not_found(ops: bytes) -> None:
+    texts = [f"text {number}" for number in range(100)]
+    assert read(trxp.encode([experience(info={"texts": texts})])) is not None
+    payload = frame(spelled(ops), table(1))
+    assert READER.candidates(memoryview(payload), SETTINGS, published=None) is None
+
+
+def _fresh(number: int) -> dict[str, Any]:
+    return {"batch": 1, "task": 2, "run": number, "step": 5, "suffix": "ab"}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        frame(
+            top([meta(eid=_fresh(n), info={f"{n} {k}": 1 for k in range(60)}, metrics={"l": [f"{n}/{k}" for k in range(700)]}) for n in range(40)]),
+            table(40),
+        ),
+        frame(
+            top([meta(eid=_fresh(n), info={"lists": [[] for _ in range(700)]}) for n in range(40)]),
+            table(40),
+        ),
+        frame(top([meta(eid=_fresh(1), info={"l": [{"run": 1} for _ in range(20)]})]), table(1)),
+        frame(
+            spelled(b"}\x94(" + EID_OPS + b"\x8c\x01x\x94" + b"]\x94(" * 7 + b"N" * 6300 + b"e" * 7 + b"u"),
+            table(1),
+        ),
+    ],
+    ids=["texts", "lists", "rows", "stack"],
+)  # fmt: skip
+def test_what_exceeds_the_room_there_is_is_left(payload: bytes) -> None:
+    assert READER.candidates(memoryview(payload), SETTINGS, published=None) is None
+    assert read(many(1)) is not None
+    assert read(trxp.encode([experience(run) for run in range(8)])) is not None
+
+
+def test_more_tensors_than_there_is_room_for_are_left() -> None:
+    extra = {f"extra_{number}": torch.zeros(1) for number in range(6)}
+    experiences = [experience(run, extra=extra) for run in range(1000)]
+    assert read(trxp.encode(experiences[:900])) is not None
+    assert read(trxp.encode(experiences)) is None
+
+
+def test_more_experiences_than_a_list_has_in_one_part_are_left() -> None:
+    num_items = MAX_ITEMS + 1
+    metadata = top([meta(eid=_fresh(run)) for run in range(num_items)])
+    # Python writes them in two parts.
+    joined = metadata.replace(b"e(}", b"}", 1)
+    assert len(joined) < len(metadata)
+    payload = frame(joined, table(num_items))
+    assert READER.candidates(memoryview(payload), SETTINGS, published=None) is None
+
+
+def test_tensors_of_neighbours_are_not_taken_for_one() -> None:
+    assert read(frame(top([meta(eid=_fresh(0)), meta(eid=_fresh(1))]), table(2))) is not None
+
+
+def test_versions_of_a_dtype_that_is_none_of_theirs_are_left() -> None:
+    versions = torch.tensor([1, 2, 3], dtype=torch.uint64)
+    assert read(trxp.encode([experience(extra={"versions": versions})])) is None
+
+
+def test_characters_of_latin_1_are_told_apart() -> None:
+    assert read(trxp.encode([experience(info={"¿": 1, "À": 2})])) is not None
