@@ -100,7 +100,7 @@ class ServerSection(Section):
     keepalive_timeout_seconds: float = Field(20.0, gt=0)
     """How long a peer has to answer that, and a new connection to say what it wants."""
     compiled_reader: bool = True
-    """Most pushes are read by compiled code: for a fifth of the CPU time, and 40 MB of memory."""
+    """Most pushes are read by compiled code: for a third of the CPU time, and 40 MB of memory."""
     shutdown_grace_seconds: float = Field(10.0, ge=0)
     log_format: Literal["auto", "text", "json"] = "auto"
     """auto: text on a terminal, else JSON lines."""

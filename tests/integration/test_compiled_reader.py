@@ -79,6 +79,15 @@ def test_it_is_compiled_beside_a_server_and_loaded_by_the_next(
         assert num_read(server) == {"compiled": 1}
         check_stored(client, [0, 1, 2])
     assert server.tail().count("being compiled") == 1
+    assert server.stop() == 0
+    for index in (tmp_path / "cache").rglob("*.nbi"):
+        index.write_bytes(index.read_bytes()[:-20])
+    server.start()
+    assert "can't be loaded; delete it (UnpicklingError" in server.tail()
+    with Client(server.address) as client:
+        client.push(group(3), buffer="runs")
+        assert num_read(server) == {"checked": 1}
+        check_stored(client, [2, 3])
 
 
 def test_a_server_that_stops_compiles_no_longer(

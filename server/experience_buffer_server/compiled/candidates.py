@@ -1,4 +1,4 @@
-"""Candidates of payloads that the compiled reader knows, for a fifth of the time.
+"""Candidates of payloads that the compiled reader knows, for a third of the time.
 
 They are what `trxp.read` and `admission.admit` would make of the payload. Where something isn't
 known here, or wrong, there are none, and those two have to look at it.

@@ -61,8 +61,11 @@ class Loading:
             self._payloads.compiled = await asyncio.to_thread(_loaded, self._payloads.limits)
         except _NotKeptError:
             return False
-        except (ImportError, OSError, RuntimeError) as error:
-            _log.warning(_WITHOUT, error)
+        except Exception as error:
+            # What numba has kept are pickles of its own, trusted like the `.pyc` files beside them.
+            # Where they are damaged anything may be raised, and the server can do without them.
+            what = f"{type(error).__name__}: {error}"
+            _log.warning(_WITHOUT, f"what was compiled can't be loaded; delete it ({what})")
         return True
 
     async def _compile(self) -> None:
