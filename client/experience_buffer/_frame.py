@@ -18,6 +18,8 @@ VERSION: Final = 1
 KEYS: Final = ("version", "num_items", "items")
 """Keys of the metadata's outermost dict, in wire order."""
 _FRAME: Final = struct.Struct("<4sBQQ")
+FRAME_BYTES: Final = _FRAME.size
+"""What precedes the metadata."""
 
 
 def split_frame(
@@ -29,19 +31,24 @@ def split_frame(
         TrxpError: The payload isn't TRXP version 1, is cut short, or bytes follow it.
     """
     view = memoryview(payload)
-    if len(view) < _FRAME.size:
+    boundary = boundary_of(view, limits)
+    if not boundary:
         raise _frame_error(view, limits)
-    magic, version, metadata_bytes, tensor_bytes = _FRAME.unpack_from(view)
+    return view[FRAME_BYTES:boundary], view[boundary:]
+
+
+def boundary_of(payload: bytes | bytearray | memoryview, limits: Limits) -> int:
+    """Where the metadata ends and the tensor section begins; 0 if `split_frame` refuses it."""
+    if len(payload) < FRAME_BYTES:
+        return 0
+    magic, version, metadata_bytes, tensor_bytes = _FRAME.unpack_from(payload)
     is_sound = (
         magic == MAGIC
         and version == VERSION
         and metadata_bytes <= limits.max_metadata_bytes
-        and _FRAME.size + metadata_bytes + tensor_bytes == len(view)
+        and FRAME_BYTES + metadata_bytes + tensor_bytes == len(payload)
     )
-    if not is_sound:
-        raise _frame_error(view, limits)
-    boundary = _FRAME.size + metadata_bytes
-    return view[_FRAME.size : boundary], view[boundary:]
+    return FRAME_BYTES + metadata_bytes if is_sound else 0
 
 
 def _frame_error(view: memoryview, limits: Limits) -> TrxpError:
@@ -52,9 +59,9 @@ def _frame_error(view: memoryview, limits: Limits) -> TrxpError:
             "again with Experience.serialize()",
             where="frame",
         )
-    if len(view) < _FRAME.size:
+    if len(view) < FRAME_BYTES:
         return trxp_error(
-            f"{len(view)} bytes are too few for a frame of {_FRAME.size}", where="frame"
+            f"{len(view)} bytes are too few for a frame of {FRAME_BYTES}", where="frame"
         )
     _, version, metadata_bytes, tensor_bytes = _FRAME.unpack_from(view)
     if version != VERSION:
@@ -65,7 +72,7 @@ def _frame_error(view: memoryview, limits: Limits) -> TrxpError:
             f"{limits.max_metadata_bytes} (max_metadata_bytes)",
             where="frame",
         )
-    num_bytes = _FRAME.size + metadata_bytes + tensor_bytes
+    num_bytes = FRAME_BYTES + metadata_bytes + tensor_bytes
     return trxp_error(
         f"the lengths add up to {num_bytes} bytes, but the payload has {len(view)}; send one "
         "payload at a time, whole",

@@ -6,13 +6,11 @@ the time that one experience after the other takes. Bytes only, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import repeat
-from operator import mul, sub
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
-from experience_buffer._packed_layout import Layout, Match, Numbers, kept_layout, make_layout
-from experience_buffer._packed_row import FormKey, PackedRow, form_of, read_tensors
+from experience_buffer._packed_layout import Column, Layout, kept_layout, make_layout
+from experience_buffer._packed_row import FormKey, PackedRow, form_of, read_tensors, split_row
 from experience_buffer._safetensors import TensorView
 from experience_buffer.errors import DataLossError, InvalidRequestError
 
@@ -39,110 +37,124 @@ class Form:
         """The data of those that have it."""
 
 
-class _Run:
-    """Neighbours that aren't added yet: of one layout, and with the same fields computed."""
+class Read(NamedTuple):
+    """What a batch's payloads hold."""
 
-    __slots__ = ("computed", "data", "layout", "numbers", "sections")
-
-    def __init__(self, layout: Layout, computed: set[str]) -> None:
-        self.layout = layout
-        self.computed = computed
-        self.sections: list[memoryview] = []
-        self.numbers: list[Numbers] = []
-        self.data: list[memoryview] = []
+    forms: list[Form]
+    """In the order in which they came."""
+    num_tokens: list[int]
+    """Of each experience."""
+    metadata: list[memoryview]
+    """Of each experience, as it lies in its payload."""
 
 
 class Fields:
-    """Gathers the tensors of a batch's experiences, which are added in their order."""
+    """Gathers the tensors of a batch's experiences."""
 
     def __init__(self, rows: Sequence[PackedRow]) -> None:
         self._rows = rows
         self._forms: dict[object, Form] = {}
         self._num_tokens: list[int] = []
         """Of each experience that was added."""
-        self._run: _Run | None = None
+        self._metadata: list[memoryview] = []
         self._layouts: list[Layout] = []
         """Of this batch, the last one first."""
         self._may_make_layout = True
         """One may be new in each batch: so sending many different ones costs nobody much."""
 
-    def add(self, row: PackedRow, section: memoryview) -> None:
-        """Add the next experience, whose tensors are `section`.
+    def read(self) -> Read:
+        """Read all payloads, once.
 
         Raises:
-            DataLossError: The tensors of one can't be read; text and `subject` name its uid.
+            DataLossError: One is damaged; text and `subject` name its uid.
             InvalidRequestError: The fields are too many for one file.
         """
-        run = self._run
-        found = None if run is None else run.layout.match(section)
-        if run is None or found is None or run.computed != row.tensors.keys():
-            self._flush()
-            matched = self._match(row, section)
-            if matched is None:
-                return
-            layout, found = matched
-            run = self._run = _Run(layout, set(row.tensors))
-        run.sections.append(section)
-        run.numbers.append(found[0])
-        run.data.append(found[1])
+        while len(self._num_tokens) < len(self._rows):
+            self._add_next()
+        return Read(list(self._forms.values()), self._num_tokens, self._metadata)
 
-    def finish(self) -> tuple[list[Form], list[int]]:
-        """The forms, in the order in which they came, and how many tokens each experience has."""
-        self._flush()
-        return list(self._forms.values()), self._num_tokens
-
-    def _match(self, row: PackedRow, section: memoryview) -> tuple[Layout, Match] | None:
-        """The experience by its layout; None if it has none, and was added."""
+    def _add_next(self) -> None:
+        """Add the next experience, and with it those behind it that have the same fields."""
         for layout in self._layouts:
-            if (found := layout.match(section)) is not None:
-                return layout, found
-        tensors = read_tensors(row, section)
+            if self._add_run(layout):
+                return
+        row = self._rows[len(self._num_tokens)]
+        metadata, tensors = self._tensors_of(row)
         known = kept_layout(tensors)
         if known is None and self._may_make_layout:
             known = make_layout(tensors)
             self._may_make_layout = known is None
-        found = None if known is None else known.match(section)
-        if known is None or found is None:
-            self._add_tensors({**tensors, **row.tensors})
-            return None
-        self._layouts = [known, *self._layouts[: _MAX_LAYOUTS - 1]]
-        return known, found
+        if known is not None and self._add_run(known):
+            self._layouts = [known, *self._layouts[: _MAX_LAYOUTS - 1]]
+        else:
+            self._add_row(row, metadata, tensors)
 
-    def _flush(self) -> None:
-        """Add the neighbours that aren't yet."""
-        run, self._run = self._run, None
-        if run is None:
-            return
+    def _add_run(self, layout: Layout) -> bool:
+        """Add those of the next experiences that have this layout; False if there are none."""
         first = len(self._num_tokens)
-        rows = self._rows[first : first + len(run.data)]
-        columns = _columns(run)
+        payloads, metadata, columns = layout.run_of(self._neighbours(first))
+        rows = self._rows[first : first + len(payloads)]
         if columns is None:
-            for row, section in zip(rows, run.sections, strict=True):
-                self._add_tensors({**read_tensors(row, section), **row.tensors})
-            return
-        for (name, dtype, trailing), (lengths, begins, ends) in zip(
-            run.layout.tensors, columns, strict=True
-        ):
-            if name not in run.computed:
+            for row in rows:
+                self._add_row(row, *self._tensors_of(row))
+        elif rows:
+            self._metadata += metadata
+            self._num_tokens += self._add_columns(layout, first, payloads, columns)
+        return bool(rows)
+
+    def _neighbours(self, first: int) -> Iterator[bytes | memoryview]:
+        """Payloads for which the same fields were computed."""
+        computed = self._rows[first].tensors.keys()
+        for index in range(first, len(self._rows)):
+            row = self._rows[index]
+            if row.tensors.keys() != computed:
+                return
+            yield row.payload
+
+    def _add_columns(
+        self,
+        layout: Layout,
+        first: int,
+        payloads: Sequence[memoryview],
+        columns: Sequence[Column],
+    ) -> Sequence[int]:
+        """Add neighbours, and what was computed for them; how many tokens they have."""
+        rows = self._rows[first : first + len(payloads)]
+        computed = rows[0].tensors.keys()
+        num_tokens: Sequence[int] = []
+        for (name, dtype, trailing), column in zip(layout.tensors, columns, strict=True):
+            if name not in computed:
                 form = self._form((name, dtype, trailing, False), first)
-                form.lengths[first : first + len(rows)] = lengths
+                form.lengths[first : first + len(rows)] = column.lengths
                 form.present[first : first + len(rows)] = bytes([1]) * len(rows)
                 form.parts += [
-                    data[begin:end] for data, begin, end in zip(run.data, begins, ends, strict=True)
+                    payload[begin:end]
+                    for payload, begin, end in zip(
+                        payloads, column.begins, column.ends, strict=True
+                    )
                 ]
             if name == "tokens":
-                num_tokens = lengths
-        for index, row in enumerate(rows, first) if run.computed else ():
+                num_tokens = column.lengths
+        for index, row in enumerate(rows, first) if computed else ():
             for name, view in row.tensors.items():
                 self._add_tensor(index, name, view)
-        if "tokens" in run.computed:
-            num_tokens = [row.tensors["tokens"].shape[0] for row in rows]
-        self._num_tokens += num_tokens
+        if "tokens" in computed:
+            return [row.tensors["tokens"].shape[0] for row in rows]
+        return num_tokens
 
-    def _add_tensors(self, tensors: Mapping[str, TensorView]) -> None:
+    @staticmethod
+    def _tensors_of(row: PackedRow) -> tuple[memoryview, dict[str, TensorView]]:
+        metadata, section = split_row(row)
+        return metadata, read_tensors(row, section)
+
+    def _add_row(
+        self, row: PackedRow, metadata: memoryview, tensors: dict[str, TensorView]
+    ) -> None:
         """Add the next experience by itself."""
+        tensors |= row.tensors
         for name, view in tensors.items():
             self._add_tensor(len(self._num_tokens), name, view)
+        self._metadata.append(metadata)
         self._num_tokens.append(tensors["tokens"].shape[0])
 
     def _add_tensor(self, index: int, name: str, view: TensorView) -> None:
@@ -177,21 +189,3 @@ class Fields:
                 "surrogate pair; delete the experience",
                 subject=uid,
             ) from None
-
-
-def _columns(run: _Run) -> list[tuple[list[int], list[int], list[int]]] | None:
-    """Of each tensor: how many rows each experience has, where they begin, and where they end.
-
-    None if that doesn't go together: reading one after the other will tell what is wrong.
-    """
-    numbers = [[*map(int, column)] for column in zip(*run.numbers, strict=True)]
-    columns = []
-    begins = [0] * len(run.data)
-    for row_bytes, lengths, ends in zip(
-        run.layout.row_bytes, numbers[::2], numbers[1::2], strict=True
-    ):
-        if [*map(mul, lengths, repeat(row_bytes))] != [*map(sub, ends, begins)]:
-            return None
-        columns.append((lengths, begins, ends))
-        begins = ends
-    return columns if begins == [*map(len, run.data)] else None

@@ -8,10 +8,15 @@ fields. Matching takes a third of what reading a table takes. A pattern matches 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from math import prod
+from operator import add, mul, sub
 from typing import Final, NamedTuple, TypeAlias
 
+from experience_buffer._frame import FRAME_BYTES, boundary_of
+from experience_buffer._limits import DEFAULT_LIMITS
 from experience_buffer._safetensors import ITEM_BYTES, TensorView
 
 _MAX_TENSORS: Final = 16
@@ -24,14 +29,31 @@ _SPECIAL: Final = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 _NUMBER: Final = r"(0|[1-9]\d{0,17})"
 """As JSON spells it: no zero leads."""
 
-Numbers: TypeAlias = tuple[bytes, ...]
-"""Of each tensor, as spelled: how many rows it has, and where its data ends."""
-Match: TypeAlias = tuple[Numbers, memoryview]
-"""What a pattern has found, and all data behind it."""
-
-
 _Tensor: TypeAlias = tuple[str, str, tuple[int, ...]]
 """Field, dtype and trailing sizes."""
+_header_bytes: Final = struct.Struct("<Q").unpack_from
+
+
+class Column(NamedTuple):
+    """One tensor of each of some payloads."""
+
+    lengths: Sequence[int]
+    """How many rows it has."""
+    begins: Sequence[int]
+    """Where in the payload its data begins."""
+    ends: Sequence[int]
+    """Where that ends."""
+
+
+class Run(NamedTuple):
+    """Payloads whose tables have the same layout."""
+
+    payloads: list[memoryview]
+    metadata: list[memoryview]
+    """Views on the payloads."""
+    columns: list[Column] | None
+    """Of each of the layout's tensors; None if the numbers of one table don't go together. Reading
+    one table after the other will tell what is wrong."""
 
 
 class Layout(NamedTuple):
@@ -44,17 +66,47 @@ class Layout(NamedTuple):
     pattern: re.Pattern[bytes]
     """Matches the header. It has seen to it that each tensor begins where the last one ends."""
 
-    def match(self, section: memoryview) -> Match | None:
-        """Look at a safetensors file; None for one of another layout.
+    def run_of(self, payloads: Iterable[bytes | memoryview]) -> Run:
+        """Take payloads of this layout, from the first up to one of another, or a damaged one."""
+        views, metadata, starts, numbers = [], [], [], []
+        match = self.pattern.fullmatch
+        for payload in payloads:
+            boundary = boundary_of(payload, DEFAULT_LIMITS)
+            if not boundary or boundary + 8 > len(payload):
+                break
+            (header_bytes,) = _header_bytes(payload, boundary)
+            start = boundary + 8 + header_bytes
+            if header_bytes > _MAX_HEADER_BYTES or start > len(payload):
+                break
+            found = match(payload, boundary + 8, start)
+            if found is None:
+                break
+            view = memoryview(payload)
+            views.append(view)
+            metadata.append(view[FRAME_BYTES:boundary])
+            starts.append(start)
+            numbers.append(found.groups())
+        columns = self._columns(views, starts, numbers) if views else []
+        return Run(views, metadata, columns)
 
-        Whether the numbers go together is the caller's to see: the rows of each tensor have to
-        take what lies between its ends, and the last has to end with the data.
-        """
-        start = 8 + int.from_bytes(section[:8], "little")
-        if start > min(len(section), _MAX_HEADER_BYTES):
-            return None
-        found = self.pattern.fullmatch(section, 8, start)
-        return None if found is None else (found.groups(), section[start:])
+    def _columns(
+        self,
+        views: Sequence[memoryview],
+        starts: Sequence[int],
+        numbers: Sequence[tuple[bytes, ...]],
+    ) -> list[Column] | None:
+        """Where each tensor lies, by what the tables spell: its rows, and where its data ends."""
+        found = [[*map(int, column)] for column in zip(*numbers, strict=True)]
+        columns = []
+        begins: Sequence[int] = starts
+        named = zip(self.row_bytes, found[::2], found[1::2], strict=True)
+        for row_bytes, lengths, offsets in named:
+            ends = [*map(add, starts, offsets)]
+            if [*map(mul, lengths, repeat(row_bytes))] != [*map(sub, ends, begins)]:
+                return None
+            columns.append(Column(lengths, begins, ends))
+            begins = ends
+        return columns if [*begins] == [*map(len, views)] else None
 
 
 _kept: Final[dict[object, Layout]] = {}

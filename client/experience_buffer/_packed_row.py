@@ -85,8 +85,8 @@ class PackedRow:
     than half of the time. None: it's read."""
 
 
-def split_row(row: PackedRow) -> tuple[memoryview, memoryview, Facts]:
-    """The metadata as it lies in a row's payload, the tensor section, and what the metadata says.
+def facts_of(row: PackedRow) -> Facts:
+    """What a row's metadata says.
 
     Raises:
         DataLossError: The payload is damaged; the text and `subject` name the uid.
@@ -95,9 +95,22 @@ def split_row(row: PackedRow) -> tuple[memoryview, memoryview, Facts]:
     for name in row.tensors:
         if name.startswith(MULTI_MODAL_PREFIX):
             raise ValueError(f"{name!r} can't be added: its key is part of the metadata")
+    if row.facts is not None:
+        return row.facts
     try:
-        metadata, section = split_frame(row.payload, limits=DEFAULT_LIMITS)
-        return metadata, section, row.facts or _read_facts(row)
+        return _read_facts(row)
+    except TrxpError as error:
+        raise _damaged(row, error) from None
+
+
+def split_row(row: PackedRow) -> tuple[memoryview, memoryview]:
+    """The metadata as it lies in a row's payload, and the tensor section.
+
+    Raises:
+        DataLossError: The payload is damaged; the text and `subject` name the uid.
+    """
+    try:
+        return split_frame(row.payload, limits=DEFAULT_LIMITS)
     except TrxpError as error:
         raise _damaged(row, error) from None
 

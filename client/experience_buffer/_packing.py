@@ -16,7 +16,7 @@ from typing import Final
 
 from experience_buffer._limits import DEFAULT_LIMITS
 from experience_buffer._packed_fields import Fields, Form
-from experience_buffer._packed_row import Facts, PackedRow, split_row
+from experience_buffer._packed_row import Facts, PackedRow, facts_of
 from experience_buffer._safetensors import ITEM_BYTES
 from experience_buffer.errors import DataLossError, InvalidRequestError
 
@@ -46,14 +46,8 @@ def pack(rows: Sequence[PackedRow]) -> list[bytes | memoryview]:
         InvalidRequestError: The fields are too many, or their names too long, for one file.
         ValueError: A flag isn't a word, or a computed tensor is named like a multi-modal input.
     """
-    fields = Fields(rows)
-    metadata, facts = [], []
-    for row in rows:
-        meta, section, of_row = split_row(row)
-        fields.add(row, section)
-        metadata.append(meta)
-        facts.append(of_row)
-    forms, num_tokens = fields.finish()
+    facts = [*map(facts_of, rows)]
+    forms, num_tokens, metadata = Fields(rows).read()
     table = _Table()
     table.add("format", "I64", (2,), array("q", [FORMAT_VERSION, len(rows)]).tobytes())
     _add_columns(table, rows, facts, num_tokens)

@@ -157,19 +157,25 @@ def test_the_tables_of_one_layout_are_read_once(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+def framed(section: bytes) -> bytes:
+    return b"TRXP\x01" + struct.pack("<QQ", 0, len(section)) + section
+
+
 def test_a_header_longer_than_the_section_is_no_match() -> None:
     layout = _packed_layout.make_layout({"tokens": view("I32", (0,))})
     assert layout is not None
     table = {"0:tokens": {"dtype": "I32", "shape": [0], "data_offsets": [0, 0]}}
     header = json.dumps(table, separators=(",", ":")).encode()
-    whole = struct.pack("<Q", len(header)) + header
-    found = layout.match(memoryview(whole))
-    assert found is not None
-    assert (found[0], bytes(found[1])) == ((b"0", b"0"), b"")
-    longer = struct.pack("<Q", len(header) + 8) + header
-    assert layout.match(memoryview(longer)) is None
-    padded = struct.pack("<Q", len(header) + 10_000) + header + b" " * 10_000
-    assert layout.match(memoryview(padded)) is None
+    whole = framed(struct.pack("<Q", len(header)) + header)
+    longer = framed(struct.pack("<Q", len(header) + 8) + header)
+    padded = framed(struct.pack("<Q", len(header) + 10_000) + header + b" " * 10_000)
+    vast = framed(struct.pack("<Q", 2**64 - 1) + header)
+    headless = framed(b"\x00" * 7)
+    for other in (longer, padded, vast, headless, b"", whole[:-1]):
+        run = layout.run_of([memoryview(whole), whole, other, whole])
+        assert [*map(bytes, run.payloads)] == [whole, whole]
+        assert run.columns == [([0, 0], [len(whole)] * 2, [len(whole)] * 2)]
+        assert layout.run_of([other]) == ([], [], [])
 
 
 def test_a_batch_makes_one_layout_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
