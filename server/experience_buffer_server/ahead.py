@@ -46,8 +46,11 @@ class Ahead:
         self._tasks.append(asyncio.get_running_loop().create_task(self._sample()))
 
     async def next(self) -> Leased:
-        """The one that was asked for first."""
-        leased = await asyncio.shield(self._tasks[0])
+        """The one that was asked for first.
+
+        Who is cancelled here cancels it, too; `close` follows.
+        """
+        leased = await self._tasks[0]
         self._tasks.popleft()
         return leased
 

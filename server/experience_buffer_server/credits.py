@@ -12,44 +12,52 @@ class Credits:
         self._num_batches = 0
         self._num_bytes: int | None = None
         """None: the client doesn't count bytes. Below 0 after a batch that exceeded them."""
-        self._granted = asyncio.Event()
+        self.is_taken = False
+        """A credit was taken for a batch of which nothing is on its way yet."""
+        self._changed = asyncio.Event()
+        self._is_over = False
 
     def grant(self, *, num_batches: int = 0, num_bytes: int = 0) -> None:
         """Add what the client grants."""
         self._num_batches += num_batches
         if num_bytes:
             self._num_bytes = (self._num_bytes or 0) + num_bytes
-        self._granted.set()
+        self._changed.set()
 
     @property
-    def num_spare(self) -> int:
-        """Batches that may be sent now, after those whose credits were taken; 0: it isn't known.
+    def num_batches(self) -> int:
+        """Batches that may be asked for now, besides one that was taken.
 
-        Where bytes count, the next batch may go only once it is known what this one has spent.
+        Where bytes count, the next one may be only once it is known what this one has spent.
         """
-        return self._num_batches if self._num_bytes is None else 0
+        if self._num_bytes is None:
+            return self._num_batches
+        return 1 if self._num_batches and self._num_bytes > 0 and not self.is_taken else 0
+
+    def take(self) -> None:
+        """Use a credit for a batch; `spend` follows once it is being sent, or `put_back`."""
+        self._num_batches -= 1
+        self.is_taken = True
+
+    def put_back(self) -> None:
+        """The batch isn't sent: the credit is there for another one."""
+        self._num_batches += 1
+        self.is_taken = False
 
     def spend(self, num_bytes: int) -> None:
-        """A batch of this size is sent."""
+        """A batch of this size is being sent."""
+        self.is_taken = False
         if self._num_bytes is not None:
             self._num_bytes -= num_bytes
 
-    async def take(self, stop: asyncio.Event) -> bool:
-        """Wait until a batch may be sent and take its credit; False when `stop` is set first."""
-        loop = asyncio.get_running_loop()
-        while not self._may_send() and not stop.is_set():
-            self._granted.clear()
-            granted = loop.create_task(self._granted.wait())
-            stopping = loop.create_task(stop.wait())
-            try:
-                await asyncio.wait((granted, stopping), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                granted.cancel()
-                stopping.cancel()
-        if stop.is_set():
-            return False
-        self._num_batches -= 1
-        return True
+    def end(self) -> None:
+        """Nothing more is to be sent."""
+        self._is_over = True
+        self._changed.set()
 
-    def _may_send(self) -> bool:
-        return self._num_batches > 0 and (self._num_bytes is None or self._num_bytes > 0)
+    async def wait(self) -> bool:
+        """Wait until a batch may be sent; False after the end."""
+        while not self.num_batches and not self._is_over:
+            self._changed.clear()
+            await self._changed.wait()
+        return not self._is_over

@@ -108,11 +108,11 @@ class Leasing:
         batch = self._store.batch()
         self._settlement.bring_along(batch)
         batch.put_lease(self._id, row_of(lease))
-        granting = self._tasks.start(self._granted(lease, self._store.commit(batch)))
+        granting = self._tasks.begin(self._granted(lease, self._store.commit(batch)))
         try:
             if meanwhile is not None:
                 await meanwhile(lease)
-            await asyncio.shield(granting)
+            await granting
         except asyncio.CancelledError:
             self._cancel(lease)
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from experience_buffer import errors
@@ -24,7 +24,7 @@ from experience_buffer_server.assembly import frames, pieces_of
 from experience_buffer_server.backend import Backend, rank_of
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
-from experience_buffer_server.consumers import Consumer, Want
+from experience_buffer_server.consumers import Want
 from experience_buffer_server.credits import Credits
 from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.faults import as_client_error
@@ -79,10 +79,16 @@ class SampleSession:
         self._rank_of = rank_of(asked)
         self._packed = asked.format == types_pb2.SAMPLE_FORMAT_PACKED
         loop = asyncio.get_running_loop()
+        ahead = Ahead(
+            partial(self._sample, buffer, asked.consumer, want),
+            partial(self._return_unsent, buffer),
+        )
+        ask = partial(self._ask, ahead, buffer, asked.consumer, want)
         tasks = [
-            loop.create_task(self._read(buffer)),
-            loop.create_task(self._deliver(buffer, asked.consumer, want)),
+            loop.create_task(self._read(buffer, ask)),
+            loop.create_task(self._deliver(buffer, want, ahead, ask)),
         ]
+        stopping = loop.create_task(self._stop())
         try:
             async with contextlib.aclosing(self._outgoing.messages()) as messages:
                 async for message in messages:
@@ -91,8 +97,9 @@ class SampleSession:
                 if task.done():
                     task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, stopping):
                 task.cancel()
+            ahead.close()
             self._answers.close()
             self._outgoing.close()
             buffer.leasing.give_back(self._leases, "stream_closed")
@@ -109,17 +116,24 @@ class SampleSession:
             first.cancel()
             stopping.cancel()
 
+    async def _stop(self) -> None:
+        """When the server drains no further batch is sent."""
+        await self._backend.draining.wait()
+        self._credits.end()
+
     # --- what the client says
 
-    async def _read(self, buffer: Buffer) -> None:
+    async def _read(self, buffer: Buffer, ask: Callable[[], None]) -> None:
         """Take credits, acks, nacks and extensions until the client has nothing more to say."""
         try:
             async for request in self._requests:
                 kind = request.WhichOneof("message")
                 if kind == "credits":
                     self._credits.grant(num_batches=request.credits)
+                    ask()
                 elif kind == "byte_credits":
                     self._credits.grant(num_bytes=request.byte_credits)
+                    ask()
                 elif kind == "extend":
                     lease_id = request.extend.lease_id
                     await self._answers.begin(partial(self._settle, buffer, lease_id, request))
@@ -159,32 +173,37 @@ class SampleSession:
 
     # --- what the client gets
 
-    async def _deliver(self, buffer: Buffer, consumer: str, want: Want) -> None:
+    async def _deliver(
+        self, buffer: Buffer, want: Want, ahead: Ahead, ask: Callable[[], None]
+    ) -> None:
         """Send a batch per credit until the server drains."""
-        draining = self._backend.draining
-        ahead = Ahead(
-            partial(self._sample, buffer, consumer, want), partial(self._return_unsent, buffer)
-        )
         try:
-            while await self._credits.take(draining):
-                is_sent = False
-                while not is_sent and not draining.is_set():
-                    self._ask(ahead, buffer.delivery.consumer(consumer), want)
-                    lease, shortfall = await ahead.next()
-                    if lease is not None:
-                        is_sent = await self._send_or_return(buffer, lease, shortfall, want)
-                    elif not draining.is_set():
-                        buffer.delivery.consumer(consumer)
-                        note = service_pb2.SampleStreamResponse(waiting=shortfall)
-                        await self._outgoing.put(note.SerializeToString())
+            while await self._credits.wait() and not self._backend.draining.is_set():
+                ask()
+                lease, shortfall = await ahead.next()
+                if lease is not None:
+                    self._credits.take()
+                    if not await self._send_or_return(buffer, lease, shortfall, want):
+                        self._credits.put_back()
+                elif not self._backend.draining.is_set():
+                    note = service_pb2.SampleStreamResponse(waiting=shortfall)
+                    await self._outgoing.put(note.SerializeToString())
         finally:
             ahead.close()
             await self._outgoing.end()
 
-    def _ask(self, ahead: Ahead, consumer: Consumer, want: Want) -> None:
-        """Ask for the next batch, and for those after it that needn't be waited for."""
-        most = 1 if self._rank_of else min(1 + self._credits.num_spare, MAX_AHEAD)
-        while len(ahead) < most:
+    def _ask(self, ahead: Ahead, buffer: Buffer, consumer_name: str, want: Want) -> None:
+        """Ask for the next batch, and for those after it that needn't be waited for.
+
+        Raises:
+            ConsumerNotFoundError: The consumer was removed.
+        """
+        consumer = buffer.delivery.consumer(consumer_name)
+        most = min(self._credits.num_batches, MAX_AHEAD)
+        if self._rank_of is not None:
+            # Which one is next for a rank follows from the one before.
+            most = 0 if self._credits.is_taken else min(most, 1)
+        while len(ahead) < most and not self._backend.draining.is_set():
             num_wanted = want.batch_size * (1 + len(ahead))
             if ahead and (consumer.waiters or len(consumer.ready) < num_wanted):
                 return

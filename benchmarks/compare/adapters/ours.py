@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ _PENDING_ITEMS = 8
 """At least; of images one alone exceeds the bytes."""
 
 _PREFETCH = 3
-"""Batches under way, as many as Reverb's reader has."""
+"""Batches under way, as many as Reverb's reader has; and as many acks."""
 
 
 @contextmanager
@@ -185,7 +186,7 @@ class StreamReader:
     def __init__(self, address: str, size: Size, format: SampleFormat) -> None:
         self._size = size
         self._format: SampleFormat = format
-        self._pending: PendingAck | None = None
+        self._pending: deque[PendingAck] = deque()
         self._client = Client(address, timeout=_TIMEOUT_SECONDS)
         self._stream = self._client.stream(
             size.batch_groups,
@@ -201,12 +202,12 @@ class StreamReader:
         return True
 
     def sample(self) -> list[Experience] | Columns:
-        """Take the next batch of the stream and acknowledge it; the ack before it is durable now."""
+        """Take the next batch of the stream and acknowledge it; an earlier ack is durable now."""
         batch = next(self._stream)
         arrays = self._arrays(batch)
-        before, self._pending = self._pending, batch.begin_ack()
-        if before is not None:
-            before.result()
+        self._pending.append(batch.begin_ack())
+        if len(self._pending) > _PREFETCH:
+            self._pending.popleft().result()
         return arrays
 
     def fetch(self) -> tuple[Batch, list[Experience] | Columns]:
@@ -231,8 +232,8 @@ class StreamReader:
 
     def close(self) -> None:
         """Give back what was read ahead, and disconnect."""
-        if self._pending is not None:
-            self._pending.result()
+        while self._pending:
+            self._pending.popleft().result()
         self._stream.close()
         self._client.close()
 
