@@ -195,6 +195,83 @@ async def test_leases_go_to_the_disk_ahead_and_come_back_unblamed(
     assert deliveries[3:] == [1] * 5
 
 
+async def test_each_credit_is_leased_as_it_comes(
+    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only once the batch before is sent: its lease may wait long for the disk."""
+    buffer = backend.buffer("math")
+    await buffer.ingest.push(push(*((1, run) for run in range(7))))
+    commit, all_came = world.store.commit, asyncio.Barrier(3)
+
+    def commit_with_others(batch: Any) -> Awaitable[None]:
+        committed = commit(batch)
+
+        async def wait() -> None:
+            await asyncio.wait_for(all_came.wait(), 10)
+            await committed
+
+        return wait()
+
+    monkeypatch.setattr(world.store, "commit", commit_with_others)
+    requests: asyncio.Queue[Request] = asyncio.Queue()
+    stream = sampling(backend, said_one_by_one(requests))
+    requests.put_nowait(opening())
+    first = asyncio.ensure_future(anext(stream))
+    for number in range(3):
+        assert not first.done()
+        assert len(buffer.leasing.table) == number
+        requests.put_nowait(Request(credits=1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    frames = [(await asyncio.wait_for(first, 10)).frame]
+    frames += [(await asyncio.wait_for(anext(stream), 10)).frame for _ in range(2)]
+    runs = [frame.experiences[0].uid.split("/")[2] for frame in frames]
+    assert runs == ["0", "1", "2"]
+    assert len(buffer.leasing.table) == 3
+    monkeypatch.undo()
+    await stream.aclose()
+    await buffer.drain()
+
+
+@pytest.mark.parametrize(
+    ("credit", "num_leases"),
+    [
+        (Request(credits=1), 2),
+        (Request(byte_credits=1), 1),
+    ],
+)
+async def test_a_batch_that_is_not_sent_yet_has_its_credit(
+    backend: Backend, credit: Request, num_leases: int
+) -> None:
+    """While it waits for memory; where bytes count, the next one waits for what this one spends."""
+    buffer = backend.buffer("math")
+    await buffer.ingest.push(push(*((1, run) for run in range(7))))
+    held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
+    requests: asyncio.Queue[Request] = asyncio.Queue()
+    stream = sampling(backend, said_one_by_one(requests))
+    for request in (opening(), *[Request(byte_credits=1)] * (num_leases == 1)):
+        requests.put_nowait(request)
+    requests.put_nowait(Request(credits=1))
+    first = asyncio.ensure_future(anext(stream))
+    for num_said in (1, num_leases):
+        await buffer.drain()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not first.done()
+        assert len(buffer.leasing.table) == num_said
+        requests.put_nowait(credit)
+    held[0].release()
+    assert (await asyncio.wait_for(first, 10)).frame.num_units == 1
+    await stream.aclose()
+    held[1].release()
+    await buffer.drain()
+
+
+async def said_one_by_one(requests: asyncio.Queue[Request]) -> AsyncIterator[Request]:
+    while True:
+        yield await requests.get()
+
+
 async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Backend) -> None:
     buffer = backend.buffer("math")
     await buffer.ingest.push(push((1, 0)))
