@@ -251,7 +251,7 @@ async def test_a_batch_that_is_not_sent_yet_has_its_credit(
     stream = sampling(backend, said_one_by_one(requests))
     for request in (opening(), *[Request(byte_credits=1)] * (num_leases == 1)):
         requests.put_nowait(request)
-    requests.put_nowait(Request(credits=1))
+    requests.put_nowait(Request(credits=3 - num_leases))
     first = asyncio.ensure_future(anext(stream))
     for num_said in (1, num_leases):
         await buffer.drain()
