@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +139,11 @@ async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
     assert len(buffer.contents) == 0
 
 
-async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
-    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffer = backend.buffer("math")
-    await buffer.ingest.push(push(*((1, run) for run in range(7))))
-    said = [opening(), Request(credits=7)]
-    stream = sampling(backend, saying(said, asyncio.Event()))
-    ids = [(await asyncio.wait_for(anext(stream), 10)).frame.lease.id for _ in range(7)]
-    await buffer.drain()
-    commit, all_came = world.store.commit, asyncio.Barrier(7)
+def ending_together(
+    commit: Callable[[Any], Awaitable[None]], number: int
+) -> Callable[[Any], Awaitable[None]]:
+    """Commits of which none ends before so many were begun."""
+    all_came = asyncio.Barrier(number)
 
     def commit_with_others(batch: Any) -> Awaitable[None]:
         committed = commit(batch)
@@ -159,7 +154,19 @@ async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
 
         return wait()
 
-    monkeypatch.setattr(world.store, "commit", commit_with_others)
+    return commit_with_others
+
+
+async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
+    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = backend.buffer("math")
+    await buffer.ingest.push(push(*((1, run) for run in range(7))))
+    said = [opening(), Request(credits=7)]
+    stream = sampling(backend, saying(said, asyncio.Event()))
+    ids = [(await asyncio.wait_for(anext(stream), 10)).frame.lease.id for _ in range(7)]
+    await buffer.drain()
+    monkeypatch.setattr(world.store, "commit", ending_together(world.store.commit, 7))
     ack = Request(ack=service_pb2.AckLeases(ids=[*ids[:4], 999, *ids[4:]]))
     answers = sampling(backend, saying([opening(), ack]))
     results = [answer.lease_result async for answer in answers]
@@ -201,18 +208,7 @@ async def test_each_credit_is_leased_as_it_comes(
     """Not only once the batch before is sent: its lease may wait long for the disk."""
     buffer = backend.buffer("math")
     await buffer.ingest.push(push(*((1, run) for run in range(7))))
-    commit, all_came = world.store.commit, asyncio.Barrier(3)
-
-    def commit_with_others(batch: Any) -> Awaitable[None]:
-        committed = commit(batch)
-
-        async def wait() -> None:
-            await asyncio.wait_for(all_came.wait(), 10)
-            await committed
-
-        return wait()
-
-    monkeypatch.setattr(world.store, "commit", commit_with_others)
+    monkeypatch.setattr(world.store, "commit", ending_together(world.store.commit, 3))
     requests: asyncio.Queue[Request] = asyncio.Queue()
     stream = sampling(backend, said_one_by_one(requests))
     requests.put_nowait(opening())
