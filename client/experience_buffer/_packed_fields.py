@@ -63,7 +63,7 @@ class Fields:
         """One may be new in each batch: so sending many different ones costs nobody much."""
 
     def read(self) -> Read:
-        """Read all payloads, once.
+        """Read all payloads; to be called once.
 
         Raises:
             DataLossError: One is damaged; text and `subject` name its uid.
@@ -95,6 +95,7 @@ class Fields:
         payloads, metadata, columns = layout.run_of(self._neighbours(first))
         rows = self._rows[first : first + len(payloads)]
         if columns is None:
+            # One of them is refused here.
             for row in rows:
                 self._add_row(row, *self._tensors_of(row))
         elif rows:

@@ -52,8 +52,8 @@ class Run(NamedTuple):
     metadata: list[memoryview]
     """Views on the payloads."""
     columns: list[Column] | None
-    """Of each of the layout's tensors; None if the numbers of one table don't go together. Reading
-    one table after the other will tell what is wrong."""
+    """Of each of the layout's tensors, none without payloads; None if the numbers of one table don't
+    go together. Reading one table after the other will tell what is wrong."""
 
 
 class Layout(NamedTuple):
@@ -67,7 +67,10 @@ class Layout(NamedTuple):
     """Matches the header. It has seen to it that each tensor begins where the last one ends."""
 
     def run_of(self, payloads: Iterable[bytes | memoryview]) -> Run:
-        """Take payloads of this layout, from the first up to one of another, or a damaged one."""
+        """Take payloads of this layout, from the first up to one of another.
+
+        One whose frame or header is damaged ends it, too.
+        """
         views, metadata, starts, numbers = [], [], [], []
         match = self.pattern.fullmatch
         for payload in payloads:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from experience_buffer_server.sampling.leases import Lease
 
 MAX_AHEAD: Final = 4
-"""Leases of a stream that are on their way to the disk, or there and not sent yet."""
+"""Leases of a stream that are on their way to the disk, or there and not being sent yet."""
 _MAX_ANSWERS: Final = 64
 """Messages of a peer that are acted on at once; beyond, no more are read."""
 Leased = tuple[Lease | None, str]
@@ -37,25 +37,32 @@ class Ahead:
         self._sample = sample
         self._give_back = give_back
         self._tasks: deque[asyncio.Task[Leased]] = deque()
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def ask(self) -> None:
-        """Ask for one more."""
+        """Ask for one more, which nobody would send after `close`."""
+        if self._is_closed:
+            return
         self._tasks.append(asyncio.get_running_loop().create_task(self._sample()))
 
     async def next(self) -> Leased:
         """The one that was asked for first.
 
-        Who is cancelled here cancels it, too; `close` follows.
+        A cancelled call cancels what it waits for, and leaves it in line for `close`.
         """
         leased = await self._tasks[0]
+        if self._is_closed:
+            # What should have been cancelled came to its end; `close` gives it back.
+            raise asyncio.CancelledError
         self._tasks.popleft()
         return leased
 
     def close(self) -> None:
-        """No more are sent."""
+        """No more are sent. Idempotent."""
+        self._is_closed = True
         for task in self._tasks:
             task.add_done_callback(self._ended)
             # What is cancelled before its lease is granted gives its units back itself.

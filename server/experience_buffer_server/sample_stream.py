@@ -93,9 +93,10 @@ class SampleSession:
             async with contextlib.aclosing(self._outgoing.messages()) as messages:
                 async for message in messages:
                     yield message
-            for task in tasks:
-                if task.done():
-                    task.result()
+            ended = [task for task in tasks if task.done()]
+            for error in [task.exception() for task in ended if not task.cancelled()]:
+                if error is not None:
+                    raise error
         finally:
             for task in (*tasks, stopping):
                 task.cancel()
@@ -186,6 +187,7 @@ class SampleSession:
                     if not await self._send_or_return(buffer, lease, shortfall, want):
                         self._credits.put_back()
                 elif not self._backend.draining.is_set():
+                    ask()  # Which says whether there is anything to wait for.
                     note = service_pb2.SampleStreamResponse(waiting=shortfall)
                     await self._outgoing.put(note.SerializeToString())
         finally:
@@ -199,7 +201,8 @@ class SampleSession:
             ConsumerNotFoundError: The consumer was removed.
         """
         consumer = buffer.delivery.consumer(consumer_name)
-        most = min(self._credits.num_batches, MAX_AHEAD)
+        # What is being put together counts, too.
+        most = min(self._credits.num_batches, MAX_AHEAD - self._credits.is_taken)
         if self._rank_of is not None:
             # Which one is next for a rank follows from the one before.
             most = 0 if self._credits.is_taken else min(most, 1)

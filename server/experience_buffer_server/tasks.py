@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -22,30 +23,21 @@ class Tasks:
         return await self.begin(work)
 
     def begin(self, work: Awaitable[_T]) -> asyncio.Future[_T]:
-        """Start work that one call will wait for; it goes on even if that is cancelled."""
-        # Told by the work itself, who waits goes on a step of the event loop earlier than it would
-        # behind `asyncio.shield`; where steps are long, that is what a batch waits for.
+        """Start work that one call will wait for; it goes on even if that is cancelled.
+
+        Who waits goes on a step of the event loop earlier than behind `asyncio.shield`, while the
+        work's task still ends. Where steps are long, that is what a batch waits for.
+        """
         told: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         told.add_done_callback(_retrieve)
-
-        async def run() -> None:
-            try:
-                result = await work
-            except asyncio.CancelledError:
-                told.cancel()
-                raise
-            except BaseException as error:
-                if not told.done():
-                    told.set_exception(error)
-                raise
-            if not told.done():
-                told.set_result(result)
-
-        self._keep(run())
+        self._keep(_tell(told, work)).add_done_callback(partial(_forsake, told))
         return told
 
     def start(self, work: Awaitable[_T]) -> asyncio.Task[_T]:
-        """Start work that some wait for; it may be under way, such as a submitted commit."""
+        """Start work that several may wait for, each behind `asyncio.shield`: who cancels it ends it.
+
+        It may be under way, such as a submitted commit.
+        """
 
         async def run() -> _T:
             return await work
@@ -67,6 +59,31 @@ class Tasks:
         task.add_done_callback(self._running.discard)
         task.add_done_callback(_retrieve)
         return task
+
+
+async def _tell(told: asyncio.Future[_T] | None, work: Awaitable[_T]) -> None:
+    """Do the work, and tell who waits for it."""
+    assert told is not None
+    try:
+        result = await work
+        if not told.done():
+            told.set_result(result)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        if not told.done():
+            told.set_exception(error)
+        raise
+    finally:
+        # What was told -> its error -> the error's traceback -> this frame: nobody would look for
+        # that circle for long, and the frames of the call that waited hang on it.
+        told = None
+
+
+def _forsake(told: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
+    """The work was cancelled, perhaps before it began: nobody else tells who waits."""
+    if not told.done():
+        told.cancel()
 
 
 def _retrieve(ended: asyncio.Future[Any]) -> None:

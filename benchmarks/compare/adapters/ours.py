@@ -202,12 +202,12 @@ class StreamReader:
         return True
 
     def sample(self) -> list[Experience] | Columns:
-        """Take the next batch of the stream and acknowledge it; an earlier ack is durable now."""
+        """Take the next batch of the stream and acknowledge it, with few acks under way."""
         batch = next(self._stream)
         arrays = self._arrays(batch)
-        self._pending.append(batch.begin_ack())
-        if len(self._pending) > _PREFETCH:
+        if len(self._pending) == _PREFETCH:
             self._pending.popleft().result()
+        self._pending.append(batch.begin_ack())
         return arrays
 
     def fetch(self) -> tuple[Batch, list[Experience] | Columns]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -72,7 +74,7 @@ async def test_cancelled_work_cancels_who_waits() -> None:
     (running,) = asyncio.all_tasks() - before
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await told
+        await asyncio.wait_for(told, 10)
 
 
 async def test_who_waits_goes_on_one_step_after_the_work() -> None:
@@ -97,3 +99,42 @@ async def test_who_waits_goes_on_one_step_after_the_work() -> None:
         await asyncio.sleep(0)
     await waiting
     assert steps == [1]
+
+
+async def test_work_that_was_cancelled_before_it_began_cancels_who_waits() -> None:
+    tasks = Tasks()
+    before = asyncio.all_tasks()
+    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    told = tasks.begin(work)
+    (running,) = asyncio.all_tasks() - before
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(told, 10)
+
+
+async def test_a_failure_keeps_nothing_of_the_call_that_waited() -> None:
+    """What the collector has looked past would stay: a refused request, with all its payloads."""
+
+    class Request:
+        pass
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("the disk is full")
+
+    async def call(tasks: Tasks) -> weakref.ref[Request]:
+        request = Request()
+        with contextlib.suppress(ValueError):
+            await tasks.finish(fail())
+        return weakref.ref(request)
+
+    tasks = Tasks()
+    gc.collect()
+    gc.disable()
+    try:
+        request = await call(tasks)
+        await tasks.drain()
+        await asyncio.sleep(0)
+        assert request() is None
+    finally:
+        gc.enable()
