@@ -1,4 +1,4 @@
-"""What a failing disk does to a store: bytes of data.mdb change while nobody looks."""
+"""What a failing disk does to a store: bytes of its files change while nobody looks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import lmdb
 
-from experience_buffer_server.store.format import MAX_DBS, Table
+from experience_buffer_server.store.format import MAX_DBS, Extent, Table, decode_extent
+from experience_buffer_server.store.payload_file import NAME
+from experience_buffer_server.store.seal import unseal
 
 
 def raw(path: Path, table: Table, key: bytes) -> bytes:
@@ -39,6 +41,27 @@ def flip(path: Path, table: Table, key: bytes, *, place: float = 0.5) -> None:
         start = data.find(stored, start + 1)
     file.write_bytes(data)
     assert raw(path, table, key) != stored
+
+
+def large(path: Path, key: bytes) -> Extent:
+    """Where a large payload of a store that nobody has open lies in its file."""
+    return decode_extent(unseal(Table.EXTENTS, key, memoryview(raw(path, Table.EXTENTS, key))))
+
+
+def flip_large(path: Path, key: bytes, *, place: float = 0.5) -> None:
+    """Flip one bit of a large payload where it lies in its file.
+
+    Args:
+        path: The store's directory.
+        key: Its key in `PAYLOADS`.
+        place: Where in the payload, 0 to below 1.
+    """
+    extent = large(path, key)
+    with (path / NAME).open("r+b") as file:
+        file.seek(extent.offset + int(place * extent.num_bytes))
+        [byte] = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 0x10]))
 
 
 def flip_key(path: Path, table: Table, key: bytes, *, byte: int, bit: int) -> None:

@@ -24,6 +24,7 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
+from experience_buffer_server.prefetching import fetched
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.store.base import (
     REPLACED,
@@ -153,17 +154,23 @@ class Annotating:
 
     async def _annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
         async with self._turn:
-            if self._owner.closed:
-                # What were stored now would stay for ever.
-                raise errors.BufferNotFoundError(
-                    f"buffer {self._owner.name!r} was deleted", subject=self._owner.name
-                )
-            outcomes, changes = self._prepare(annotations)
+            self._check_open()
+            named = [self._contents.by_uid(annotation.uid) for annotation in annotations]
+            async with fetched(self._store, self._owner.id, named):
+                self._check_open()
+                outcomes, changes = self._prepare(annotations)
             self._check_room(changes)
             if changes:
                 await self._store_changes(changes)
             gone = {change.entry.record.uid for change in changes if not change.entry.is_staying}
             return [self._unknown(o.uid) if o.uid in gone else o for o in outcomes]
+
+    def _check_open(self) -> None:
+        if self._owner.closed:
+            # What were stored now would stay for ever.
+            raise errors.BufferNotFoundError(
+                f"buffer {self._owner.name!r} was deleted", subject=self._owner.name
+            )
 
     def _unknown(self, uid: str) -> AnnotateOutcome:
         message = f"buffer {self._owner.name!r} holds no experience {uid!r}"

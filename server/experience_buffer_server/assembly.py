@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -14,6 +14,7 @@ from experience_buffer_server.admission import ORDINARY
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.damage import LEFT, Unreadable
 from experience_buffer_server.groups import Entry
+from experience_buffer_server.prefetching import fetched_units
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import (
     AdvantageRow,
@@ -72,17 +73,18 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
     return payload, reads[0][2]
 
 
-def sampled(
+async def sampled(
     store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
-) -> Iterator[list[Sampled]]:
+) -> AsyncIterator[list[Sampled]]:
     """The experiences of leased units, unit by unit; what can't be read goes to `unreadable`."""
     # Messages of their own would bring protobuf to return free memory to the kernel.
     add = service_pb2.SampleFrame().experiences.add
     for unit in list(units):
         if unit in unreadable.units:
             continue
-        entries, reasons = _members(buffer, unit)
-        reads = _read(store, buffer, entries, reasons)
+        async with fetched_units(store, buffer.id, buffer.contents, [unit]):
+            entries, reasons = _members(buffer, unit)
+            reads = _read(store, buffer, entries, reasons)
         payloads = [] if reasons else [_filled(read, reasons) for read in reads]
         if reasons:
             unreadable.add(unit, reasons)
@@ -195,16 +197,16 @@ def _rows(
     return rows
 
 
-def frames(
+async def frames(
     store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable, *, max_bytes: int
-) -> Iterator[list[Sampled]]:
+) -> AsyncIterator[list[Sampled]]:
     """The experiences of leased units in parts of about `FRAME_BYTES`; see `sampled`.
 
     None but that of a single experience exceeds `max_bytes`.
     """
     part: list[Sampled] = []
     num_bytes, most = 0, min(FRAME_BYTES, max_bytes)
-    for experiences in sampled(store, buffer, units, unreadable):
+    async for experiences in sampled(store, buffer, units, unreadable):
         for experience in experiences:
             if part and num_bytes + len(experience.payload) > most:
                 yield part

@@ -127,7 +127,7 @@ class StoreSection(Section):
     """commit: an ack follows the fsync; interval: the disk follows within `sync_interval_seconds`."""
     sync_interval_seconds: float = Field(1.0, gt=0)
     max_map_bytes: int = Field(1024 * GIBI, ge=16 * MEBI)
-    """The store never grows beyond this; the file itself grows as it is filled."""
+    """What is stored never takes more, nor does either file; they grow as they are filled."""
 
 
 class ComputeSection(Section):

@@ -13,6 +13,7 @@ from experience_buffer_server import wire
 from experience_buffer_server.assembly import read_payload
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.groups import Entry
+from experience_buffer_server.prefetching import fetched
 from experience_buffer_server.store.base import Store
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
@@ -32,7 +33,7 @@ def stored_bytes(buffer: Buffer, uid: str) -> int:
     return 0 if entry is None else entry.record.payload_bytes
 
 
-def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
+async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
     """One experience with its payload.
 
     Raises:
@@ -45,11 +46,13 @@ def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
         raise errors.ExperienceNotFoundError(
             f"buffer {buffer.name!r} holds no experience {uid!r}", subject=uid
         )
-    response = service_pb2.GetResponse(summary=wire.summary_message(buffer, entry))
-    if not entry.record.tombstone:
-        response.payload, row = read_payload(store, buffer, entry)
-        if row is not None:
-            response.computation.update(row.details)
+    async with fetched(store, buffer.id, [entry]):
+        # All of it at once: it may be annotated while the disk is read.
+        response = service_pb2.GetResponse(summary=wire.summary_message(buffer, entry))
+        if not entry.record.tombstone:
+            response.payload, row = read_payload(store, buffer, entry)
+            if row is not None:
+                response.computation.update(row.details)
     return response
 
 

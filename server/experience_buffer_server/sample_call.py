@@ -19,6 +19,7 @@ from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
 from experience_buffer_server.consumers import Want
 from experience_buffer_server.damage import Unreadable
+from experience_buffer_server.prefetching import fetched_bytes, fetched_units
 from experience_buffer_server.responses import Hold
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
@@ -103,18 +104,19 @@ class _Answer:
         await asyncio.sleep(0)
         part = rank_of(self._request)
         units = list(lease.units if part is None else lease.part(part.rank))
-        hold = await self._backend.responses.wait(
-            caller_of(), sum(unit.num_bytes for unit in units), deadline=self._deadline
-        )
+        contents = self._buffer.contents
+        num_bytes = sum(unit.num_bytes for unit in units) + fetched_bytes(contents, units)
+        hold = await self._backend.responses.wait(caller_of(), num_bytes, deadline=self._deadline)
         self._until_sent(hold)
         unreadable = Unreadable()
         finish = partial(self._finish, shortfall, lease, units, unreadable)
         store, buffer = self._backend.store, self._buffer
         if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
-            packed(store, buffer, units, unreadable, finish)
+            async with fetched_units(store, buffer.id, buffer.contents, units):
+                packed(store, buffer, units, unreadable, finish)
         else:
             found = sampled(store, buffer, units, unreadable)
-            finish(pieces_of(each for experiences in found for each in experiences))
+            finish(pieces_of([each async for experiences in found for each in experiences]))
         if self.is_too_small:
             hold.release()
 

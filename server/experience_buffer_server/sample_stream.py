@@ -29,6 +29,7 @@ from experience_buffer_server.credits import Credits
 from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.faults import as_client_error
 from experience_buffer_server.outgoing import MAX_BYTES, Outgoing
+from experience_buffer_server.prefetching import Prefetches, fetched_bytes, fetched_units
 from experience_buffer_server.responses import Hold
 from experience_buffer_server.sample_frames import finish, packed_messages
 from experience_buffer_server.sampling.leases import Lease
@@ -53,6 +54,7 @@ class SampleSession:
         self._credits = Credits()
         self._leases: set[int] = set()
         """Open leases that end with the stream."""
+        self._prefetches = Prefetches(backend.store)
         self._rank_of: RankOf | None = None
         self._packed = False
         # The rest is for what travels with payloads.
@@ -103,6 +105,7 @@ class SampleSession:
             ahead.close()
             self._answers.close()
             self._outgoing.close()
+            self._prefetches.close()
             buffer.leasing.give_back(self._leases, "stream_closed")
 
     async def _opening(self) -> service_pb2.SampleStreamRequest | None:
@@ -220,12 +223,20 @@ class SampleSession:
     async def _sample(self, buffer: Buffer, consumer: str, want: Want) -> tuple[Lease | None, str]:
         """A batch, or why there is none; a limit that acks relieve is a reason to wait."""
         try:
-            return await self._backend.sample(buffer, consumer, want, self._rank_of)
+            lease, shortfall = await self._backend.sample(buffer, consumer, want, self._rank_of)
         except errors.ResourceExhaustedError as error:
             if error.retry_delay_seconds is None:
                 raise
             await asyncio.sleep(error.retry_delay_seconds)
             return None, str(error)
+        if lease is not None:
+            units = self._units_of(lease)
+            self._prefetches.begin(lease.id, buffer.id, buffer.contents, units)
+        return lease, shortfall
+
+    def _units_of(self, lease: Lease) -> list[Unit]:
+        """What of a lease this stream gets."""
+        return list(lease.units) if self._rank_of is None else lease.part(self._rank_of.rank)
 
     async def _send_or_return(
         self, buffer: Buffer, lease: Lease, shortfall: str, want: Want
@@ -236,6 +247,8 @@ class SampleSession:
             # With the stream its leases end, and those count as deliveries.
             buffer.leasing.give_back([lease.id], "undeliverable")
             raise
+        finally:
+            self._prefetches.end(lease.id)
 
     async def _send(self, buffer: Buffer, lease: Lease, shortfall: str, *, least: int) -> bool:
         """Send a batch without its units that can't be read.
@@ -249,8 +262,8 @@ class SampleSession:
         else:
             self._rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
         await self._outgoing.room()
-        units = list(lease.units) if rank_of is None else lease.part(rank_of.rank)
-        hold = await self._backend.responses.wait(caller_of(), self._held_bytes(units))
+        units = self._units_of(lease)
+        hold = await self._backend.responses.wait(caller_of(), self._held_bytes(buffer, units))
         is_sent = False
         try:
             if lease.state != "open":
@@ -275,9 +288,13 @@ class SampleSession:
         """Send a packed batch, all of which is read before anything of it is sent."""
         store = self._backend.store
         most = self._max_frame_bytes
-        messages = packed_messages(
-            store, buffer, lease, units, shortfall, least=least, max_bytes=most
-        )
+        async with fetched_units(store, buffer.id, buffer.contents, units):
+            if lease.state != "open":
+                self._leases.discard(lease.id)
+                return False
+            messages = packed_messages(
+                store, buffer, lease, units, shortfall, least=least, max_bytes=most
+            )
         if not messages:
             self._leases.discard(lease.id)
             return False
@@ -301,11 +318,16 @@ class SampleSession:
         """Send a batch of payloads, which are read while others are sent."""
         unreadable, is_begun, is_settled = Unreadable(), False, False
         store, most = self._backend.store, self._max_frame_bytes
-        parts = map(pieces_of, frames(store, buffer, units, unreadable, max_bytes=most))
-        part: Pieces | None = next(parts)
+        parts = frames(store, buffer, units, unreadable, max_bytes=most)
+        part: Pieces | None = pieces_of(await anext(parts))
+        if lease.state != "open":
+            self._leases.discard(lease.id)
+            return False
         while part is not None:
             await self._outgoing.room()
-            following = next(parts, None)
+            read = await anext(parts, None)
+            following = None if read is None else pieces_of(read)
+            del read
             if unreadable and not is_settled and following is None:
                 # What has been sent can't be taken back: the rest follows, however small.
                 enough = 0 if is_begun else least
@@ -325,11 +347,11 @@ class SampleSession:
             part = following
         return True
 
-    def _held_bytes(self, units: Sequence[Unit]) -> int:
+    def _held_bytes(self, buffer: Buffer, units: Sequence[Unit]) -> int:
         """Of a batch, what is in memory at once while it is being sent."""
         num_bytes = sum(unit.num_bytes for unit in units)
         if self._packed:
-            return num_bytes
+            return num_bytes + fetched_bytes(buffer.contents, units)
         # A unit is read as a whole, and its experiences are copied into frames. A rank may get none.
         return min(num_bytes, MAX_BYTES + 2 * max((unit.num_bytes for unit in units), default=0))
 

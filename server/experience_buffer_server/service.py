@@ -170,7 +170,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
             caller_of(), queries.stored_bytes(buffer, request.uid) + _SMALL_RESPONSE_BYTES
         )
         _until_sent(context, hold)
-        return queries.get(self._backend.store, buffer, request.uid)
+        return await queries.get(self._backend.store, buffer, request.uid)
 
     async def List(
         self, request: service_pb2.ListRequest, context: Context

@@ -165,7 +165,7 @@ class Snapshots:
             manifest = whole[-1].manifest
             self._newest_time = manifest.create_time.timestamp()
             self._metrics.snapshot_found(
-                num_bytes=manifest.data_bytes, create_time=self._newest_time
+                num_bytes=manifest.num_bytes, create_time=self._newest_time
             )
 
 

@@ -13,10 +13,14 @@ from experience_buffer_server.store.lmdb_store import StoreStats
 
 _PREFIX = "experience_buffer_store_"
 _SIZES: tuple[tuple[str, str, Callable[[StoreStats], int]], ...] = (
-    ("live_bytes", "Pages of the store that hold rows.", lambda stats: stats.live_bytes),
+    (
+        "live_bytes",
+        "Pages of the store that hold rows, and what holds large payloads.",
+        lambda stats: stats.live_bytes,
+    ),
     (
         "file_bytes",
-        "Pages of the store that were ever in use; what isn't live can be reused.",
+        "Room of the store that was ever in use; what isn't live can be reused.",
         lambda stats: stats.file_bytes,
     ),
 )

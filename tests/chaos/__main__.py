@@ -95,7 +95,8 @@ def _tell(report: Report) -> None:
     missed = {name: count for name, count in report.missed.items() if count}
     if missed:
         _say(f"not reached, died at a random moment instead: {missed}")
-    _say(f"compared ({report.lost_sectors} sectors lost with the power):")
+    lost = ", ".join(f"{count} of {name}" for name, count in sorted(report.lost_sectors.items()))
+    _say(f"compared (sectors lost with the power: {lost or 'none'}):")
     for one in fields(report.counts):
         _say(f"  {getattr(report.counts, one.name):6} {one.name.replace('_', ' ')}")
     _say(f"problems: {len(report.problems)}")

@@ -131,6 +131,7 @@ class Audit:
                 continue
             if fate.operation.buffer != entry["buffer"]:
                 self._fail(f"{name}: delivered from {entry['buffer']}")
+            self.counts.large_deliveries += work.is_large(fate.operation.variant)
             self._check_content(name, fate, key, advantage, found)
             if name in groups[key]:
                 self._fail(f"{name}: twice in lease {entry['lease']}")

@@ -193,8 +193,9 @@ class Epoch:
             self.server.die()
         if point.victim == "power":
             self.server.wait(_END_SECONDS)
-            loss = fail_power(self._faults.file, self._faults.undo, self._chance)
-            self.report.lost_sectors += loss.num_lost_sectors
+            for file, undo in self._faults.files:
+                loss = fail_power(file, undo, self._chance)
+                self.report.lost_sectors[file.name] += loss.num_lost_sectors
             if self._chance.random() < _VERIFIED_SHARE:
                 self._verify()
         elif point.victim != "server":

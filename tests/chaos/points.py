@@ -23,6 +23,22 @@ _DISK_PHASES: Final = (
     "answered",
 )
 """Of one commit: begun, pages half written, all written, synced, decided, reported, answered."""
+_PAYLOAD_PHASES: Final = (
+    "before-payload",
+    "torn-payload",
+    "after-payload",
+    "before-payload-sync",
+    "after-payload-sync",
+    "before-sync",
+    "after-meta",
+    "answered",
+)
+"""Of one with large payloads: these are written and synced first, to a file of their own."""
+_SYNC_PHASES: Final = (
+    *("before-sync", "after-sync", "after-meta"),
+    *("before-payload-sync", "after-payload-sync"),
+)
+"""Those that come only where commits wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ class Point:
     def without_syncs(self) -> Point:
         """The like of it where commits don't wait for the disk, and nothing is said about power."""
         point = self
-        if point.phase in ("before-sync", "after-sync", "after-meta"):
+        if point.phase in _SYNC_PHASES:
             name = f"{point.name.partition(':')[0]}: committed"
             point = dataclasses.replace(point, name=name, phase="committed")
         return dataclasses.replace(point, victim="both") if point.victim == "power" else point
@@ -94,6 +110,7 @@ class Unreached:
 
 _COMMITS: Final = {
     "append": 30,
+    "large-append": 6,
     "group-whole": 12,
     "group-sealed": 2,
     "group-dropped": 2,
@@ -107,6 +124,7 @@ _COMMITS: Final = {
     "prune": 1,
 }
 """What a commit holds, and how many of these a life of the server sees."""
+_PHASES: Final = {"prune": ("before", "committed"), "large-append": _PAYLOAD_PHASES}
 
 _CALLS: Final = (
     # name, module, method, phase, what counts, how many a life sees
@@ -158,7 +176,7 @@ def matrix() -> list[Point]:
     ]
     for number, (kind, count) in enumerate(_COMMITS.items()):
         # A life finds nothing to forget yet: that commit writes nothing.
-        phases = ("before", "committed") if kind == "prune" else _DISK_PHASES
+        phases = _PHASES.get(kind, _DISK_PHASES)
         for place, phase in enumerate(phases):
             # One of two loses its power; the other kind of death comes with the next phase.
             victim: Victim = "power" if (number + place) % 2 else "writer"

@@ -14,6 +14,7 @@ class Counts:
     acked_experiences: int = 0
     repeated_pushes: int = 0
     deliveries: int = 0
+    large_deliveries: int = 0
     redeliveries: int = 0
     leases: int = 0
     acks: int = 0
@@ -47,14 +48,13 @@ class Report:
     missed: Counter[str] = field(default_factory=Counter)
     """Times that a point was not reached; somebody died at a random moment instead."""
     client_kills: Counter[str] = field(default_factory=Counter)
-    lost_sectors: int = 0
-    """What power failures took."""
+    lost_sectors: Counter[str] = field(default_factory=Counter)
+    """What power failures took, by file."""
     problems: list[str] = field(default_factory=list)
 
     def add(self, other: Report, *, where: str) -> None:
         """Sum up; `where` says what the other one is of."""
-        for name in ("kills", "points", "missed", "client_kills"):
+        for name in ("kills", "points", "missed", "client_kills", "lost_sectors"):
             getattr(self, name).update(getattr(other, name))
         self.counts.add(other.counts)
-        self.lost_sectors += other.lost_sectors
         self.problems += [f"{where}: {problem}" for problem in other.problems]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experience_buffer_server.store.snapshot import sha256_of
 from experience_buffer_server.store.snapshot_folder import SnapshotFolder
+from experience_buffer_server.store.snapshot_payloads import payloads_sha256
 from tests.chaos.report import Counts
 
 
@@ -27,6 +28,7 @@ def check_snapshots(path: Path, counts: Counts) -> Iterator[str]:
         problem = one.problem
         if one.manifest is not None and not problem:
             differs = sha256_of(one.path / "data.mdb") != one.manifest.sha256
+            differs |= payloads_sha256(one.path) != one.manifest.payloads_sha256
             problem = "its data isn't what its manifest says" if differs else ""
         counts.snapshots += 1
         if problem:

@@ -18,7 +18,9 @@ from experience_buffer import trxp
 from experience_buffer.v1 import config_pb2
 
 GROUP_SIZE: Final = 4
-NUM_VARIANTS: Final = 7
+NUM_VARIANTS: Final = 9
+LARGE_REPEATS: Final = {7: 21_000, 8: 32_000}
+"""By variant, how often the task is in a payload that is large: 270 to 490 KB, none of them alike."""
 BATCH: Final = 7
 SUFFIX: Final = "5eed"
 LEASE_SECONDS: Final = 3.0
@@ -175,7 +177,7 @@ def write_templates(path: Path) -> None:
                 tokens=torch.arange(5 + (variant * 7 + run) % 19, dtype=torch.int32),
                 prompt_length=2,
                 reward=reward(variant, run),
-                response_text=f"{variant} {run} " * (1 + 97 * variant),
+                response_text=_text(variant, run),
             )
             for run in range(GROUP_SIZE)
         ]
@@ -186,6 +188,18 @@ def write_templates(path: Path) -> None:
                 stored[f"run{run} {variant}"] = single
     encoded = {key: base64.b64encode(value).decode() for key, value in stored.items()}
     path.write_text(json.dumps(encoded), encoding="ascii")
+
+
+def _text(variant: int, run: int) -> str:
+    """A member's response; a large one says all through whose it is, so that no part can be another's."""
+    if variant not in LARGE_REPEATS:
+        return f"{variant} {run} " * (1 + 97 * variant)
+    return f"{variant} {run} {_TASK} " * (LARGE_REPEATS[variant] + 1800 * run)
+
+
+def is_large(variant: int) -> bool:
+    """Whether payloads of this variant lie in a file of their own."""
+    return variant in LARGE_REPEATS
 
 
 def buffers() -> list[config_pb2.BufferConfig]:

@@ -25,6 +25,8 @@ from tests.chaos.calls import PAUSE, LostError, ask, describe, insist
 from tests.chaos.learner import Learner
 from tests.integration.kill_worker import OPTIONS, Journal
 
+_OPTIONS = [*OPTIONS, ("grpc.max_receive_message_length", 64 << 20)]
+"""Batches of large payloads exceed the default."""
 _THINKING_SECONDS = 0.01
 """Between operations: trainers are to keep up, and this is no benchmark."""
 
@@ -183,7 +185,7 @@ def _or_die(run: Callable[[], None]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run one role until it is done or killed."""
     role, address, folder, *rest = arguments
-    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = ExperienceBufferStub(channel)
         if role == "push":
             Pusher(stub, Path(folder), int(rest[0]), int(rest[1])).run()

@@ -1,7 +1,8 @@
 """The power fails: what a disk may hold of the writes that no sync has made durable.
 
 `shim.c` notes what each write replaces, until a sync has ended. A disk may have taken any of these
-writes, in any order, and of one write any sectors; it takes a sector whole.
+writes, in any order, and of one write any sectors; it takes a sector whole. What it has taken of one
+file says nothing of the other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _HEADER: Final = struct.Struct("<4q")
+_CUT: Final = -1
 SECTOR_BYTES: Final = 512
 
 
@@ -26,6 +28,8 @@ class Note:
     """How long the file was before."""
     replaced: bytes
     """What was there, as far as the file went."""
+    is_cut: bool = False
+    """Not a write: the file was cut off at the offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Loss:
     num_lost_sectors: int
     is_shorter: bool
     """The file's growth is lost, too."""
+    is_gone: bool = False
+    """The file was new, and the folder isn't on disk that names it."""
 
 
 def read_notes(undo: Path) -> list[Note]:
@@ -48,7 +54,9 @@ def read_notes(undo: Path) -> list[Note]:
         offset, length, size, kept = _HEADER.unpack_from(data, start)
         start += _HEADER.size + kept
         if start <= len(data):
-            notes.append(Note(offset, length, size, data[start - kept : start]))
+            is_cut = length == _CUT
+            replaced = data[start - kept : start]
+            notes.append(Note(offset, kept if is_cut else length, size, replaced, is_cut))
     return notes
 
 
@@ -56,6 +64,13 @@ def fail_power(file: Path, undo: Path, chance: random.Random) -> Loss:
     """Make of a file whose processes are dead what the disk could hold, and forget the notes."""
     notes = read_notes(undo)
     undo.unlink(missing_ok=True)
+    new = undo.with_name(undo.name + ".new")
+    if new.exists():
+        new.unlink()
+        if file.exists() and chance.random() < 0.5:
+            num_sectors = -(-file.stat().st_size // SECTOR_BYTES)
+            file.unlink()
+            return Loss(len(notes), num_sectors, False, is_gone=True)
     if not notes:
         return Loss(0, 0, False)
     lost_share = chance.choice((0.0, 0.2, 0.5, 0.8, 1.0))
@@ -68,8 +83,11 @@ def fail_power(file: Path, undo: Path, chance: random.Random) -> Loss:
         for note in reversed(notes[first:]):
             if not by_sector and chance.random() >= lost_share:
                 continue
+            # What a file system frees it frees as a whole.
+            if by_sector and note.is_cut and chance.random() >= lost_share:
+                continue
             for start in range(0, note.length, SECTOR_BYTES):
-                if by_sector and chance.random() >= lost_share:
+                if by_sector and not note.is_cut and chance.random() >= lost_share:
                     continue
                 end = min(start + SECTOR_BYTES, note.length)
                 # Beyond the old end of the file there was nothing: it reads as zeros.

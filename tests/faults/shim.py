@@ -1,7 +1,8 @@
 """Faults of the disk and of the clock for a real server: `Faults` makes them, `shim.c` carries them out.
 
 Nothing of this is in the product. The server and its writer process are started with a small
-library in front of the C library; it stands between them and the store's one data file.
+library in front of the C library; it stands between them and the files of the store: LMDB's, and
+the one that large payloads lie in.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-SOURCE: Final = Path(__file__).with_name("shim.c")
+_SOURCES: Final = [
+    str(Path(__file__).with_name(f"{name}.c")) for name in ("shim", "files", "notes", "clock")
+]
+FILES: Final = ("data.mdb", "payloads.bin")
+"""What a store consists of."""
 _FIELDS: Final = (
     "is_full",
     "write_errno",
@@ -26,6 +31,9 @@ _FIELDS: Final = (
     "num_writes",
     "num_syncs",
     "num_meta_writes",
+    "num_payload_writes",
+    "num_payload_syncs",
+    "free_bytes",
 )
 EVENTS: Final = (
     "",
@@ -36,8 +44,14 @@ EVENTS: Final = (
     "after-sync",
     "before-meta",
     "after-meta",
+    "before-payload",
+    "torn-payload",
+    "after-payload",
+    "before-payload-sync",
+    "after-payload-sync",
 )
-"""Moments of a commit, in order; by the numbers that `shim.c` has for them."""
+"""Moments of a commit, by the numbers that `faults.h` has for them: LMDB's, then those of large
+payloads, which come before LMDB's. Either are in order."""
 
 
 def build(folder: Path) -> Path:
@@ -55,7 +69,7 @@ def build(folder: Path) -> Path:
             "no C compiler (cc or gcc) is installed; install the Debian packages gcc and libc6-dev"
         )
     command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(library)]
-    done = subprocess.run([*command, str(SOURCE), "-ldl"], capture_output=True, text=True)
+    done = subprocess.run([*command, *_SOURCES, "-ldl"], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the fault library can't be compiled:\n{done.stderr}")
     return library
@@ -72,12 +86,13 @@ class Faults:
 
     def __init__(self, library: Path, data: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.undo = folder / "undo"
+        self._undo = folder / "undo"
+        self._undo.mkdir(exist_ok=True)
         self._library = library
         self._control = folder / "control"
         self._control.write_bytes(bytes(8 * len(_FIELDS)))
-        # Both sides know the file by the name that the system has for it.
-        self.file = data.resolve() / "data.mdb"
+        # Both sides know the files by the names that the system has for them.
+        self._data = data.resolve()
         with self._control.open("r+b") as file:
             self._mapped = mmap.mmap(file.fileno(), 8 * len(_FIELDS))
         self._numbers = memoryview(self._mapped).cast("q")
@@ -87,12 +102,18 @@ class Faults:
         variables = {
             "LD_PRELOAD": str(self._library),
             "FAULTS_CONTROL": str(self._control),
-            "FAULTS_FILE": str(self.file),
+            "FAULTS_FOLDER": str(self._data),
         }
-        return variables | ({"FAULTS_UNDO": str(self.undo)} if notes_writes else {})
+        return variables | ({"FAULTS_UNDO": str(self._undo)} if notes_writes else {})
 
-    def fill_disk(self, *, full: bool = True) -> None:
-        """The file can't grow any more."""
+    @property
+    def files(self) -> list[tuple[Path, Path]]:
+        """Each file and the notes of what its writes have replaced, for a power failure."""
+        return [(self._data / name, self._undo / name) for name in FILES]
+
+    def fill_disk(self, *, full: bool = True, left_bytes: int = 0) -> None:
+        """The files can't grow any more, or only by so much together."""
+        self._set("free_bytes", left_bytes)
         self._set("is_full", int(full))
 
     def fail_writes(self, number: int) -> None:
@@ -129,8 +150,18 @@ class Faults:
 
     @property
     def num_syncs(self) -> int:
-        """Syncs so far."""
+        """Syncs of LMDB's file so far."""
         return self._get("num_syncs")
+
+    @property
+    def num_payload_writes(self) -> int:
+        """Writes of large payloads so far."""
+        return self._get("num_payload_writes")
+
+    @property
+    def num_payload_syncs(self) -> int:
+        """Syncs of the file of large payloads so far."""
+        return self._get("num_payload_syncs")
 
     def _set(self, name: str, value: int) -> None:
         self._numbers[_FIELDS.index(name)] = value

@@ -23,6 +23,7 @@ KINDS = [
     "commit of advantages: before-sync",
     "random moment/both",
     "map growth: after",
+    "commit of large-append: after-payload-sync",
     "ack-submitted: after",
     "retention-removal: before",
     "random moment/power",
@@ -61,11 +62,12 @@ def test_nothing_is_lost_and_nothing_comes_back(tmp_path: Path) -> None:
     counts = report.counts
     assert min(counts.acked_experiences, counts.deliveries, counts.acks, counts.advantages) > 50
     assert min(counts.whole_groups, counts.repeated_pushes, counts.redeliveries) > 5
+    assert counts.large_deliveries > 20
 
 
 @pytest.mark.timeout(240)
 def test_a_missing_fsync_is_noticed(tmp_path: Path) -> None:
     report = short_run(tmp_path, ["random moment/power"] * 4, seed=2, sabotage="nosync")
-    assert report.lost_sectors, "\n".join(report.problems)
+    assert report.lost_sectors["data.mdb"], "\n".join(report.problems)
     losses = [one for one in report.problems if any(loss in one for loss in LOSSES)]
     assert losses, "\n".join(report.problems)

@@ -77,7 +77,8 @@ def test_a_full_disk_refuses_pushes_until_there_is_space(
         faults.fill_disk(full=False)
         create(stub, "first", group_by=config_pb2.GROUP_BY_NONE)
         assert statuses(push(stub, "first", [large(9999)])) == [STORED]
-        faults.fill_disk()
+        # Large payloads take theirs when they come.
+        faults.fill_disk(left_bytes=8 * MEBI)
         check_full(stub, lambda: faults.fill_disk(full=False), "the disk is full")
     assert server.pid == pid
     server.restart()

@@ -78,7 +78,7 @@ def list_all(
         table.add_row(
             snapshot.name,
             _age(manifest.create_time, now),
-            _size(manifest.data_bytes),
+            _size(manifest.num_bytes),
             f"{manifest.num_experiences:,}",
             _steps(manifest) or "none",
             f"no: {snapshot.problem}" if snapshot.problem else "yes",

@@ -35,7 +35,7 @@ def verify(
         ),
     ] = None,
 ) -> None:
-    """Compare every row of a store with its checksum, and rows with one another.
+    """Compare every row and payload of a store with its checksum, and rows with one another.
 
     It only reads, and a server may be serving the store meanwhile. Exit status 0: nothing is wrong;
     1: something is, or was and is set aside; 2: the store can't be opened.

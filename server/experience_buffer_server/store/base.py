@@ -7,7 +7,7 @@ sampling. The owner of a buffer decides, writes one `WriteBatch` and waits for i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -19,6 +19,8 @@ _T = TypeVar("_T")
 
 MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
+LARGE_PAYLOAD_BYTES = 256 * 1024
+"""Payloads from this size on have to be read from the disk; see `Store.fetched`."""
 MAX_PRIORITY = 1e300
 """Larger priorities count as this one: sums over a group's members stay finite."""
 
@@ -188,6 +190,13 @@ class BufferState:
     damaged: DamagedRows = field(default_factory=DamagedRows)
 
 
+class Expected(Protocol):
+    """Payloads that are read ahead."""
+
+    def close(self) -> None:
+        """Those that weren't asked for won't be. Idempotent."""
+
+
 class WriteBatch(Protocol):
     """Changes to one store that commit together or not at all, in the order given.
 
@@ -296,6 +305,21 @@ class Store(Protocol):
         """Payloads, uncopied, and what was computed, of one state of the store.
 
         The views end with the block. Nothing else of the store is to be read within it.
+        """
+
+    def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Have in memory, within the block, those of these payloads that are large.
+
+        What reads them there doesn't wait for the disk, which otherwise keeps the event loop. It
+        changes nothing else; those that can't be read are told of where they are read.
+        """
+
+    def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
+        """Read large payloads ahead of the `fetched` that will ask for them, as far as there is room.
+
+        Args:
+            buffer_id: The buffer's.
+            payloads: Uid and bytes of each, in the order in which they will be asked for.
         """
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:

@@ -25,7 +25,9 @@ OnProgress = Callable[[str, int, int], None]
 """Told of the table, its rows read so far, and how many it has."""
 
 
-def check(path: Path, *, on_progress: OnProgress | None = None) -> Report:
+def check(
+    path: Path, *, payloads: Path | None = None, on_progress: OnProgress | None = None
+) -> Report:
     """Walk through the store at `path`, also while a server is writing to it.
 
     Blocks until it is done: for some seconds per million rows, and for as long as the disk takes to
@@ -33,6 +35,7 @@ def check(path: Path, *, on_progress: OnProgress | None = None) -> Report:
 
     Args:
         path: The directory of the store.
+        payloads: The folder of its large payloads; None: its own.
         on_progress: Called now and then.
 
     Raises:
@@ -42,7 +45,7 @@ def check(path: Path, *, on_progress: OnProgress | None = None) -> Report:
     started = time.monotonic()
     crashed: dict[Table, str] = {}
     while True:
-        walk = _Walk(path, list(crashed), on_progress)
+        walk = _Walk(path, payloads or path, list(crashed), on_progress)
         report = walk.run()
         if report is not None:
             break
@@ -67,10 +70,12 @@ _OF_DAMAGE: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 class _Walk:
     """One run of the process that walks."""
 
-    def __init__(self, path: Path, skipped: list[Table], on_progress: OnProgress | None) -> None:
+    def __init__(
+        self, path: Path, payloads: Path, skipped: list[Table], on_progress: OnProgress | None
+    ) -> None:
         self._command = [
             *(sys.executable, "-P", "-m", "experience_buffer_server.store.check_walk"),
-            str(path),
+            *(str(path), str(payloads)),
             *(table.name for table in skipped),
         ]
         self._on_progress = on_progress

@@ -9,6 +9,7 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -23,15 +24,19 @@ from experience_buffer_server.store.base import (
     StoreFormatError,
 )
 from experience_buffer_server.store.check_links import Links
+from experience_buffer_server.store.check_payloads import Again
 from experience_buffer_server.store.commits import COMMIT_KEY, commit_problem
 from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.large_payloads import LargePayloads
 from experience_buffer_server.store.opening import begin, open_to_read
 from experience_buffer_server.store.report import BufferCount, Finding, Kind, Report, TableCount
+from experience_buffer_server.store.salvage import check_readable
 from experience_buffer_server.store.seal import unseal
 
 _CHUNK_ROWS: Final = 2_000
 _CHUNK_BYTES: Final = 32 << 20
-"""Of rows that are read in one transaction: while it is open no page that was removed is reused."""
+"""Of rows and large payloads that are read in one transaction: while it is open, no page and no
+payload that was removed is written over."""
 _DECODE_ERRORS: Final = (ValueError, TypeError, struct.error, DamagedRecordError)
 _INDEX: Final = (
     Table.RECORDS,
@@ -42,15 +47,34 @@ _INDEX: Final = (
     Table.MAGNITUDES,
 )
 """Tables that are read in one transaction, so that they fit together."""
-_LARGE: Final = (Table.PAYLOADS, Table.ADVANTAGES, Table.MEMORY, Table.MEMORY_LOG)
+_LARGE: Final = (
+    Table.PAYLOADS,
+    Table.EXTENTS,
+    Table.ADVANTAGES,
+    Table.MEMORY,
+    Table.MEMORY_LOG,
+)
 """Tables that are read part by part; what doesn't fit is looked at again at the end."""
 _Row = TypeVar("_Row")
 
 
 class Walk:
-    """One walk through one store. Not thread-safe."""
+    """One walk through one store. Not thread-safe.
 
-    def __init__(self, path: Path, skipped: frozenset[Table], say: Callable[[Any], None]) -> None:
+    Args:
+        path: The store's directory.
+        skipped: Tables that aren't read.
+        say: Told of what it is doing.
+        payloads: The folder of its large payloads; None: its own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        skipped: frozenset[Table],
+        say: Callable[[Any], None],
+        payloads: Path | None = None,
+    ) -> None:
         self._path = path
         self._unread = set(skipped)
         """Tables that aren't read, or not to their end."""
@@ -58,6 +82,10 @@ class Walk:
         # Without a lock file nobody else has it open, and none must be left in a snapshot.
         lock = (path / "lock.mdb").exists()
         self._env, self._tables = open_to_read(path, lock=lock, readahead=False)
+        check_readable(payloads or path)
+        self._large = LargePayloads(payloads or path)
+        self._large_bytes = 0
+        """Read of large payloads so far."""
         self.report = Report(path=str(path), format_version=disk.FORMAT_VERSION)
         self._buffers: dict[int, BufferCount] = {}
         self._strange: set[tuple[Table, int]] = set()
@@ -66,11 +94,13 @@ class Walk:
 
     def run(self) -> Report:
         """Look at everything."""
-        with self._env:
+        with self._env, closing(self._large):
             with begin(self._env) as txn:
                 if problem := commit_problem(txn, self._tables[Table.META], self._path):
                     self._add(Kind.MISSING_COMMIT, Table.META, COMMIT_KEY, problem)
                 self._read_buffers(txn)
+                for _ in self._sound(Table.FREED, self._whole(txn, Table.FREED)):
+                    pass  # It says nothing of any row.
                 for table in _INDEX:
                     self._table(table, self._whole(txn, table))
             self._links.check_index()
@@ -81,8 +111,11 @@ class Walk:
                     if last.get(disk.buffer_key(buffer_id), db=self._tables[Table.BUFFERS]) is None:
                         self._note_unknown(table, buffer_id)
                 self._links.check_again(
-                    lambda table, key: last.get(key, db=self._tables[table]),
-                    lambda table, key: self._rows_from(last, table, key),
+                    Again(
+                        lambda table, key: last.get(key, db=self._tables[table]),
+                        lambda table, key: self._rows_from(last, table, key),
+                        lambda table, key: self._payload(last, table, key),
+                    )
                 )
         self.report.buffers = sorted(self._buffers.values(), key=lambda buffer: buffer.id)
         return self.report
@@ -99,7 +132,7 @@ class Walk:
         self._buffers |= {row.id: BufferCount(id=row.id, name=row.name) for row in rows.values()}
 
     def _table(self, table: Table, items: Iterator[tuple[bytes, memoryview]]) -> None:
-        take = self._links.takers[table]
+        take = self._take_extent if table is Table.EXTENTS else self._links.takers[table]
         for key, value in self._sound(table, items):
             buffer_id = int.from_bytes(key[:4], "big")
             if buffer_id not in self._buffers:
@@ -109,6 +142,34 @@ class Walk:
                 take(buffer_id, key, value)
             except _DECODE_ERRORS as error:
                 self._note_damaged(table, key, error)
+
+    def _take_extent(self, buffer_id: int, key: bytes, value: memoryview) -> None:
+        """Read a large payload, and take it as a row of PAYLOADS is taken.
+
+        Raises:
+            DamagedRecordError: It can't be read, or isn't as it was written.
+            struct.error: The row isn't an extent.
+        """
+        extent = disk.decode_extent(value)
+        self._large_bytes += extent.num_bytes
+        with self._large.read(key, extent) as payload:
+            self._links.take_payload(buffer_id, key, payload)
+
+    def _payload(
+        self, txn: lmdb.Transaction[memoryview], table: Table, key: bytes
+    ) -> bytes | memoryview | None:
+        stored = txn.get(key, db=self._tables[table])
+        if stored is None:
+            return None
+        try:
+            value = unseal(table, key, stored)
+            if table is Table.PAYLOADS:
+                return value
+            with self._large.read(key, disk.decode_extent(value)) as payload:
+                return bytes(payload)
+        except _DECODE_ERRORS as error:
+            self._note_damaged(table, key, error)
+            return None
 
     def _sound(
         self, table: Table, items: Iterator[tuple[bytes, memoryview]]
@@ -166,6 +227,7 @@ class Walk:
         db, last, number = self._tables[table], b"", 0
         while True:
             num_rows = num_bytes = 0
+            large_bytes = self._large_bytes
             with begin(self._env) as txn, txn.cursor(db) as cursor:
                 self._tell(table, number, txn.stat(db)["entries"])
                 found = cursor.set_range(last)
@@ -176,6 +238,8 @@ class Walk:
                     num_rows += 1
                     num_bytes += len(stored)
                     yield last, stored
+                    num_bytes += self._large_bytes - large_bytes
+                    large_bytes = self._large_bytes
                     found = cursor.next()
             number += num_rows
             if not found:
@@ -217,14 +281,15 @@ class Walk:
 
 def main() -> None:
     """Walk, and say what was found."""
-    path, *skipped = sys.argv[1:]
+    path, payloads, *skipped = sys.argv[1:]
 
     def say(what: Any) -> None:
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
 
     try:
-        walk = Walk(Path(path), frozenset(Table[name] for name in skipped), say)
+        tables = frozenset(Table[name] for name in skipped)
+        walk = Walk(Path(path), tables, say, Path(payloads))
         say({"report": walk.run().to_json()})
     except StoreFormatError as error:
         say({"refused": str(error)})

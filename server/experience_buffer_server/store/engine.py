@@ -19,6 +19,7 @@ from experience_buffer_server.store.base import StoreFormatError
 from experience_buffer_server.store.commits import commit_problem, sign_commit
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.frames import Request, Result, Status, Work
+from experience_buffer_server.store.large_writes import LargeWrites, check_no_payloads, large_bytes
 from experience_buffer_server.store.metapages import check_length, explain_unopenable
 from experience_buffer_server.store.opening import CURE
 from experience_buffer_server.store.operations import apply
@@ -70,6 +71,9 @@ class Engine:
             if problem := commit_problem(txn, self._tables[Table.META], path):
                 raise StoreFormatError(f"{path}: {problem}; {CURE}")
         # What a writer with `sync=False` has answered and, killed, has left to the system.
+        self._large = LargeWrites(
+            self._env, self._tables, path, syncs=sync, most_bytes=self._max_map_bytes
+        )
         self._env.sync(True)
         _sync_directory(path)
         self._room = Room(
@@ -88,6 +92,7 @@ class Engine:
     def _open_tables(self) -> list[lmdb._Database]:
         with self._env.begin(write=True) as txn:
             if txn.stat()["entries"] == 0:
+                check_no_payloads(self._path)
                 meta = self._env.open_db(Table.META.disk_name, txn=txn)
                 txn.put(disk.FORMAT_KEY, disk.FORMAT_VALUE, db=meta)
             else:
@@ -108,26 +113,56 @@ class Engine:
         self._work = Work()
         results: dict[int, Result] = {}
         admitted: list[Request] = []
-        planned_bytes = 0
+        planned_bytes = planned_large_bytes = 0
         for request in requests:
             refusal = ""
             if request.append_bytes:
-                refusal = self._room.refusal(planned_bytes + request.append_bytes)
+                num_bytes = planned_bytes + request.append_bytes
+                num_large_bytes = planned_large_bytes + _large_bytes(request)
+                try:
+                    refusal = self._refusal(num_bytes, num_large_bytes)
+                except lmdb.Error as error:
+                    return self._fail(requests, error), self._with_sizes(self._work)
             if refusal:
                 results[request.number] = Result(request.number, Status.FULL, refusal)
-            else:
-                admitted.append(request)
-                planned_bytes += request.append_bytes
+                continue
+            admitted.append(request)
+            if request.append_bytes:
+                planned_bytes, planned_large_bytes = num_bytes, num_large_bytes
         for result in self._write_admitted(admitted):
             results[result.number] = result
         self._work = self._work._replace(num_batches=len(admitted))
         return [results[request.number] for request in requests], self._with_sizes(self._work)
 
+    def _refusal(self, num_bytes: int, num_large_bytes: int) -> str:
+        """Why appends don't fit, see `Room.refusal`, even if what was freed is taken back.
+
+        Raises:
+            lmdb.Error: The store can't go on.
+        """
+        refusal = self._room.refusal(num_bytes, num_large_bytes)
+        if refusal:
+            self._env.reader_check()
+        while refusal and self._large.can_reclaim:
+            try:
+                with self._env.begin(write=True) as txn:
+                    self._large.reclaim(txn)
+                    sign_commit(txn, self._tables[Table.META])
+            except lmdb.Error as error:
+                self._large.rollback()
+                if self._is_the_end(error):
+                    raise
+                return refusal
+            self._large.commit()
+            self._note_size()
+            refusal = self._room.refusal(num_bytes, num_large_bytes)
+        return refusal
+
     def _write_admitted(self, requests: Sequence[Request]) -> list[Result]:
         if len(requests) > 1:
             try:
                 return self._transact(requests)
-            except lmdb.Error as error:
+            except (lmdb.Error, OSError) as error:
                 if self._is_the_end(error):
                     return self._fail(requests, error)
                 # One of them is at fault: alone, it fails alone.
@@ -135,24 +170,26 @@ class Engine:
         for place, request in enumerate(requests):
             try:
                 results += self._transact([request])
-            except lmdb.Error as error:
+            except (lmdb.Error, OSError) as error:
                 if self._is_the_end(error):
                     return results + self._fail(requests[place:], error)
                 results.append(_refusal(request, error))
         return results
 
-    def _is_the_end(self, error: lmdb.Error) -> bool:
+    def _is_the_end(self, error: lmdb.Error | OSError) -> bool:
         """Whether nothing may be acknowledged any more: it isn't a batch's fault, nor lack of room.
 
         After a failed sync, above all: the system may have forgotten what it could not write, and
         the next sync finds nothing to do and succeeds.
         """
+        if isinstance(error, OSError):  # Of large payloads.
+            return error.errno not in FULL_CODES
         if isinstance(error, _BATCH_ERRORS) or error.code in FULL_CODES:
             return False
         # A write cut short by a full disk is reported as an I/O error, too.
         return error.code != errno.EIO or self._room.allocate(_PROBE_BYTES)
 
-    def _fail(self, requests: Sequence[Request], error: lmdb.Error) -> list[Result]:
+    def _fail(self, requests: Sequence[Request], error: lmdb.Error | OSError) -> list[Result]:
         self.failed = True
         message = (
             f"{self._path}: {error}; what was acknowledged before is on disk. Check the disk (the "
@@ -181,16 +218,19 @@ class Engine:
         self._append_bytes = 0
         txn = self._env.begin(write=True)
         try:
-            counts = [apply(txn, self._tables, request) for request in requests]
+            counts = [apply(txn, self._tables, self._large, request) for request in requests]
             sign_commit(txn, self._tables[Table.META])
             applied = time.monotonic()
+            self._large.write()
             txn.commit()
         except BaseException:
             txn.abort()
+            self._large.rollback()
             raise
+        self._large.commit()
         ended = time.monotonic()
         self._note_size()
-        self._append_bytes = sum(request.append_bytes for request in requests)
+        self._append_bytes = sum(r.append_bytes - _large_bytes(r) for r in requests)
         self._work = self._work._replace(
             num_transactions=self._work.num_transactions + 1,
             num_operations=self._work.num_operations + sum(len(r.operations) for r in requests),
@@ -243,7 +283,12 @@ class Engine:
     def _note_size(self) -> None:
         info = self._env.info()
         self._map_bytes = int(info["map_size"])
-        self._room.update(file_bytes=(info["last_pgno"] + 1) * self._page_bytes)
+        self._room.update(
+            file_bytes=(info["last_pgno"] + 1) * self._page_bytes,
+            large_bytes=self._large.used_bytes,
+            large_pending_bytes=self._large.pending_bytes,
+            large_file_bytes=self._large.file_bytes,
+        )
 
     def make_ready(self) -> None:
         """Do ahead what the next append would have to wait for; for when nobody waits.
@@ -259,8 +304,11 @@ class Engine:
 
         Raises:
             lmdb.Error: It can't be written; what was acknowledged since may be lost.
+            OSError: The same.
         """
+        self._large.sync()
         self._env.sync(True)
+        self._large.note_synced()
 
     def check_readers(self) -> None:
         """Free the slots of readers that died; they would keep removed pages from being reused."""
@@ -268,11 +316,17 @@ class Engine:
 
     def close(self) -> None:
         """Release the store."""
+        self._large.close()
         self._room.close()
         self._env.close()
 
 
-def _refusal(request: Request, error: lmdb.Error) -> Result:
+def _large_bytes(request: Request) -> int:
+    """What a batch takes in the file of large payloads."""
+    return sum([large_bytes(value) for _, _, value in request.operations])
+
+
+def _refusal(request: Request, error: lmdb.Error | OSError) -> Result:
     """How a batch ended that could not be stored, and that others are not affected by."""
     if isinstance(error, lmdb.BadValsizeError):
         return Result(request.number, Status.REFUSED, f"a key or value is too long: {error}")

@@ -20,8 +20,9 @@ from experience_buffer_server.store.base import (
     LeaseRow,
     Record,
 )
-from experience_buffer_server.store.check_links import misfit
+from experience_buffer_server.store.check_payloads import PAYLOAD_TABLES, known_of, misfit
 from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.large_payloads import LargePayloads
 from experience_buffer_server.store.plausible import plausible
 from experience_buffer_server.store.rebuilding import Aside
 from experience_buffer_server.store.seal import seal, unseal
@@ -40,6 +41,7 @@ class Mender:
         aside: Aside,
         done: list[str],
         lost: dict[Table, list[bytes]],
+        large: LargePayloads,
     ) -> None:
         self._txn = txn
         self._tables = tables
@@ -48,6 +50,7 @@ class Mender:
         self._done = done
         self._lost = lost
         """Keys of rows that were damaged."""
+        self._large = large
         self._lost_of: defaultdict[bytes, int] = defaultdict(int)
         """By key of the group, members that were taken out."""
 
@@ -125,9 +128,10 @@ class Mender:
                 self._forget(key)
             elif not record.tombstone:
                 self._experience(key, record, payloads)
-        for key, stored in self._rows(Table.PAYLOADS):
-            if key not in payloads:
-                self._take(Table.PAYLOADS, key, stored, "its record is gone")
+        for table in PAYLOAD_TABLES:
+            for key, stored in self._rows(table):
+                if key not in payloads:
+                    self._take(table, key, stored, "its record is gone")
         for table in (Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS):
             for key, stored in self._rows(table):
                 if self._get(Table.RECORDS, key) is None:
@@ -135,12 +139,7 @@ class Mender:
 
     def _experience(self, key: bytes, record: Record, payloads: set[bytes]) -> None:
         place = disk.payload_key(int.from_bytes(key[:4], "big"), record.uid)
-        stored = self._get(Table.PAYLOADS, place)
-        value = None if stored is None else self._sound(Table.PAYLOADS, place, stored, bytes)
-        if value is not None and misfit(record, value):
-            self._take(Table.PAYLOADS, place, stored or b"", "it isn't what its record says")
-            value = None
-        if value is None:
+        if not self._has_payload(place, record):
             self._take(Table.RECORDS, key, self._get(Table.RECORDS, key) or b"", "no payload")
             self._forget(key)
             if record.group_id:
@@ -152,6 +151,38 @@ class Mender:
             record.note = ""
             self._put(Table.RECORDS, key, row_codec.encode_record(record, self._pack))
             self._say(f"experience {record.uid!r}: what is left of it can be read; offered again")
+
+    def _has_payload(self, place: bytes, record: Record) -> bool:
+        """Whether an experience has a payload that is sound and its own; others are taken out."""
+        is_large = record.payload_bytes >= disk.LARGE_PAYLOAD_BYTES
+        found = False
+        for table in reversed(PAYLOAD_TABLES) if is_large else PAYLOAD_TABLES:
+            stored = self._get(table, place)
+            if stored is None:
+                continue
+            try:
+                why = "it isn't what its record says" if self._misfit(table, place, record) else ""
+            except _DECODE_ERRORS as error:
+                why = f"damaged: {error}"
+            if not why and found:
+                why = "its experience has it in another table"
+            if why:
+                self._take(table, place, stored, why)
+            found = found or not why
+        return found
+
+    def _misfit(self, table: Table, place: bytes, record: Record) -> bool:
+        """Whether a payload isn't its record's.
+
+        Raises:
+            DamagedRecordError: It can't be read, or isn't as it was written.
+            struct.error: Its row isn't an extent.
+        """
+        value = unseal(table, place, memoryview(self._get(table, place) or b""))
+        if table is Table.PAYLOADS:
+            return misfit(known_of(record), value) is not None
+        with self._large.read(place, disk.decode_extent(value)) as payload:
+            return misfit(known_of(record), payload) is not None
 
     def _groups(self) -> None:
         """Groups that have lost members or their rows go on with what is left."""

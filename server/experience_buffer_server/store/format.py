@@ -11,8 +11,9 @@ import struct
 from collections.abc import Callable
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
 from experience_buffer_server.store.version import FORMAT_KEY as FORMAT_KEY
 from experience_buffer_server.store.version import FORMAT_VALUE as FORMAT_VALUE
 from experience_buffer_server.store.version import FORMAT_VERSION as FORMAT_VERSION
@@ -45,6 +46,10 @@ class Table(IntEnum):
     """By buffer, the highest number given to an experience."""
     BUFFER_COPIES = 13
     """The rows of `BUFFERS` again: everything of a buffer depends on its row."""
+    EXTENTS = 14
+    """By the keys of `PAYLOADS`, where large payloads lie in `payloads.bin`; they have no row there."""
+    FREED = 15
+    """Runs of blocks of `payloads.bin` that older states of the store still have."""
 
     @property
     def disk_name(self) -> bytes:
@@ -52,7 +57,7 @@ class Table(IntEnum):
         return self.name.lower().encode()
 
 
-MAX_DBS = 16
+MAX_DBS = 32
 MAX_READERS = 1024
 
 _BUFFER = struct.Struct(">I")
@@ -60,6 +65,9 @@ _NUMBERED = struct.Struct(">IQ")
 _TIME = struct.Struct(">d")
 _MAGNITUDE = struct.Struct(">d")
 _COUNTER = struct.Struct(">Q")
+_EXTENT = struct.Struct(">QQ8s")
+_FREED = struct.Struct(">4xQQ")
+_MAX_FILE_BYTES = 2**62
 
 Pack = Callable[[Any], bytes]
 """Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
@@ -80,9 +88,9 @@ def row_label(table: Table, key: bytes) -> str:
     """The uid, name or number that a key stands for; empty for a buffer's own rows."""
     if table is Table.META:
         return key.decode(errors="replace")
-    if table in (Table.PAYLOADS, Table.CONSUMERS, Table.MEMORY):
+    if table in (Table.PAYLOADS, Table.EXTENTS, Table.CONSUMERS, Table.MEMORY):
         return key[4:].decode(errors="replace").replace("\0", " ")
-    if table is Table.MEMORY_LOG:
+    if table in (Table.MEMORY_LOG, Table.FREED):
         return key[4:].hex()
     return str(number_of(key)) if len(key) == _NUMBERED.size else ""
 
@@ -172,3 +180,43 @@ encode_counter = _COUNTER.pack
 def decode_counter(value: bytes | memoryview) -> int:
     """Read a counter back."""
     return int(_COUNTER.unpack(value)[0])
+
+
+class Extent(NamedTuple):
+    """Where a large payload lies in `payloads.bin`."""
+
+    offset: int
+    num_bytes: int
+    checksum: bytes
+    """Of the payload: what its row in `PAYLOADS` would be sealed with."""
+
+
+def encode_extent(extent: Extent) -> bytes:
+    """A row of `EXTENTS`."""
+    return _EXTENT.pack(*extent)
+
+
+def decode_extent(value: bytes | memoryview) -> Extent:
+    """Read an extent back.
+
+    Raises:
+        struct.error: It isn't one, or is beyond any file.
+    """
+    extent = Extent(*_EXTENT.unpack(value))
+    if extent.offset + extent.num_bytes > _MAX_FILE_BYTES:
+        raise struct.error(f"{extent.num_bytes} bytes at {extent.offset} are beyond any file")
+    return extent
+
+
+def freed_key(transaction: int, offset: int) -> bytes:
+    """The key of a freed run: by the transaction that has freed it, and where it begins.
+
+    It begins with zeros: it belongs to no buffer.
+    """
+    return _FREED.pack(transaction, offset)
+
+
+def decode_freed_key(key: bytes | memoryview) -> tuple[int, int]:
+    """Transaction and offset of a freed run."""
+    transaction, offset = _FREED.unpack(key)
+    return transaction, offset

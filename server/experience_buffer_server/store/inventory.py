@@ -28,6 +28,7 @@ _SECONDARY: Final = (
     Table.MEMORY_LOG,
     Table.COUNTERS,
     Table.MAGNITUDES,
+    Table.FREED,
 )
 """Tables whose damaged rows cost no experience: a start goes on without (`restore_damage`)."""
 _TWINS: Final = (Table.BUFFERS, Table.BUFFER_COPIES)

@@ -6,7 +6,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -22,7 +22,9 @@ from experience_buffer_server.store.base import (
     Found,
     StoreFailedError,
 )
-from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.fetching import Fetched, Place
+from experience_buffer_server.store.format import Extent, Table
+from experience_buffer_server.store.large_payloads import LargePayloads
 from experience_buffer_server.store.loading import Loading
 from experience_buffer_server.store.opening import open_to_read
 from experience_buffer_server.store.seal import unseal
@@ -42,8 +44,8 @@ class LmdbReader:
     a fork.
 
     Each call sees one consistent state: the newest commit when it starts. Reads go through the
-    page cache and block for the disk where a page isn't there. Every row is compared with its
-    checksum.
+    page cache and block for the disk where a page isn't there; large payloads come from the disk.
+    Every row and every payload is compared with its checksum.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,6 +65,12 @@ class LmdbReader:
         self._idle = threading.Condition()
         self._num_open = 0
         self._env, self._tables = open_to_read(path)
+        self._large = LargePayloads(path)
+        self._fetched: Callable[[Place], Found[memoryview]] = _nothing
+
+    def look_in(self, fetched: Callable[[Place], Found[memoryview]]) -> None:
+        """Ask here for large payloads before they are read; from the thread that reads, only."""
+        self._fetched = fetched
 
     @contextmanager
     def _transaction(self) -> Iterator[lmdb.Transaction[memoryview]]:
@@ -98,8 +106,72 @@ class LmdbReader:
         Raises:
             ValueError: A uid is longer than any that can be stored.
         """
-        keys = [disk.payload_key(buffer_id, uid) for uid in uids]
-        return self._get(Table.PAYLOADS, keys, bytes)
+        return self._copies([disk.payload_key(buffer_id, uid) for uid in uids])
+
+    def _copies(self, keys: Sequence[bytes]) -> list[Found[bytes]]:
+        try:
+            with self._transaction() as txn, self._payloads(txn, keys) as found:
+                return [bytes(each) if isinstance(each, memoryview) else each for each in found]
+        except DamagedRecordError as error:
+            # As in `_get`.
+            if len(keys) == 1:
+                return [DamagedRecordError(f"{disk.row_name(Table.PAYLOADS, keys[0])}: {error}")]
+        return [row for key in keys for row in self._copies([key])]
+
+    @contextmanager
+    def _payloads(
+        self, txn: lmdb.Transaction[memoryview], keys: Sequence[bytes]
+    ) -> Iterator[list[Found[memoryview]]]:
+        """Payloads as they lie in the map or, large ones, as they were read; views end with the block."""
+        found = self._rows(txn, Table.PAYLOADS, keys, _as_it_lies)
+        extents: dict[int, Extent] = {}
+        if txn.stat(self._tables[Table.EXTENTS])["entries"]:
+            places = [place for place, row in enumerate(found) if row is None]
+            rows = self._rows(txn, Table.EXTENTS, [keys[p] for p in places], disk.decode_extent)
+            for place, row in zip(places, rows, strict=True):
+                if isinstance(row, Extent):
+                    found[place] = self._fetched((keys[place], row))
+                    if found[place] is None:
+                        extents[place] = row
+                else:
+                    found[place] = row
+        with ExitStack() as stack:
+            for place, extent in extents.items():
+                try:
+                    found[place] = stack.enter_context(self._large.read(keys[place], extent))
+                except DamagedRecordError as error:
+                    found[place] = error
+            yield found
+
+    def fetch(self, buffer_id: int, uid: str) -> Fetched | None:
+        """Read a payload that is large, so that `look_in` finds it; blocks for the disk.
+
+        No transaction is open while it waits for the disk, or others would wait, too, when the map has
+        grown. So what is read may be written over meanwhile, which its checksum tells.
+
+        Returns:
+            None if it isn't large, or isn't what was written: whoever reads it finds out why.
+
+        Raises:
+            ValueError: The uid is longer than any that can be stored.
+            StoreFailedError: The store can't be read.
+        """
+        key = disk.payload_key(buffer_id, uid)
+        try:
+            with self._transaction() as txn:
+                (row,) = self._rows(txn, Table.EXTENTS, [key], disk.decode_extent)
+        except DamagedRecordError:
+            return None
+        if not isinstance(row, Extent):
+            return None
+        with ExitStack() as memory:
+            try:
+                payload = memory.enter_context(self._large.read(key, row))
+            except DamagedRecordError as error:
+                # A disk that fails takes its time to say so: once is enough.
+                is_of_disk = isinstance(error.__cause__, OSError)
+                return Fetched((key, row), error, memory) if is_of_disk else None
+            return Fetched((key, row), payload, memory.pop_all())
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed, in the order asked; see `store.base.Found`."""
@@ -110,7 +182,7 @@ class LmdbReader:
     def stored(
         self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
     ) -> Iterator[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
-        """What `payloads` and `advantages` return, but payloads as they lie in the map, uncopied.
+        """What `payloads` and `advantages` return, but payloads as they were read, uncopied.
 
         A view must not be touched after the block; nor may anything else be read within it, since
         a read that finds a grown map waits for all others to end.
@@ -120,16 +192,16 @@ class LmdbReader:
         """
         places = [disk.payload_key(buffer_id, uid) for uid in uids]
         keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
-        with self._transaction() as txn:
+        with self._transaction() as txn, ExitStack() as stack:
             try:
-                payloads = self._rows(txn, Table.PAYLOADS, places, _as_it_lies)
+                payloads = stack.enter_context(self._payloads(txn, places))
                 computed = self._rows(txn, Table.ADVANTAGES, keys, row_codec.decode_advantages)
             except _PAGE_ERRORS:
                 pass  # It ends the transaction: what is on other pages is read again below.
             else:
                 yield payloads, computed
                 return
-        copies = self._get(Table.PAYLOADS, places, bytes)
+        copies = self._copies(places)
         yield (
             [memoryview(copy) if isinstance(copy, bytes) else copy for copy in copies],
             self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages),
@@ -147,14 +219,10 @@ class LmdbReader:
     def payload_uids(self, buffer_id: int) -> Iterator[str]:
         """The uids of all stored payloads; the payloads themselves aren't read."""
         prefix = disk.buffer_key(buffer_id)
-        with self._transaction() as txn, txn.cursor(self._tables[Table.PAYLOADS]) as cursor:
-            if not cursor.set_range(prefix):
-                return
-            for found in cursor.iternext(values=False):
-                key = bytes(found)
-                if not key.startswith(prefix):
-                    return
-                yield key[4:].decode(errors="replace")
+        with self._transaction() as txn:
+            for table in (Table.PAYLOADS, Table.EXTENTS):
+                for key in _keys(txn, self._tables[table], prefix):
+                    yield key[4:].decode(errors="replace")
 
     def _get(self, table: Table, keys: Sequence[bytes], decode: _Decode[_Row]) -> list[Found[_Row]]:
         try:
@@ -201,6 +269,7 @@ class LmdbReader:
         with self._idle:
             self._idle.wait_for(lambda: self._num_open == 0)
             self._env.close()
+            self._large.close()
 
     def __enter__(self) -> Self:
         return self
@@ -212,6 +281,21 @@ class LmdbReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _keys(txn: lmdb.Transaction[memoryview], db: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
+    with txn.cursor(db) as cursor:
+        if not cursor.set_range(prefix):
+            return
+        for found in cursor.iternext(values=False):
+            key = bytes(found)
+            if not key.startswith(prefix):
+                return
+            yield key
+
+
+def _nothing(place: Place) -> None:
+    return None
 
 
 def _as_it_lies(value: memoryview) -> memoryview:

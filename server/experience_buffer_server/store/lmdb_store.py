@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -26,6 +26,7 @@ from experience_buffer_server.store.base import (
     WriteBatch,
 )
 from experience_buffer_server.store.batch import LmdbWriteBatch
+from experience_buffer_server.store.fetching import Expected, Fetching
 from experience_buffer_server.store.frames import PRUNE, PRUNE_LIMITS, Status, Work
 from experience_buffer_server.store.link import WriterLink, start_writer
 from experience_buffer_server.store.lmdb_reader import LmdbReader
@@ -59,7 +60,7 @@ class StoreStats:
     live_bytes: int = 0
     """Pages that hold rows; counted every half a second while something is written."""
     file_bytes: int = 0
-    """Pages that were ever in use; the difference to `live_bytes` can be reused."""
+    """Room that was ever in use, in both files; the difference to `live_bytes` can be reused."""
     map_bytes: int = 0
     """Current size of the map."""
 
@@ -95,6 +96,7 @@ class LmdbStore:
         self._transport: asyncio.WriteTransport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: LmdbReader | None = None
+        self._fetching: Fetching | None = None
         self.failed = asyncio.Event()
         """Set when the store can't go on; watch it to shut down. `failure` says why."""
         self.failure: StoreFailedError | None = None
@@ -147,6 +149,8 @@ class LmdbStore:
             store._transport = await link.connect(connection)
             await store._ready
             store._reader = LmdbReader(path)
+            store._fetching = Fetching(store._reader.fetch)
+            store._reader.look_in(store._fetching.find)
         except BaseException:
             await store.close()
             raise
@@ -302,6 +306,18 @@ class LmdbStore:
         """Payloads, uncopied, and what was computed; see `store.base.Store.stored`."""
         return self.reader.stored(buffer_id, uids, seqs)
 
+    def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Have large payloads in memory within the block; see `store.base.Store.fetched`."""
+        if self._fetching is None:
+            raise StoreFailedError(f"the store at {self._path} is closed")
+        return self._fetching.fetched(buffer_id, uids)
+
+    def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
+        """Read large payloads ahead; see `store.base.Store.expect`."""
+        if self._fetching is None:
+            raise StoreFailedError(f"the store at {self._path} is closed")
+        return self._fetching.expect(buffer_id, payloads)
+
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
         """The remembered values in the order asked; None where nothing is, or can be read back."""
         return self.reader.recall(buffer_id, kind, keys)
@@ -334,6 +350,9 @@ class LmdbStore:
         if self._transport is not None:
             self._transport.close()
         # Before the writer ends: a new owner in this process opens the store right after.
+        if self._fetching is not None:
+            self._fetching.close()
+            self._fetching = None
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 from experience_buffer_server.store.base import StoreError
 
 MANIFEST_NAME = "manifest.json"
-MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION: Final = 2
 _MAX_MANIFEST_BYTES = 64 << 20
 
 _Count = Annotated[int, Field(ge=0)]
@@ -63,7 +63,7 @@ class BufferManifest(_Part):
 class Manifest(_Part):
     """What a snapshot holds."""
 
-    manifest_version: Literal[1] = MANIFEST_VERSION
+    manifest_version: Literal[2] = MANIFEST_VERSION
     store_format: _Count
     """The format version of the store."""
     server_version: str
@@ -74,6 +74,12 @@ class Manifest(_Part):
     """Size of `data.mdb`."""
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     """Of `data.mdb`."""
+    payloads_bytes: _Count
+    """Size of `payloads.bin`, holes included; 0: there is none."""
+    payloads_stored_bytes: _Count
+    """Of these, what payloads take; the rest are holes, which take no room."""
+    payloads_sha256: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
+    """Of `payloads.bin`, holes as zeros; empty without one."""
     buffers: tuple[BufferManifest, ...]
     """By id."""
 
@@ -82,9 +88,21 @@ class Manifest(_Part):
         """Experiences in all buffers, tombstones not counted."""
         return sum(buffer.num_experiences for buffer in self.buffers)
 
+    @property
+    def num_bytes(self) -> int:
+        """What both files take on the disk."""
+        return self.data_bytes + self.payloads_stored_bytes
+
     def to_json(self) -> str:
         """The file's text."""
         return self.model_dump_json(indent=2) + "\n"
+
+
+class _Writer(BaseModel):
+    """What manifests of all versions say of who wrote them."""
+
+    manifest_version: int
+    server_version: str
 
 
 def utc_now() -> datetime:
@@ -110,9 +128,28 @@ def read_manifest(snapshot: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
+        _check_version(text, path)
         detail = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in detail["loc"]) or "the text"
         raise SnapshotError(
             f"{path} is damaged, or of another version than {MANIFEST_VERSION}: "
             f"{place}: {detail['msg']}"
         ) from error
+
+
+def _check_version(text: bytes, path: Path) -> None:
+    """Say who can read a manifest of another version; nothing of any other fault.
+
+    Raises:
+        SnapshotError: It is of another version.
+    """
+    try:
+        writer = _Writer.model_validate_json(text)
+    except ValidationError:
+        return
+    if writer.manifest_version != MANIFEST_VERSION:
+        raise SnapshotError(
+            f"{path} has manifest_version {writer.manifest_version}, this server reads "
+            f"{MANIFEST_VERSION}; restore it with server version {writer.server_version}, which "
+            "took it"
+        )

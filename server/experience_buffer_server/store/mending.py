@@ -2,13 +2,15 @@
 
 The sound rows are written into a new file, which then takes the place of the old one: so damaged
 keys, and pages that no row is on, are gone, too. What is taken out is in a file of its own before
-that. After it the store is clean again: what stays can be read, and fits together.
+that. After it the store is clean again: what stays can be read, and fits together. The file of large
+payloads stays as it is: where no row says that something lies there, it has room.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -24,10 +26,12 @@ from experience_buffer_server.store.check import check
 from experience_buffer_server.store.commits import commit_problem, sign_commit
 from experience_buffer_server.store.fitting import Mender
 from experience_buffer_server.store.format import Table
+from experience_buffer_server.store.large_payloads import LargePayloads
 from experience_buffer_server.store.metapages import DATA_NAME
 from experience_buffer_server.store.opening import begin, open_to_read
 from experience_buffer_server.store.rebuilding import Aside, Rebuild, check_room, sync
 from experience_buffer_server.store.room import FULL_CODES
+from experience_buffer_server.store.salvage import check_readable
 from experience_buffer_server.store.writer import hold_lock
 
 PARTIAL_NAME: Final = ".partial-set-aside"
@@ -57,6 +61,7 @@ def mend(path: Path, file: Path) -> list[str]:
     if file.exists():
         raise FileExistsError(f"{file} exists; name a file that doesn't")
     with hold_lock(path, timeout_seconds=0.0):
+        check_readable(path)
         partial = path / PARTIAL_NAME
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=private.FOLDER_MODE)
@@ -96,8 +101,8 @@ def _write_anew(path: Path, partial: Path, aside: Aside) -> list[str]:
             new_tables = [new.open_db(table.disk_name) for table in Table]
             rebuild = Rebuild(aside, done)
             rebuild.run(txn, tables, new, new_tables)
-            with new.begin(write=True) as change:
-                Mender(change, new_tables, aside, done, rebuild.lost).run()
+            with new.begin(write=True) as change, closing(LargePayloads(path)) as large:
+                Mender(change, new_tables, aside, done, rebuild.lost, large).run()
                 sign_commit(change, new_tables[Table.META])
             new.sync(True)
     return done
@@ -105,7 +110,7 @@ def _write_anew(path: Path, partial: Path, aside: Aside) -> list[str]:
 
 def _swap(path: Path, partial: Path, file: Path, aside: Aside) -> None:
     """Put the new store in the place of the old one."""
-    report = check(partial)
+    report = check(partial, payloads=path)
     if not report.is_clean:
         raise StoreError(
             f"{path} can't be mended, nothing was changed: its sound rows don't fit together "

@@ -5,9 +5,6 @@ Knows the layout on disk, and nothing of when a transaction begins or ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
-
 import lmdb
 
 from experience_buffer_server.store import format as disk
@@ -22,20 +19,25 @@ from experience_buffer_server.store.frames import (
     REMOVE,
     Request,
 )
-from experience_buffer_server.store.seal import seal, seal_in_place, unseal
+from experience_buffer_server.store.large_writes import (
+    LargeWrites,
+    Tables,
+    Transaction,
+    large_bytes,
+)
+from experience_buffer_server.store.seal import SEAL_BYTES, seal, seal_in_place, unseal
 
-Transaction: TypeAlias = "lmdb.Transaction[bytes]"
-Tables: TypeAlias = "Sequence[lmdb._Database]"
 _SPARSE = (Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS)
 """Tables in which an experience may have a row."""
 
 
-def apply(txn: Transaction, tables: Tables, request: Request) -> int:
+def apply(txn: Transaction, tables: Tables, large: LargeWrites, request: Request) -> int:
     """Carry out a batch's operations in order; how many remembered values were forgotten.
 
     Args:
         txn: The transaction; the caller ends it.
         tables: Handles, by `Table`.
+        large: Stores large payloads; the caller has it write them.
         request: The batch.
 
     Raises:
@@ -44,20 +46,28 @@ def apply(txn: Transaction, tables: Tables, request: Request) -> int:
     """
     count = 0
     put, delete = txn.put, txn.delete
+    has_extents = bool(txn.stat(tables[Table.EXTENTS])["entries"])
     sparse: list[lmdb._Database] | None = None
     for table, key, value in request.operations:
         if table == DELETE_BUFFER:
+            large.remove_all(txn, key)
             _delete_buffer(txn, tables, key)
         elif value is None:
             delete(key, db=tables[table])
         elif type(value) is memoryview:
-            put(key, seal_in_place(table, key, value), db=tables[table])
+            if large_bytes(value):
+                large.put(txn, key, value[:-SEAL_BYTES])
+                has_extents = True
+            else:
+                if has_extents:
+                    large.remove(txn, key)
+                put(key, seal_in_place(table, key, value), db=tables[table])
         elif table == REMOVE:
             if sparse is None:
                 # Mostly they have no rows at all, and looking for them costs as much as removing.
                 sparse = [tables[t] for t in _SPARSE if txn.stat(tables[t])["entries"]]
-            if value:
-                delete(value, db=tables[Table.PAYLOADS])
+            if value and not delete(value, db=tables[Table.PAYLOADS]) and has_extents:
+                large.remove(txn, value)
             delete(key, db=tables[Table.RECORDS])
             for db in sparse:
                 delete(key, db=db)
@@ -74,6 +84,8 @@ def apply(txn: Transaction, tables: Tables, request: Request) -> int:
                 name = disk.row_name(Table.RECORDS, key)
                 raise lmdb.KeyExistsError(f"{name} is there already; nothing was overwritten")
         else:
+            if table == Table.PAYLOADS and has_extents:
+                large.remove(txn, key)
             # Sealed here and not by the owner: its event loop has other things to do.
             put(key, seal(table, key, value), db=tables[table])
             sparse = None

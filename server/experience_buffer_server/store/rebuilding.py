@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from experience_buffer_server.store.base import StoreFullError
 from experience_buffer_server.store.commits import COMMIT_KEY
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.frames import LENGTH
-from experience_buffer_server.store.seal import is_sound
+from experience_buffer_server.store.payload_file import NAME
+from experience_buffer_server.store.salvage import Salvage
+from experience_buffer_server.store.seal import SEAL_BYTES, is_sound
 
 FILE_FORMAT: Final = "experience-buffer rows set aside, version 1"
 _SPARE_BYTES: Final = 64 << 20
@@ -32,18 +35,30 @@ class Aside:
     It holds msgpack documents, each after its length (4 bytes, big endian): first
     `{"format", "store", "time"}`, then `{"table", "key", "value", "why"}` per row, key and value as
     they were stored (`store.format`, `store.seal`).
+
+    Of a row of `EXTENTS` it has the payload, as far as it can be read, as a row of `PAYLOADS`: its
+    blocks are written over soon. The row itself is there only where it says nothing sound, or where
+    nothing of the payload can be read.
     """
 
     def __init__(self, file: Path, store: Path) -> None:
         self._file = file
         self._partial = file.with_name(f".partial-{file.name}")
         self._out = open(self._partial, "wb", opener=private.opener)  # noqa: SIM115
+        self._salvage = Salvage(store)
         self.num_rows = 0
         self._write({"format": FILE_FORMAT, "store": str(store), "time": time.time()})
 
     def add(self, table: Table, key: bytes, stored: bytes, why: str) -> None:
-        """Keep a row."""
+        """Keep a row, and what it stands for."""
         self.num_rows += 1
+        extent = _extent(key, stored) if table is Table.EXTENTS else None
+        if extent is not None:
+            content, num_read = self._salvage.read(extent)
+            if content:
+                # What a row of PAYLOADS would be, and damaged wherever the payload is.
+                table, stored = Table.PAYLOADS, content + extent.checksum
+            why += f"; {num_read} of its {extent.num_bytes} bytes were read at {extent.offset} of {NAME}"
         row = {"table": table.disk_name.decode(), "key": key, "value": stored, "why": why}
         self._write(row)
 
@@ -60,6 +75,7 @@ class Aside:
 
     def close(self) -> None:
         """Leave nothing but what was published."""
+        self._salvage.close()
         self._out.close()
         self._partial.unlink(missing_ok=True)
 
@@ -86,9 +102,18 @@ class Rebuild:
     ) -> None:
         """Copy all tables; what isn't as it was written goes aside."""
         for table in Table:
+            if table is Table.FREED:
+                self._leave_freed(_rows(txn, tables[table]))
+                continue
             rows = self._sound(table, _rows(txn, tables[table]))
             while self._fill(to, table, to_tables[table], rows):
                 pass
+
+    def _leave_freed(self, rows: Iterator[tuple[bytes, bytes]]) -> None:
+        """Its transactions are those of the old file, and no reader of them is left: all is free."""
+        for key, stored in rows:
+            if not is_sound(Table.FREED, key, stored):
+                self._take(Table.FREED, key, stored, _damage(stored))
 
     def _fill(
         self,
@@ -126,10 +151,12 @@ class Rebuild:
             elif right := _key_before(table, key, stored):
                 self._done.append(f"{disk.row_name(table, right)}: its key was damaged, put right")
                 yield right, stored
+            elif table is Table.EXTENTS and (right := _extent_before(key, stored)):
+                self._done.append(f"{disk.row_name(table, key)}: it was damaged, put right")
+                yield key, right
             else:
-                message = f"damaged: its {len(stored)} bytes don't match their checksum"
                 self.lost[table].append(key)
-                self._take(table, key, stored, message)
+                self._take(table, key, stored, _damage(stored))
 
     def _take(self, table: Table, key: bytes, stored: bytes, why: str) -> None:
         self._aside.add(table, key, stored, why)
@@ -142,17 +169,41 @@ def _rows(txn: lmdb.Transaction[memoryview], db: lmdb._Database) -> Iterator[tup
             yield bytes(key), bytes(stored)
 
 
+def _damage(stored: bytes) -> str:
+    return f"damaged: its {len(stored)} bytes don't match their checksum"
+
+
 def _key_before(table: Table, key: bytes, stored: bytes) -> bytes:
     """The key of a row in which one bit was changed since; empty where that isn't what is wrong.
 
     The checksum covers the key: it says which of a few thousand is the right one.
     """
-    bits = int.from_bytes(key, "big")
-    for place in range(8 * len(key)):
-        other = (bits ^ (1 << place)).to_bytes(len(key), "big")
-        if is_sound(table, other, stored):
-            return other
-    return b""
+    return next((other for other in _near(key) if is_sound(table, other, stored)), b"")
+
+
+def _extent_before(key: bytes, stored: bytes) -> bytes:
+    """A row of `EXTENTS` in which one bit was changed since; empty where that isn't what is wrong.
+
+    Such a row is short enough for it, and a whole large payload depends on it.
+    """
+    return next((other for other in _near(stored) if is_sound(Table.EXTENTS, key, other)), b"")
+
+
+def _near(data: bytes) -> Iterator[bytes]:
+    """All that differ in one bit."""
+    bits = int.from_bytes(data, "big")
+    for place in range(8 * len(data)):
+        yield (bits ^ (1 << place)).to_bytes(len(data), "big")
+
+
+def _extent(key: bytes, stored: bytes) -> disk.Extent | None:
+    """What a row of `EXTENTS` says, if it is sound."""
+    if not is_sound(Table.EXTENTS, key, stored):
+        return None
+    try:
+        return disk.decode_extent(stored[:-SEAL_BYTES])
+    except struct.error:
+        return None
 
 
 def check_room(txn: lmdb.Transaction[memoryview], tables: list[lmdb._Database], to: Path) -> None:

@@ -15,7 +15,8 @@ class Kind(StrEnum):
     """What is wrong."""
 
     DAMAGED_ROW = "damaged_row"
-    """A row doesn't match its checksum, or isn't what its table holds."""
+    """A row doesn't match its checksum, or isn't what its table holds; of table `extents`: or the
+    payload isn't, that lies where the row says, or it can't be read."""
     DAMAGED_PAGE = "damaged_page"
     """LMDB can't read on in a table; what comes behind wasn't looked at."""
     CRASH = "crash"
@@ -25,7 +26,7 @@ class Kind(StrEnum):
     MISSING_PAYLOAD = "missing_payload"
     """An experience without its payload."""
     ORPHAN_PAYLOAD = "orphan_payload"
-    """A payload without its experience's record."""
+    """A payload without its experience's record, or a second one of it."""
     WRONG_DIGEST = "wrong_digest"
     """A payload that isn't the one that was pushed."""
     WRONG_SIZE = "wrong_size"

@@ -1,4 +1,4 @@
-"""How much may still be stored: the limit of the map and the space on the disk.
+"""How much may still be stored: the limit of the store and the space on the disk.
 
 Removing needs room too, because LMDB never overwrites a page in use. So appends are refused while
 a reserve is still free, in the map and on the disk.
@@ -29,9 +29,12 @@ class Room:
     Space is allocated before LMDB writes to it, because a write that a full disk cuts short looks
     like an I/O error to LMDB's caller.
 
+    The file of large payloads counts towards the limit. Its space isn't allocated ahead: a write that
+    finds none says so.
+
     Args:
-        data: The file.
-        max_map_bytes: Limit of the map.
+        data: The file of the map.
+        max_map_bytes: Limit of the map, and of both files together.
         measure: Says how many bytes of pages hold rows; takes a while.
     """
 
@@ -45,26 +48,58 @@ class Room:
         self._is_measured = False
         self.zeroed_bytes = 0
         """Up to here the file was written, with zeros if nothing else."""
-        self.live_bytes = 0
-        """Pages that held rows when this was last measured."""
-        self.file_bytes = 0
-        """Pages that were ever in use."""
+        self._live_bytes = 0
+        self._file_bytes = 0
+        self._large_bytes = 0
+        self._large_pending_bytes = 0
+        self._large_file_bytes = 0
 
-    def update(self, *, file_bytes: int) -> None:
-        """Note how far the file is in use after a commit."""
+    @property
+    def live_bytes(self) -> int:
+        """Pages that held rows when this was last measured, and what holds large payloads."""
+        return self._live_bytes + self._large_bytes - self._large_pending_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Pages that were ever in use, and the file of large payloads."""
+        return self._file_bytes + self._large_file_bytes
+
+    def update(
+        self,
+        *,
+        file_bytes: int,
+        large_bytes: int = 0,
+        large_pending_bytes: int = 0,
+        large_file_bytes: int = 0,
+    ) -> None:
+        """Note how far the files are in use after a commit.
+
+        Args:
+            file_bytes: Pages that were ever in use.
+            large_bytes: What holds large payloads, or did for somebody who may still read them.
+            large_pending_bytes: The latter.
+            large_file_bytes: The size of their file.
+        """
         self._is_measured = False
-        self.file_bytes = file_bytes
+        self._file_bytes = file_bytes
         self._allocated_bytes = max(self._allocated_bytes, file_bytes)
+        self._large_bytes, self._large_file_bytes = large_bytes, large_file_bytes
+        self._large_pending_bytes = large_pending_bytes
 
     def measure(self) -> int:
-        """Pages that hold rows now, in bytes."""
+        """What nothing else can be stored in now, in bytes."""
         if not self._is_measured:
-            self.live_bytes = self._measure()
+            self._live_bytes = self._measure()
             self._is_measured = True
-        return self.live_bytes
+        return self._live_bytes + self._large_bytes
 
-    def refusal(self, append_bytes: int) -> str:
-        """Why appends of this size don't fit now, or the empty string."""
+    def refusal(self, append_bytes: int, large_bytes: int = 0) -> str:
+        """Why appends don't fit now, or the empty string.
+
+        Args:
+            append_bytes: What they take in both files.
+            large_bytes: What they take of that in the one of large payloads.
+        """
         # No more pages hold rows than are in use, so mostly they needn't be counted.
         if (
             self.file_bytes + append_bytes > self._limit_bytes
@@ -75,9 +110,11 @@ class Room:
                 f"of {self._limit_bytes} (max_map_bytes less a reserve); "
                 "consume or delete experiences, or raise max_map_bytes"
             )
-        if self.allocate(append_bytes):
+        map_bytes = append_bytes - large_bytes
+        if self.allocate(map_bytes):
             return ""
-        if self.measure() + append_bytes + self._disk_reserve_bytes <= self._allocated_bytes:
+        self.measure()
+        if self._live_bytes + map_bytes + self._disk_reserve_bytes <= self._allocated_bytes:
             return ""
         return (
             f"the disk is full: no room for {append_bytes} more bytes; free space on it, or "
@@ -86,7 +123,7 @@ class Room:
 
     def allocate(self, append_bytes: int) -> bool:
         """Have the disk set aside what an append of this size can take; false if it can't."""
-        wanted = min(self.file_bytes + append_bytes, self._limit_bytes) + self._disk_reserve_bytes
+        wanted = min(self._file_bytes + append_bytes, self._limit_bytes) + self._disk_reserve_bytes
         if wanted <= self._allocated_bytes:
             return True
         for end in (-(-wanted // _STEP_BYTES) * _STEP_BYTES, wanted):
@@ -110,11 +147,11 @@ class Room:
         Raises:
             OSError: The disk fails.
         """
-        start = max(self.file_bytes, self.zeroed_bytes)
-        end = min(self.file_bytes + _AHEAD_BYTES, self._allocated_bytes)
+        start = max(self._file_bytes, self.zeroed_bytes)
+        end = min(self._file_bytes + _AHEAD_BYTES, self._allocated_bytes)
         if (
             append_bytes * _MIN_APPENDS_AHEAD > _AHEAD_BYTES
-            or start - self.file_bytes >= 2 * append_bytes
+            or start - self._file_bytes >= 2 * append_bytes
             or start >= end
         ):
             return

@@ -21,6 +21,11 @@ def seal(table: int, key: bytes, value: bytes) -> bytes:
     return value + xxh3_64_digest(value, xxh3_64_intdigest(key, table))
 
 
+def checksum(table: int, key: bytes | memoryview, value: bytes | memoryview) -> bytes:
+    """What a row is sealed with, by itself: for a value that lies elsewhere."""
+    return xxh3_64_digest(value, xxh3_64_intdigest(key, table))
+
+
 def seal_in_place(table: int, key: bytes, row: memoryview) -> memoryview:
     """The row as it is stored, made of a value that has `SEAL_BYTES` of room at its end."""
     value = row[:-SEAL_BYTES]

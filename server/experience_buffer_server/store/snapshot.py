@@ -1,8 +1,8 @@
 """The copy process: `python -m experience_buffer_server.store.snapshot`.
 
 It opens a store read-only beside its writer and copies one consistent state of it, the newest
-commit when the copy begins, without the free pages. What it copies isn't reused by the writer
-meanwhile, so a store that is written to grows by what is written during the copy. A process of its
+commit when the copy begins, without the free pages and without what is free in the file of large
+payloads. What it copies isn't reused by the writer meanwhile, so a store that is written to grows by what is written during the copy. A process of its
 own, because a process must not open a store twice, and so that its reading and hashing takes
 nobody's time: it runs at low priority. It says what became of it in one line of JSON and ends when
 whoever started it closes its standard input. Not for use by hand.
@@ -44,11 +44,18 @@ from experience_buffer_server.store.manifest import (
     SnapshotError,
     utc_now,
 )
+from experience_buffer_server.store.payload_file import NAME as PAYLOADS_NAME
 from experience_buffer_server.store.snapshot_folder import (
     DATA_NAME,
     SnapshotFolder,
     make_folder,
     sync,
+)
+from experience_buffer_server.store.snapshot_payloads import (
+    copy_payloads,
+    named_runs,
+    payloads_bytes,
+    payloads_sha256,
 )
 
 FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -66,7 +73,7 @@ class Answer(BaseModel):
     """Why it wasn't taken, and what to do. Of one that was: what to look after, or empty."""
     name: str = ""
     num_bytes: int = 0
-    """Size of the copy."""
+    """What the copy takes on the disk."""
     num_experiences: int = 0
     create_time: float = 0.0
     """Seconds since the Unix epoch."""
@@ -104,7 +111,7 @@ def take(data: Path, to: Path, *, label: str = "", keep: int = 0) -> Answer:
         create_time = utc_now()
         partial = folder.begin(label, create_time)
         try:
-            copy_store(data, partial)
+            stored_bytes = copy_store(data, partial)
             (partial / DATA_NAME).chmod(private.FILE_MODE)
             copied = time.monotonic()
             buffers, warnings = checked_inventory(partial)
@@ -115,11 +122,16 @@ def take(data: Path, to: Path, *, label: str = "", keep: int = 0) -> Answer:
                 label=label,
                 data_bytes=(partial / DATA_NAME).stat().st_size,
                 sha256=sha256_of(partial / DATA_NAME),
+                payloads_bytes=payloads_bytes(partial),
+                payloads_stored_bytes=stored_bytes,
+                payloads_sha256=payloads_sha256(partial),
                 buffers=tuple(buffers),
             )
             (partial / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             sync(partial / MANIFEST_NAME)
-            forget_cached(partial / DATA_NAME)
+            for name in (DATA_NAME, PAYLOADS_NAME):
+                if (partial / name).exists():
+                    forget_cached(partial / name)
             path = folder.publish(partial)
         except BaseException:
             if partial.exists():
@@ -130,7 +142,7 @@ def take(data: Path, to: Path, *, label: str = "", keep: int = 0) -> Answer:
         outcome="taken",
         message="; ".join([*warnings, *folder.problems]),
         name=path.name,
-        num_bytes=manifest.data_bytes,
+        num_bytes=manifest.num_bytes,
         num_experiences=manifest.num_experiences,
         create_time=create_time.timestamp(),
         seconds=time.monotonic() - started,
@@ -139,13 +151,16 @@ def take(data: Path, to: Path, *, label: str = "", keep: int = 0) -> Answer:
     )
 
 
-def copy_store(data: Path, to: Path) -> None:
-    """Copy a store's newest committed state, compacted, to `to`/data.mdb, and to the disk.
+def copy_store(data: Path, to: Path) -> int:
+    """Copy a store's newest committed state, compacted, to `to`, and to the disk.
+
+    Returns:
+        What its large payloads take on the disk, bytes.
 
     Raises:
         StoreFormatError: It is of another format version.
         StoreFullError: No room for the copy.
-        DamagedRecordError: A page is damaged.
+        DamagedRecordError: A page is damaged, or large payloads are lost.
         StoreFailedError: It can't be read.
     """
     # Which checks the format, before anything is copied.
@@ -162,16 +177,14 @@ def copy_store(data: Path, to: Path) -> None:
     except lmdb.Error as error:
         raise StoreFailedError(f"can't open the store at {data}: {error}") from error
     try:
-        _check_room(env, to)
         while True:
             try:
-                env.copy(str(to), compact=True)
-                break
+                return _copy_state(env, data, to)
             except lmdb.MapResizedError:
-                # The writer has a larger map by now.
+                # The writer has a larger map by now. No transaction is open here any more, without
+                # which it couldn't be taken over.
                 env.set_mapsize(0)
                 (to / DATA_NAME).unlink(missing_ok=True)
-        sync(to / DATA_NAME)
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.IncompatibleError) as error:
         raise DamagedRecordError(f"{data} has a damaged page: {error}") from error
     except (lmdb.Error, OSError) as error:
@@ -183,19 +196,32 @@ def copy_store(data: Path, to: Path) -> None:
         env.close()
 
 
-def _check_room(env: lmdb.Environment, to: Path) -> None:
+def _copy_state(env: lmdb.Environment, data: Path, to: Path) -> int:
+    tables = [env.open_db(table.disk_name, create=False) for table in Table]
+    # What is copied is this transaction's state or a newer one. While it is open, nothing that
+    # either names is written over, in either file.
+    with env.begin(buffers=True) as txn:
+        _check_room(txn, tables, to)
+        env.copy(str(to), compact=True)
+        sync(to / DATA_NAME)
+        return copy_payloads(data, to)
+
+
+def _check_room(
+    txn: lmdb.Transaction[memoryview], tables: Sequence[lmdb._Database], to: Path
+) -> None:
     """Refuse before a disk that others share is full.
 
     Raises:
         StoreFullError: The copy won't fit.
+        DamagedRecordError: A row that says where a large payload lies is damaged.
     """
-    tables = [env.open_db(table.disk_name, create=False) for table in Table]
-    with env.begin() as txn:
-        stats = [txn.stat(db) for db in tables]
+    stats = [txn.stat(db) for db in tables]
     num_bytes = sum(
         stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
         for stat in stats
     )
+    num_bytes += sum(length for _, length in named_runs(txn, tables[Table.EXTENTS]))
     free_bytes = _free_bytes(to)
     if num_bytes + _SPARE_BYTES > free_bytes:
         raise StoreFullError(

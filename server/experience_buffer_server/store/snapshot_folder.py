@@ -24,6 +24,7 @@ from experience_buffer_server.store.manifest import (
     SnapshotError,
     read_manifest,
 )
+from experience_buffer_server.store.payload_file import NAME as PAYLOADS_NAME
 
 DATA_NAME = "data.mdb"
 PARTIAL_PREFIX = ".partial-"
@@ -42,7 +43,7 @@ class Snapshot:
     manifest: Manifest | None
     """None where it can't be read."""
     problem: str
-    """Why it can't be restored, as far as its size and its manifest tell; else empty."""
+    """Why it can't be restored, as far as its sizes and its manifest tell; else empty."""
 
     @property
     def name(self) -> str:
@@ -61,14 +62,22 @@ def look_at(path: Path) -> Snapshot:
         manifest = read_manifest(path)
     except SnapshotError as error:
         return Snapshot(path=path, manifest=None, problem=str(error))
-    problem = ""
+    sizes = {DATA_NAME: manifest.data_bytes, PAYLOADS_NAME: manifest.payloads_bytes}
+    problems = [_size_problem(path / name, size) for name, size in sizes.items()]
+    return Snapshot(path=path, manifest=manifest, problem="; ".join(filter(None, problems)))
+
+
+def _size_problem(path: Path, wanted: int) -> str:
+    """Why a file isn't the one of the manifest, as far as its size tells. 0 bytes: no file."""
     try:
-        num_bytes = (path / DATA_NAME).stat().st_size
-        if num_bytes != manifest.data_bytes:
-            problem = f"{DATA_NAME} has {num_bytes} bytes, its manifest says {manifest.data_bytes}"
+        num_bytes = path.stat().st_size
+    except FileNotFoundError as error:
+        return f"{path.name}: {error.strerror}" if wanted else ""
     except OSError as error:
-        problem = f"{DATA_NAME}: {error.strerror}"
-    return Snapshot(path=path, manifest=manifest, problem=problem)
+        return f"{path.name}: {error.strerror}"
+    if num_bytes == wanted:
+        return ""
+    return f"{path.name} has {num_bytes} bytes, its manifest says {wanted}"
 
 
 class SnapshotFolder:

@@ -20,12 +20,18 @@ import msgpack
 
 from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import private, row_codec
-from experience_buffer_server.store.base import LeaseRow, StoreFullError
+from experience_buffer_server.store.base import (
+    DamagedRecordError,
+    LeaseRow,
+    StoreFailedError,
+    StoreFullError,
+)
 from experience_buffer_server.store.check import check
 from experience_buffer_server.store.commits import sign_commit
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.inventory import problem_of
 from experience_buffer_server.store.manifest import Manifest, SnapshotError
+from experience_buffer_server.store.payload_file import NAME as PAYLOADS_NAME
 from experience_buffer_server.store.seal import seal
 from experience_buffer_server.store.snapshot import FULL_CODES, sha256_of
 from experience_buffer_server.store.snapshot_folder import (
@@ -34,6 +40,11 @@ from experience_buffer_server.store.snapshot_folder import (
     look_at,
     make_folder,
     sync,
+)
+from experience_buffer_server.store.snapshot_payloads import (
+    copy_payloads,
+    payloads_bytes,
+    payloads_sha256,
 )
 from experience_buffer_server.store.writer import LOCK_NAME, StoreInUseError, hold_lock
 
@@ -83,7 +94,7 @@ def restore(
         make_folder(data)
         with _alone(data):
             check_empty(data)
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove_unfinished(data)
             partial.mkdir(mode=private.FOLDER_MODE)
             try:
                 _fill(snapshot, partial, manifest, on_progress)
@@ -92,7 +103,7 @@ def restore(
                 begin_life(partial, time.time())
                 _publish(partial, data)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                _remove_unfinished(data)
     except OSError as error:
         if error.errno in FULL_CODES:
             raise StoreFullError(f"no room for the store in {data}: {error.strerror}") from error
@@ -110,7 +121,9 @@ def check_empty(data: Path) -> None:
         return
     if not data.is_dir():
         raise SnapshotError(f"{data} is no folder; give one that is empty or doesn't exist")
-    own = (PARTIAL_NAME, LOCK_NAME)
+    own = [PARTIAL_NAME, LOCK_NAME]
+    if (data / PARTIAL_NAME).exists():
+        own.append(PAYLOADS_NAME)  # A restore that was interrupted has put it there.
     names = sorted(path.name for path in data.iterdir() if path.name not in own)
     if DATA_NAME in names:
         raise SnapshotError(
@@ -130,9 +143,11 @@ def check_not_interrupted(data: Path) -> None:
         SnapshotError: A restore to the folder was interrupted, or isn't done yet.
     """
     if (data / PARTIAL_NAME).exists() and not (data / DATA_NAME).exists():
+        paths = (data / name for name in (PARTIAL_NAME, PAYLOADS_NAME))
+        left = " and ".join(str(path) for path in paths if path.exists())
         raise SnapshotError(
             f"a restore to {data} was interrupted, or isn't done yet; run it again, or remove "
-            f"{data / PARTIAL_NAME} to begin with an empty store"
+            f"{left} to begin with an empty store"
         )
 
 
@@ -156,7 +171,9 @@ def _alone(data: Path) -> Iterator[None]:
 def begin_life(path: Path, now: float) -> None:
     """Give leases of a restored store ids that no other life of it gives.
 
-    Each buffer gets the row of a lease that has ended: the next ids are above.
+    Each buffer gets the row of a lease that has ended: the next ids are above. What older states of
+    the store still had of `payloads.bin` is free: nobody has them here, and transactions are counted
+    anew, so that the room would never be taken back.
 
     Args:
         path: The store's directory; nobody has it open.
@@ -173,7 +190,9 @@ def begin_life(path: Path, now: float) -> None:
             buffers = env.open_db(Table.BUFFERS.disk_name, create=False)
             leases = env.open_db(Table.LEASES.disk_name, create=False)
             meta = env.open_db(Table.META.disk_name, create=False)
+            freed = env.open_db(Table.FREED.disk_name, create=False)
             with env.begin(write=True) as txn:
+                txn.drop(freed, delete=False)
                 for prefix in list(txn.cursor(buffers).iternext(values=False)):
                     last = _last_number(txn, leases, prefix)
                     number = max(int(now) * LEASES_PER_SECOND, last + 1)
@@ -210,7 +229,7 @@ def _fill(
             target.write(chunk)
             num_bytes += len(chunk)
             if on_progress is not None:
-                on_progress(num_bytes, manifest.data_bytes)
+                on_progress(num_bytes, manifest.num_bytes)
         target.flush()
         os.fsync(target.fileno())
     # As it is read back: that is what will be served.
@@ -219,9 +238,44 @@ def _fill(
             f"{snapshot / DATA_NAME} is damaged, or its copy: its SHA-256 isn't the one in the "
             "manifest; try again, or use another snapshot"
         )
+    _fill_payloads(snapshot, partial, manifest, on_progress)
+
+
+def _fill_payloads(
+    snapshot: Path,
+    partial: Path,
+    manifest: Manifest,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    def progress(num_bytes: int) -> None:
+        if on_progress is not None:
+            on_progress(manifest.data_bytes + num_bytes, manifest.num_bytes)
+
+    try:
+        copy_payloads(snapshot, partial, progress)
+    except (DamagedRecordError, StoreFailedError) as error:
+        raise SnapshotError(f"{snapshot} can't be restored: {error}") from error
+    is_whole = payloads_bytes(partial) == manifest.payloads_bytes
+    if not is_whole or payloads_sha256(partial) != manifest.payloads_sha256:
+        raise SnapshotError(
+            f"{snapshot / PAYLOADS_NAME} is damaged, or its copy: its SHA-256 isn't the one in the "
+            "manifest; try again, or use another snapshot"
+        )
 
 
 def _publish(partial: Path, data: Path) -> None:
+    """Put the files in their place, the one that makes the store exist last."""
+    if (partial / PAYLOADS_NAME).exists():
+        (partial / PAYLOADS_NAME).rename(data / PAYLOADS_NAME)
+        sync(data)
     (partial / DATA_NAME).rename(data / DATA_NAME)
     sync(data)
     sync(data.resolve().parent)
+
+
+def _remove_unfinished(data: Path) -> None:
+    """Remove what a restore has left; the folder that tells of it last."""
+    partial = data / PARTIAL_NAME
+    if partial.exists() and not (data / DATA_NAME).exists():
+        (data / PAYLOADS_NAME).unlink(missing_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)

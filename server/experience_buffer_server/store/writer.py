@@ -207,16 +207,17 @@ class _Loop:
             sizes = Reply([], self._engine.measure())
             if is_idle:  # Else the next reply says it.
                 self._connection.sendall(frames.encode(sizes))
-        try:
-            if now >= self._next_sync or (last and self._next_sync != float("inf")):
-                self._next_sync = float("inf")
+        if now >= self._next_sync or (last and self._next_sync != float("inf")):
+            self._next_sync = float("inf")
+            try:
                 self._engine.sync()
-            elif is_idle:
+            except (lmdb.Error, OSError) as error:
+                return self._give_up(f"acknowledged data may be lost: {error}")
+        elif is_idle:
+            try:
                 self._engine.make_ready()
-        except lmdb.Error as error:
-            return self._give_up(f"acknowledged data may be lost: {error}")
-        except OSError as error:
-            return self._give_up(f"the disk fails, what was acknowledged is on it: {error}")
+            except OSError as error:
+                return self._give_up(f"the disk fails, what was acknowledged is on it: {error}")
         return True
 
     def _give_up(self, why: str) -> bool:

@@ -30,6 +30,7 @@ from experience_buffer_server.store.frames import (
     Status,
     Work,
 )
+from experience_buffer_server.store.large_writes import large_bytes
 
 _MODULES = {
     "server": "experience_buffer_server",
@@ -44,6 +45,8 @@ _KILL_EVENT, _KILL_COUNTDOWN = 6, 7
 _EVENTS = (
     *("", "before-write", "torn-write", "after-write"),
     *("before-sync", "after-sync", "before-meta", "after-meta"),
+    *("before-payload", "torn-payload", "after-payload"),
+    *("before-payload-sync", "after-payload-sync"),
 )
 """As in `tests/faults/shim.py`, which this folder can't import."""
 
@@ -54,6 +57,7 @@ def _is_put(table: int, word: bytes = b"") -> Callable[[Operation], bool]:
 
 _KINDS: dict[str, Callable[[Operation], bool]] = {
     "append": _is_put(Table.PAYLOADS),
+    "large-append": lambda one: large_bytes(one[2]) > 0,
     "group-whole": _is_put(Table.GROUPS, b"whole"),
     "group-sealed": _is_put(Table.GROUPS, b"sealed"),
     "group-dropped": _is_put(Table.GROUPS, b"dropped"),

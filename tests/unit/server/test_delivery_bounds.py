@@ -80,7 +80,7 @@ async def test_a_unit_takes_no_more_than_estimated(
     most = sum(unit.message_bytes for unit in units)
     response = service_pb2.SampleResponse()
     unreadable = Unreadable()
-    for experiences in sampled(world.store, buffer, units, unreadable):
+    async for experiences in sampled(world.store, buffer, units, unreadable):
         for rest, data in experiences:
             message = types_pb2.SampledExperience.FromString(rest)
             message.payload = data

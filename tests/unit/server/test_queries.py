@@ -20,14 +20,14 @@ async def test_what_is_leaving_is_not_found_rather_than_damaged(world: World) ->
     await buffer.ingest.push(push((0, 0)))
     await settle(buffer)
     name = uid(0, 0)
-    assert queries.get(world.store, buffer, name).payload
+    assert (await queries.get(world.store, buffer, name)).payload
     buffer.eviction.make_room(1, 0)
     # Nothing here lets the event loop run, so the end of the removal isn't noticed.
     while world.store.payloads(buffer.id, [name])[0] is not None:
         pass
     assert buffer.contents.by_uid(name) is not None
     with pytest.raises(ExperienceNotFoundError, match="holds no experience"):
-        queries.get(world.store, buffer, name)
+        await queries.get(world.store, buffer, name)
 
 
 async def test_what_leaves_together_takes_time_by_its_number_alone(world: World) -> None:

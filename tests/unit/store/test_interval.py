@@ -12,7 +12,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from experience_buffer_server.store import LeaseRow, LmdbStore, frames
+from experience_buffer_server.store import LeaseRow, LmdbStore, Record, frames
 from experience_buffer_server.store.engine import Engine
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.frames import Request
@@ -20,6 +20,7 @@ from experience_buffer_server.store.inbox import Inbox
 from experience_buffer_server.store.writer import _Loop
 from tests.faults.shim import Faults, build
 
+MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., Awaitable[LmdbStore]]
 MEBI = 1 << 20
 LONG_SECONDS = 1e6
@@ -64,4 +65,27 @@ async def test_what_a_killed_writer_left_to_the_system_is_on_disk_after_the_next
     await store.close()
     await open_store()
     assert faults.num_syncs > before
+    faults.close()
+
+
+async def test_a_large_payload_that_a_killed_writer_left_is_on_disk_after_the_next_start(
+    tmp_path: Path,
+    path: Path,
+    open_store: OpenStore,
+    make_record: MakeRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = Faults(build(tmp_path), path, tmp_path / "faults")
+    for name, value in faults.environment().items():
+        monkeypatch.setenv(name, value)
+    store = await open_store(durability="interval", interval_seconds=LONG_SECONDS)
+    batch = store.batch()
+    batch.append(1, make_record(1), bytes(MEBI))
+    await store.commit(batch)
+    assert faults.num_payload_writes > faults.num_payload_syncs == 0, "the disk doesn't have it"
+    os.kill(int((path / "writer.lock").read_text().split()[0]), signal.SIGKILL)
+    await store.failed.wait()
+    await store.close()
+    await open_store()
+    assert faults.num_payload_syncs > 0
     faults.close()

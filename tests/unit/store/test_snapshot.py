@@ -271,9 +271,11 @@ def test_what_is_not_whole_is_refused(filled: Path, tmp_path: Path) -> None:
         assert not new.exists() or not _names(new)
         return str(caught.value)
 
-    _change(taken, manifest_version=2)
-    assert "manifest_version" in refusal()
-    _change(taken, manifest_version=1, store_format=97)
+    _change(taken, manifest_version=3, server_version="9.7")
+    assert (
+        "manifest_version 3, this server reads 2; restore it with server version 9.7" in refusal()
+    )
+    _change(taken, manifest_version=2, store_format=97)
     assert "format version 97" in refusal()
     _change(taken, store_format=disk.FORMAT_VERSION, sha256="0" * 64)
     assert "SHA-256" in refusal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import lmdb
@@ -90,10 +91,14 @@ def test_a_page_that_cannot_be_read_ends_only_the_first_attempt(
 ) -> None:
     """LMDB ends the transaction with it: each row is read again by itself."""
 
-    def refuse(value: memoryview) -> memoryview:
-        raise lmdb.CorruptedError("page 3 is damaged")
+    attempts = itertools.count()
 
-    monkeypatch.setattr(lmdb_reader, "_as_it_lies", refuse)
+    def refuse_first(value: memoryview) -> memoryview:
+        if next(attempts) == 0:
+            raise lmdb.CorruptedError("page 3 is damaged")
+        return value
+
+    monkeypatch.setattr(lmdb_reader, "_as_it_lies", refuse_first)
     with LmdbReader(path) as reader, reader.stored(1, uids, [1, 2, 3]) as (views, rows):
         assert copied(views) == reader_bytes(uids)
         assert rows == [computed(1), None, computed(3)]

@@ -1,0 +1,103 @@
+"""Large payloads moved, written and changed by hand in a store that no server has open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import lmdb
+
+from experience_buffer_server.store.commits import sign_commit
+from experience_buffer_server.store.format import (
+    LARGE_PAYLOAD_BYTES,
+    MAX_DBS,
+    Extent,
+    Table,
+    decode_extent,
+    encode_extent,
+)
+from experience_buffer_server.store.large_payloads import LargePayloads
+from experience_buffer_server.store.payload_file import NAME, PayloadWriter, whole_blocks
+from experience_buffer_server.store.seal import SEAL_BYTES, checksum, seal, unseal
+
+Tables: TypeAlias = "list[lmdb._Database]"
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[tuple[lmdb.Transaction[bytes], Tables]]:
+    """A write transaction that the store takes for one of its own."""
+    with lmdb.open(str(path), max_dbs=MAX_DBS, map_size=1 << 27) as env:
+        tables = [env.open_db(table.disk_name, create=False) for table in Table]
+        with env.begin(write=True) as txn:
+            yield txn, tables
+            sign_commit(txn, tables[Table.META])
+
+
+def put(path: Path, table: Table, key: bytes, value: bytes | None) -> None:
+    """Put a sealed row, or remove it."""
+    with changing(path) as (txn, tables):
+        if value is None:
+            assert txn.delete(key, db=tables[table])
+        else:
+            txn.put(key, seal(table, key, value), db=tables[table])
+
+
+def write(path: Path, payload: bytes) -> int:
+    """Append a payload to the file; where it begins."""
+    file = path / NAME
+    offset = whole_blocks(file.stat().st_size) if file.exists() else 0
+    with closing(PayloadWriter(path)) as out:
+        out.write([(offset, memoryview(payload))])
+        out.sync()
+    return offset
+
+
+def put_large(path: Path, key: bytes, payload: bytes) -> None:
+    """Store a payload in the file."""
+    sum_ = checksum(Table.PAYLOADS, key, payload)
+    extent = Extent(write(path, payload), len(payload), sum_)
+    put(path, Table.EXTENTS, key, encode_extent(extent))
+
+
+def move_out(path: Path) -> None:
+    """Move all large payloads that LMDB has into the file; a server may have done so before."""
+    with changing(path) as (txn, tables), txn.cursor(tables[Table.PAYLOADS]) as cursor:
+        for key, stored in cursor:
+            payload = stored[:-SEAL_BYTES]
+            if len(payload) >= LARGE_PAYLOAD_BYTES:
+                extent = Extent(write(path, payload), len(payload), stored[-SEAL_BYTES:])
+                row = seal(Table.EXTENTS, key, encode_extent(extent))
+                txn.put(key, row, db=tables[Table.EXTENTS])
+                txn.delete(key, db=tables[Table.PAYLOADS])
+
+
+def move_in(path: Path, key: bytes) -> None:
+    """Move a payload from the file into LMDB."""
+    payload = payloads(path)[key]
+    with changing(path) as (txn, tables):
+        txn.delete(key, db=tables[Table.EXTENTS])
+        txn.put(key, seal(Table.PAYLOADS, key, payload), db=tables[Table.PAYLOADS])
+
+
+def extent_of(path: Path, key: bytes) -> Extent:
+    """Where a payload lies."""
+    with changing(path) as (txn, tables):
+        stored = txn.get(key, db=tables[Table.EXTENTS])
+    assert stored is not None
+    return decode_extent(unseal(Table.EXTENTS, key, memoryview(stored)))
+
+
+def payloads(path: Path) -> dict[bytes, bytes]:
+    """All payloads of a store, wherever they lie; each is sound."""
+    found: dict[bytes, bytes] = {}
+    with changing(path) as (txn, tables), closing(LargePayloads(path)) as large:
+        for key, stored in txn.cursor(tables[Table.PAYLOADS]):
+            found[key] = bytes(unseal(Table.PAYLOADS, key, memoryview(stored)))
+        for key, stored in txn.cursor(tables[Table.EXTENTS]):
+            assert key not in found
+            extent = decode_extent(unseal(Table.EXTENTS, key, memoryview(stored)))
+            with large.read(key, extent) as payload:
+                found[key] = bytes(payload)
+    return found

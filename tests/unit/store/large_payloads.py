@@ -1,0 +1,125 @@
+"""Stores with large payloads whose places are known: made without a server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import lmdb
+from xxhash import xxh3_128_digest
+
+from experience_buffer_server.store import BufferRow, Record
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store.base import cut_of
+from experience_buffer_server.store.commits import sign_commit
+from experience_buffer_server.store.format import Extent, Table
+from experience_buffer_server.store.large_payloads import LargePayloads
+from experience_buffer_server.store.payload_file import BLOCK_BYTES, PayloadWriter
+from experience_buffer_server.store.seal import checksum, seal, unseal
+from tests.unit.store.conftest import MEBI, OpenStore
+
+_bytes = random.Random(5).randbytes
+SMALL, OTHER, HUGE = _bytes(65_537), _bytes(100_000), _bytes(9 * MEBI + 5)
+JUNK = _bytes(3 * MEBI)
+HOLE_BYTES = 40 * MEBI
+PLACES = {
+    "3/small/5/7/a": (0, SMALL),
+    "3/other/5/7/a": (69_632, OTHER),
+    "3/huge/5/7/a": (HOLE_BYTES, HUGE),
+}
+"""By uid. The second begins behind the first one's last block; the third is larger than a piece."""
+STORED_BYTES = 69_632 + 102_400 + 9 * MEBI + BLOCK_BYTES
+WANTED = {uid: payload for uid, (_, payload) in PLACES.items()}
+
+
+async def fill(path: Path, open_store: OpenStore, buffer_row: Callable[[int], BufferRow]) -> Path:
+    """A closed store with large payloads, and what is left of removed ones between them."""
+    store = await open_store(initial_map_bytes=4 * MEBI)
+    batch = store.batch()
+    batch.put_buffer(buffer_row(3))
+    for seq, (uid, payload) in enumerate(WANTED.items(), start=1):
+        batch.put_record(3, _record(seq, uid, payload))
+    await store.commit(batch)
+    await store.close()
+    _write(path, PLACES | {"removed": (20 * MEBI, JUNK)})
+    _store(path, PLACES)
+    return path
+
+
+def _record(seq: int, uid: str, payload: bytes) -> Record:
+    return Record(
+        seq=seq,
+        uid=uid,
+        cut=cut_of("3", uid.split("/")[1]),
+        digest_number=int.from_bytes(xxh3_128_digest(payload), "big"),
+        group_id=0,
+        tombstone=False,
+        reward=None,
+        response_tokens=1,
+        payload_bytes=len(payload),
+        min_version=None,
+        max_version=None,
+        push_time=31.5,
+        note="",
+        fields=0,
+        priority=1.0,
+        version=1,
+    )
+
+
+def _write(path: Path, payloads: Mapping[str, tuple[int, bytes]]) -> None:
+    writer = PayloadWriter(path)
+    writer.write([(offset, memoryview(payload)) for offset, payload in payloads.values()])
+    writer.sync()
+    writer.close()
+
+
+def _store(path: Path, payloads: Mapping[str, tuple[int, bytes]]) -> None:
+    """Say in a closed store where its large payloads lie."""
+    with (
+        lmdb.open(str(path), max_dbs=disk.MAX_DBS, max_readers=disk.MAX_READERS) as env,
+        env.begin(write=True) as txn,
+    ):
+        extents, freed, meta = (
+            env.open_db(table.disk_name, txn=txn)
+            for table in (Table.EXTENTS, Table.FREED, Table.META)
+        )
+        for uid, (offset, payload) in payloads.items():
+            key = disk.payload_key(3, uid)
+            value = Extent(offset, len(payload), checksum(Table.PAYLOADS, key, payload))
+            txn.put(key, seal(Table.EXTENTS, key, disk.encode_extent(value)), db=extents)
+        key = disk.freed_key(10**9, 20 * MEBI)
+        txn.put(key, seal(Table.FREED, key, len(JUNK).to_bytes(8, "big")), db=freed)
+        sign_commit(txn, meta)
+
+
+def rows(path: Path, table: Table) -> list[tuple[bytes, bytes]]:
+    """The rows of a store that nobody has open, by key."""
+    with (
+        lmdb.open(str(path), readonly=True, lock=False, max_dbs=disk.MAX_DBS) as env,
+        env.begin(db=env.open_db(table.disk_name, create=False)) as txn,
+    ):
+        return [(key, bytes(unseal(table, key, memoryview(row)))) for key, row in txn.cursor()]
+
+
+def payloads_of(path: Path) -> dict[str, bytes]:
+    """By uid, what a store without a writer has: compared with its checksums."""
+    extents = [(key, disk.decode_extent(value)) for key, value in rows(path, Table.EXTENTS)]
+    payloads = LargePayloads(path)
+    found: dict[str, bytes] = {}
+    for key, extent in extents:
+        with payloads.read(key, extent) as payload:
+            found[key[4:].decode()] = bytes(payload)
+    payloads.close()
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder, but for the file that locks it."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+
+
+def disk_bytes(path: Path) -> int:
+    """What a file takes on the disk."""
+    return path.stat().st_blocks * 512

@@ -1,0 +1,304 @@
+"""What becomes of large payloads when something is missing: their file, room, memory, a row."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from experience_buffer_server.store import format as disk
+from experience_buffer_server.store import payload_file
+from experience_buffer_server.store.base import (
+    DamagedRecordError,
+    StoreFailedError,
+    StoreFormatError,
+)
+from experience_buffer_server.store.engine import Engine
+from experience_buffer_server.store.format import Extent, Table
+from experience_buffer_server.store.frames import REMOVE, Request, Status
+from experience_buffer_server.store.large_payloads import LargePayloads
+from experience_buffer_server.store.lmdb_reader import LmdbReader
+from experience_buffer_server.store.payload_file import NAME, PayloadReader, PayloadWriter
+from experience_buffer_server.store.seal import SEAL_BYTES, checksum
+from tests.damaging import flip
+
+MEBI = 1 << 20
+LIMIT = 64 * MEBI
+_bytes = random.Random(7).randbytes
+
+
+class Engines:
+    """Opens the store again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: list[Engine] = []
+
+    def open(self) -> Engine:
+        engine = Engine(self._path, sync=True, initial_map_bytes=LIMIT, max_map_bytes=LIMIT)
+        self._opened.append(engine)
+        return engine
+
+    def close(self) -> None:
+        while self._opened:
+            self._opened.pop().close()
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Iterator[Engines]:
+    engines = Engines(tmp_path)
+    yield engines
+    engines.close()
+
+
+def put(engine: Engine, *names: str, num_bytes: int = MEBI) -> list[int]:
+    requests = [
+        Request(
+            number=number,
+            append_bytes=num_bytes + 8192,
+            operations=[(Table.PAYLOADS, key(name), memoryview(bytearray(_payload(num_bytes))))],
+        )
+        for number, name in enumerate(names)
+    ]
+    return [result.status for result in engine.write(requests)[0]]
+
+
+def _payload(num_bytes: int) -> bytes:
+    return _bytes(num_bytes) + bytes(SEAL_BYTES)
+
+
+def remove(engine: Engine, *names: str) -> None:
+    for number, name in enumerate(names):
+        row = (REMOVE, disk.numbered_key(1, number), key(name))
+        (result,), _ = engine.write([Request(number=number, append_bytes=0, operations=[row])])
+        assert result.status is Status.OK
+
+
+def fill(engine: Engine, num_bytes: int) -> list[str]:
+    """What was stored until it was full."""
+    stored: list[str] = []
+    while put(engine, name := f"{num_bytes}-{len(stored)}", num_bytes=num_bytes) == [Status.OK]:
+        stored.append(name)
+    return stored
+
+
+def key(name: str) -> bytes:
+    return disk.payload_key(1, name)
+
+
+def commits(engine: Engine) -> int:
+    return int(engine._env.info()["last_txnid"])
+
+
+# --- the file
+
+
+@pytest.mark.parametrize("left", [None, 0, MEBI])
+def test_a_store_without_the_file_of_its_payloads_does_not_start(
+    tmp_path: Path, engines: Engines, left: int | None
+) -> None:
+    """It would set aside what only has to be put back."""
+    engine = engines.open()
+    assert put(engine, "a", "b") == [Status.OK, Status.OK]
+    engines.close()
+    file = tmp_path / NAME
+    content = file.read_bytes()
+    if left is None:
+        file.unlink()
+    else:
+        os.truncate(file, left)
+    with pytest.raises(StoreFormatError, match=f"{NAME} is missing or cut short: .*put it back"):
+        engines.open()
+    assert file.exists() == (left is not None)
+    file.write_bytes(content)
+    assert put(engines.open(), "c") == [Status.OK]
+
+
+def test_a_new_store_is_not_made_beside_the_payloads_of_another(
+    tmp_path: Path, engines: Engines
+) -> None:
+    engine = engines.open()
+    assert put(engine, "a") == [Status.OK]
+    engines.close()
+    (tmp_path / "data.mdb").rename(tmp_path / "elsewhere")
+    content = (tmp_path / NAME).read_bytes()
+    with pytest.raises(StoreFormatError, match=r"no data\.mdb .*: put that back"):
+        engines.open()
+    assert (tmp_path / NAME).read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_synced_is_synced_with_the_next_payload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    errors = [OSError(errno.ENOSPC, "no room")]
+
+    def sync(folder: Path) -> None:
+        if errors:
+            raise errors.pop()
+        synced.append(folder)
+
+    monkeypatch.setattr(payload_file, "_sync_folder", sync)
+    writer = PayloadWriter(tmp_path)
+    with pytest.raises(OSError, match="no room"):
+        writer.write([(0, memoryview(b"x"))])
+    writer.write([(0, memoryview(b"x"))])
+    writer.close()
+    assert synced == [tmp_path]
+
+
+# --- memory and descriptors
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
+def test_what_cannot_be_read_for_want_of_something_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Damaged experiences are set aside, which stays."""
+
+    def fail(self: PayloadReader, num_bytes: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(PayloadReader, "_take", fail)
+    payloads = LargePayloads(tmp_path)
+    extent = Extent(0, 1, checksum(Table.PAYLOADS, b"key", b"x"))
+    with pytest.raises(StoreFailedError, match=os.strerror(code)), payloads.read(b"key", extent):
+        pytest.fail("it can't be read")
+
+
+def test_a_disk_that_fails_is_asked_once(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines.open()
+    assert put(engine, "a", "b") == [Status.OK, Status.OK]
+    engines.close()
+    asked: list[int] = []
+
+    def fail(self: PayloadReader, buffer: memoryview, offset: int) -> None:
+        asked.append(offset)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(PayloadReader, "_read", fail)
+    with LmdbReader(tmp_path) as reader:
+        found = reader.fetch(1, "a")
+        assert found is not None
+        assert isinstance(found.payload, DamagedRecordError)
+        reader.look_in({found.place: found.payload}.get)
+        (payload,) = reader.payloads(1, ["a"])
+    assert payload is found.payload
+    assert len(asked) == 1
+
+
+def test_what_was_written_over_while_it_was_read_is_left_to_who_asks(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines.open()
+    assert put(engine, "a") == [Status.OK]
+    engines.close()
+    real = PayloadReader._read
+    changed: list[int] = []
+
+    def read(self: PayloadReader, buffer: memoryview, offset: int) -> None:
+        real(self, buffer, offset)
+        if not changed:
+            changed.append(offset)
+            buffer[9] ^= 1
+
+    monkeypatch.setattr(PayloadReader, "_read", read)
+    with LmdbReader(tmp_path) as reader:
+        assert reader.fetch(1, "a") is None
+        assert isinstance(reader.payloads(1, ["a"])[0], bytes)
+
+
+# --- room
+
+
+def test_the_file_keeps_to_the_limit(tmp_path: Path, engines: Engines) -> None:
+    """Whatever is left between payloads that stay, which larger ones don't fit into."""
+    engine = engines.open()
+    for num_bytes in range(MEBI, 3 * MEBI, MEBI // 4):
+        stored = fill(engine, num_bytes)
+        assert (tmp_path / NAME).stat().st_size <= LIMIT
+        remove(engine, *stored[::2])
+    assert engine.measure().live_bytes < LIMIT
+
+
+def test_what_is_refused_costs_no_commit_while_a_reader_keeps_room(engines: Engines) -> None:
+    engine = engines.open()
+    stored = fill(engine, MEBI)
+    reading = engine._env.begin()
+    remove(engine, stored[0])
+    before = commits(engine)
+    assert set(put(engine, *"abcdefgh")) == {Status.FULL}
+    assert commits(engine) == before
+    reading.abort()
+    assert put(engine, "i") == [Status.OK]
+
+
+def test_what_was_removed_is_not_counted_as_stored(engines: Engines) -> None:
+    engine = engines.open()
+    stored = fill(engine, MEBI)
+    full = engine.measure().live_bytes
+    remove(engine, *stored[1:])
+    assert engine.measure().live_bytes < full - (len(stored) - 2) * MEBI
+
+
+def test_a_disk_without_room_refuses_and_ends_nothing(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where it is the taking back of room that finds none."""
+    engine = engines.open()
+    stored = fill(engine, MEBI)
+    remove(engine, *stored[:4])
+
+    def reclaim(txn: lmdb.Transaction[bytes]) -> None:
+        raise lmdb.MapFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._large, "reclaim", reclaim)
+        assert put(engine, "a") == [Status.FULL]
+    assert not engine.failed
+    assert put(engine, "a") == [Status.OK]
+
+
+# --- rows
+
+
+def test_a_copy_counts_its_transactions_anew(tmp_path: Path, engines: Engines) -> None:
+    """Its room is used again, and its next start finds the last commit."""
+    engine = engines.open()
+    assert put(engine, "a", "b") == [Status.OK, Status.OK]
+    for _ in range(9):
+        put(engine, "c")
+    remove(engine, "a", "b")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    engine._env.copy(str(copy), compact=True)
+    (copy / NAME).write_bytes((tmp_path / NAME).read_bytes())
+    for _ in range(3):
+        copied = Engine(copy, sync=True, initial_map_bytes=LIMIT, max_map_bytes=LIMIT)
+        copied.close()
+    copied = Engine(copy, sync=True, initial_map_bytes=LIMIT, max_map_bytes=LIMIT)
+    size = (copy / NAME).stat().st_size
+    assert put(copied, "d", "e") == [Status.OK, Status.OK]
+    assert (copy / NAME).stat().st_size == size
+    with copied._env.begin(db=copied._tables[Table.FREED]) as txn:
+        assert txn.stat(copied._tables[Table.FREED])["entries"] == 0
+    copied.close()
+
+
+def test_where_a_row_is_damaged_nothing_is_written_over(tmp_path: Path, engines: Engines) -> None:
+    """What it names can be found by who mends the store."""
+    engine = engines.open()
+    assert put(engine, "a", "b", "c") == [Status.OK] * 3
+    remove(engine, "a")
+    engines.close()
+    content = (tmp_path / NAME).read_bytes()
+    flip(tmp_path, Table.EXTENTS, key("b"), place=0.5)
+    assert put(engines.open(), "d", "e") == [Status.OK, Status.OK]
+    assert (tmp_path / NAME).read_bytes()[MEBI : 2 * MEBI] == content[MEBI : 2 * MEBI]

@@ -1,0 +1,181 @@
+"""The file of large payloads on a real disk: bytes, runs, errors, and systems without direct access."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from experience_buffer_server.store import payload_file
+from experience_buffer_server.store.payload_file import (
+    BLOCK_BYTES,
+    NAME,
+    PayloadReader,
+    PayloadWriter,
+    whole_blocks,
+)
+
+SIZES = (1, BLOCK_BYTES, BLOCK_BYTES + 1, 65_536, 129_083, (9 << 20) + 5)
+
+
+def placed(sizes: Sequence[int], gap: int = 0) -> list[tuple[int, bytes]]:
+    offset, found = 0, []
+    for size in sizes:
+        found.append((offset, os.urandom(size)))
+        offset += whole_blocks(size) + gap
+    return found
+
+
+def written(folder: Path, payloads: Sequence[tuple[int, bytes]]) -> None:
+    writer = PayloadWriter(folder)
+    writer.write([(offset, memoryview(payload)) for offset, payload in payloads])
+    writer.sync()
+    writer.close()
+
+
+def read(reader: PayloadReader, payloads: Sequence[tuple[int, bytes]]) -> list[bytes | str]:
+    found: list[bytes | str] = []
+    for offset, payload in payloads:
+        try:
+            with reader.read(offset, len(payload)) as view:
+                found.append(bytes(view))
+        except OSError as error:
+            found.append(str(error.strerror))
+    return found
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[PayloadReader]:
+    reader = PayloadReader(tmp_path)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.parametrize("gap", [0, BLOCK_BYTES])
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[::-1], (65_536,) * 200])
+def test_payloads_are_read_back(
+    tmp_path: Path, reader: PayloadReader, sizes: Sequence[int], gap: int
+) -> None:
+    payloads = placed(sizes, gap)
+    written(tmp_path, payloads)
+    assert read(reader, payloads) == [payload for _, payload in payloads]
+    assert read(reader, payloads[::-2]) == [payload for _, payload in payloads[::-2]]
+    assert read(reader, []) == []
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_there_stays_and_what_is_written_over_is_new(
+    tmp_path: Path, reader: PayloadReader
+) -> None:
+    payloads = placed([65_536] * 6)
+    written(tmp_path, payloads)
+    payloads[2] = (payloads[2][0], os.urandom(60_001))
+    written(tmp_path, payloads[2:3])
+    assert read(reader, payloads) == [payload for _, payload in payloads]
+
+
+def test_a_page_cache_isn_t_filled(tmp_path: Path) -> None:
+    """Where the file system has direct access, as those of servers do."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT
+    try:
+        os.close(os.open(tmp_path / "probe", flags))
+    except OSError:
+        pytest.skip("no direct access here")
+    written(tmp_path, placed([1 << 20] * 8))
+    with open(tmp_path / NAME, "rb") as file:
+        residency = _resident_pages(file.fileno(), 8 << 20)
+    assert residency == 0
+
+
+def _resident_pages(file: int, num_bytes: int) -> int:
+    pages = (ctypes.c_ubyte * (num_bytes // mmap.PAGESIZE))()
+    with mmap.mmap(file, num_bytes, access=mmap.ACCESS_COPY) as mapped:
+        start = ctypes.c_char.from_buffer(mapped)
+        address = ctypes.c_void_p(ctypes.addressof(start))
+        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(num_bytes), pages) == 0
+        del start
+    return sum(page & 1 for page in pages)
+
+
+@pytest.mark.parametrize("refuses", ["open", "use"])
+def test_a_file_system_without_direct_access_will_do(
+    tmp_path: Path, reader: PayloadReader, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    if refuses == "open":
+        real_open = os.open
+
+        def open_(path: str, flags: int, mode: int = 0o777) -> int:
+            if flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return real_open(path, flags, mode)
+
+        monkeypatch.setattr(os, "open", open_)
+    else:
+        # What a disk with larger blocks says of each.
+        monkeypatch.setattr(payload_file, "BLOCK_BYTES", 512)
+    payloads = [(0, os.urandom(70_001)), (70_144, os.urandom(66_001))]
+    written(tmp_path, payloads)
+    assert read(reader, payloads) == [payload for _, payload in payloads]
+
+
+def test_a_missing_or_short_file_costs_what_was_in_it(
+    tmp_path: Path, reader: PayloadReader
+) -> None:
+    payloads = placed([65_536] * 4)
+    assert read(reader, payloads) == ["No such file or directory"] * 4
+    written(tmp_path, payloads)
+    os.truncate(tmp_path / NAME, 100_000)
+    found = read(reader, payloads)
+    assert found[0] == payloads[0][1]
+    assert found[1:] != [payload for _, payload in payloads[1:]]
+
+
+def test_a_disk_that_fails_in_one_place_costs_nothing_elsewhere(
+    tmp_path: Path, reader: PayloadReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payloads = placed([65_536] * 3, gap=BLOCK_BYTES)
+    written(tmp_path, payloads)
+    real, bad = os.preadv, payloads[1][0]
+
+    def preadv(file: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if offset == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    first, _, last = payloads
+    assert read(reader, payloads) == [first[1], "Input/output error", last[1]]
+
+
+def test_threads_read_at_once(tmp_path: Path, reader: PayloadReader) -> None:
+    payloads = placed([129_083] * 64)
+    written(tmp_path, payloads)
+    wrong: list[int] = []
+
+    def look(start: int) -> None:
+        for _ in range(20):
+            mine = payloads[start::4]
+            if read(reader, mine) != [payload for _, payload in mine]:
+                wrong.append(start)
+
+    threads = [threading.Thread(target=look, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_room_behind_the_end_is_given_back(tmp_path: Path) -> None:
+    writer = PayloadWriter(tmp_path)
+    writer.cut(0)  # There is no file.
+    writer.write([(0, memoryview(bytes(1 << 20)))])
+    writer.cut(8192)
+    assert (tmp_path / NAME).stat().st_size == 8192
+    writer.close()
