@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -89,17 +90,19 @@ def test_experiences_travel_from_workers(client: Client, name: str) -> None:
 
 
 def lose_the_worker(address: str, name: str, end: Any) -> None:
-    """Train for a step, then kill the worker. torch raises that from its signal handler, anywhere."""
+    """Train for a step, then kill the worker, and stay."""
     dataset = ExperienceDataset(address, buffer=name, batch_size=1, collate=PADDED, ack="manual")
     batches: Any = iter(DataLoader(dataset, batch_size=None, num_workers=1))
     first, ticket = next(batches)
     dataset.ack(ticket, step=0)
-    try:
-        os.kill(batches._workers[0].pid, signal.SIGKILL)
-        list(batches)
-    except RuntimeError as error:
-        end.send((groups(first), str(error)))
-        end.recv()
+    worker = batches._workers[0]
+    # torch says so from its signal handler, anywhere. No more is asked of it: a worker that dies while it
+    # writes leaves half a message, for which torch may wait for ever.
+    with contextlib.suppress(RuntimeError):
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+    end.send(groups(first))
+    end.recv()
     os._exit(0)
 
 
@@ -109,9 +112,7 @@ def test_a_worker_that_dies_gives_its_leases_back(client: Client, name: str) -> 
     here, there = spawn.Pipe()
     trainer = spawn.Process(target=lose_the_worker, args=(client.address, name, there))
     trainer.start()
-    first, error = here.recv()
-    assert first == keys[:1]
-    assert "DataLoader worker" in error
+    assert here.recv() == keys[:1]
     assert trainer.is_alive()
     eventually(lambda: left(client, name) == keys[1:], "the leases of the dead worker to come back")
     here.send(None)
