@@ -45,6 +45,13 @@ class Hold:
         self._client = client
         self._num_bytes = num_bytes
 
+    def keep(self, num_bytes: int) -> None:
+        """Release what is more than this: it is in memory no more."""
+        rest = self._num_bytes - num_bytes
+        if rest > 0:
+            self._num_bytes = num_bytes
+            self._owner.give_back(self._client, rest)
+
     def release(self) -> None:
         """The response is sent, or never will be."""
         num_bytes, self._num_bytes = self._num_bytes, 0

@@ -105,8 +105,10 @@ class _Answer:
         part = rank_of(self._request)
         units = list(lease.units if part is None else lease.part(part.rank))
         contents = self._buffer.contents
-        num_bytes = sum(unit.num_bytes for unit in units) + fetched_bytes(contents, units)
-        hold = await self._backend.responses.wait(caller_of(), num_bytes, deadline=self._deadline)
+        num_bytes = sum(unit.num_bytes for unit in units)
+        hold = await self._backend.responses.wait(
+            caller_of(), num_bytes + fetched_bytes(contents, units), deadline=self._deadline
+        )
         self._until_sent(hold)
         unreadable = Unreadable()
         finish = partial(self._finish, shortfall, lease, units, unreadable)
@@ -117,6 +119,7 @@ class _Answer:
         else:
             found = sampled(store, buffer, units, unreadable)
             finish(pieces_of([each async for experiences in found for each in experiences]))
+        hold.keep(num_bytes)
         if self.is_too_small:
             hold.release()
 

@@ -59,6 +59,25 @@ def test_nobody_has_more_than_is_left_for_others() -> None:
     assert (responses.num_bytes, responses._of, responses._waiting) == (0, {}, {})
 
 
+async def test_what_is_in_memory_no_more_is_there_for_others() -> None:
+    responses = make(mebi=40)
+    hold = responses.take("one", 20 * MEBI)
+    hold.keep(30 * MEBI)
+    assert responses.num_bytes == 10 * MEBI, "what is larger than a quarter counts as one"
+    others = [responses.take(client, 10 * MEBI) for client in ("two", "three")]
+    others.append(responses.take("four", 8 * MEBI))
+    waiting = await begun(responses, "five", 4 * MEBI)
+    assert not waiting.done()
+    hold.keep(6 * MEBI)
+    others.append(await waiting)
+    assert responses.num_bytes == 38 * MEBI
+    hold.release()
+    hold.keep(0)
+    for each in others:
+        each.release()
+    assert responses.num_bytes == 0
+
+
 async def test_the_largest_goes_while_somebody_never_reads() -> None:
     responses = make()
     for _ in range(2):

@@ -1,0 +1,202 @@
+"""Sending a stream's batches: each is read, put together and put on its way, with what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from experience_buffer import errors
+from experience_buffer._sample_wire import Pieces, frame_response
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server import steady_clock, wire
+from experience_buffer_server.assembly import frames, pieces_of
+from experience_buffer_server.backend import Backend
+from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.callers import caller_of
+from experience_buffer_server.credits import Credits
+from experience_buffer_server.damage import Unreadable
+from experience_buffer_server.outgoing import MAX_BYTES, Outgoing
+from experience_buffer_server.prefetching import Prefetches, fetched_bytes, fetched_units
+from experience_buffer_server.responses import Hold
+from experience_buffer_server.sample_frames import finish, packed_messages
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.sharing import RankOf
+from experience_buffer_server.store.base import StoreError
+
+
+class Sending:
+    """Sends the batches of one stream. Belongs to its event loop.
+
+    Args:
+        backend: The store and the limits.
+        buffer: Whose experiences they are.
+        outgoing: Takes the messages.
+        credits: Says what is spent.
+        rank_of: The part that the stream gets of each batch, if it doesn't get all of it.
+        packed: In which format.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        buffer: Buffer,
+        outgoing: Outgoing,
+        credits: Credits,
+        *,
+        rank_of: RankOf | None,
+        packed: bool,
+    ) -> None:
+        self._backend = backend
+        self._buffer = buffer
+        self._outgoing = outgoing
+        self._credits = credits
+        self.rank_of = rank_of
+        """Which batch comes next follows from the one that was sent last."""
+        self._packed = packed
+        self._leases: set[int] = set()
+        """Open leases that end with the stream."""
+        self._prefetches = Prefetches(backend.store)
+        # The rest is for what travels with payloads.
+        self._max_frame_bytes = backend.limits.max_message_bytes // 2
+
+    def prepare(self, lease: Lease) -> None:
+        """Begin to read what of a lease has to be had from the disk; `send` or `close` follows."""
+        buffer, units = self._buffer, self._units_of(lease)
+        self._prefetches.begin(lease.id, buffer.id, buffer.contents, units)
+
+    def settled(self, lease_id: int) -> None:
+        """A lease was acknowledged or returned."""
+        self._leases.discard(lease_id)
+
+    def close(self) -> None:
+        """Nothing more is sent; leases that weren't settled are offered again. Idempotent."""
+        self._prefetches.close()
+        self._buffer.leasing.give_back(self._leases, "stream_closed")
+
+    def _units_of(self, lease: Lease) -> list[Unit]:
+        """What of a lease this stream gets."""
+        return list(lease.units) if self.rank_of is None else lease.part(self.rank_of.rank)
+
+    async def send(self, lease: Lease, shortfall: str, *, least: int) -> bool:
+        """Send a batch without its units that can't be read.
+
+        Args:
+            lease: The batch.
+            shortfall: Why it has fewer units than were asked for.
+            least: The fewest units worth sending.
+
+        Returns:
+            False if too many of it can't be read, or if it was returned while it waited to be sent.
+
+        Raises:
+            ExperienceBufferError: Nothing more can be sent; the lease is given back.
+            StoreError: The same.
+        """
+        try:
+            return await self._send(lease, shortfall, least)
+        except (errors.ExperienceBufferError, StoreError):
+            # With the stream its leases end, and those count as deliveries.
+            self._buffer.leasing.give_back([lease.id], "undeliverable")
+            raise
+        finally:
+            self._prefetches.end(lease.id)
+
+    async def _send(self, lease: Lease, shortfall: str, least: int) -> bool:
+        rank_of = self.rank_of
+        if rank_of is None:
+            self._leases.add(lease.id)
+        else:
+            self.rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
+        await self._outgoing.room()
+        units = self._units_of(lease)
+        hold = await self._backend.responses.wait(caller_of(), self._held_bytes(units))
+        is_sent = False
+        try:
+            if lease.state != "open":
+                self._leases.discard(lease.id)
+                return False
+            send = self._send_packed if self._packed else self._send_parts
+            is_sent = await send(lease, units, shortfall, least, hold)
+        finally:
+            if not is_sent:
+                hold.release()
+        return is_sent
+
+    async def _send_packed(
+        self,
+        lease: Lease,
+        units: Sequence[Unit],
+        shortfall: str,
+        least: int,
+        hold: Hold,
+    ) -> bool:
+        """Send a packed batch, all of which is read before anything of it is sent."""
+        store, buffer, most = self._backend.store, self._buffer, self._max_frame_bytes
+        async with fetched_units(store, buffer.id, buffer.contents, units):
+            if lease.state != "open":
+                self._leases.discard(lease.id)
+                return False
+            messages = packed_messages(
+                store, buffer, lease, units, shortfall, least=least, max_bytes=most
+            )
+        if not messages:
+            self._leases.discard(lease.id)
+            return False
+        num_bytes = sum(unit.num_bytes for unit in units)
+        hold.keep(num_bytes)
+        self._credits.spend(num_bytes)
+        messages.reverse()
+        while messages:
+            await self._outgoing.room()
+            message = messages.pop()
+            await self._outgoing.put(message, last_of=None if messages else hold)
+        return True
+
+    async def _send_parts(
+        self,
+        lease: Lease,
+        units: Sequence[Unit],
+        shortfall: str,
+        least: int,
+        hold: Hold,
+    ) -> bool:
+        """Send a batch of payloads, which are read while others are sent."""
+        unreadable, is_begun, is_settled = Unreadable(), False, False
+        store, buffer, most = self._backend.store, self._buffer, self._max_frame_bytes
+        parts = frames(store, buffer, units, unreadable, max_bytes=most)
+        part: Pieces | None = pieces_of(await anext(parts))
+        if lease.state != "open":
+            self._leases.discard(lease.id)
+            return False
+        while part is not None:
+            await self._outgoing.room()
+            read = await anext(parts, None)
+            following = None if read is None else pieces_of(read)
+            del read
+            if unreadable and not is_settled and following is None:
+                # What has been sent can't be taken back: the rest follows, however small.
+                enough = 0 if is_begun else least
+                if not buffer.damage.settle(lease, unreadable, least=enough):
+                    self._leases.discard(lease.id)
+                    return False
+                is_settled = True
+            if not is_begun:
+                self._credits.spend(sum(unit.num_bytes for unit in units))
+                is_begun = True
+            frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
+            if following is None:
+                finish(frame, buffer, units, unreadable, shortfall)
+            message = frame_response(frame, part)
+            await self._outgoing.put(message, last_of=hold if following is None else None)
+            del message
+            part = following
+        return True
+
+    def _held_bytes(self, units: Sequence[Unit]) -> int:
+        """Of a batch, what is in memory at once while it is being sent."""
+        num_bytes = sum(unit.num_bytes for unit in units)
+        if self._packed:
+            return num_bytes + fetched_bytes(self._buffer.contents, units)
+        # A unit is read as a whole, and its experiences are copied into frames. A rank may get none.
+        return min(num_bytes, MAX_BYTES + 2 * max((unit.num_bytes for unit in units), default=0))
