@@ -64,16 +64,17 @@ class LargeWrites:
             self._synced = txn.id()
             freed = list(_freed(txn, tables))
             used = list(_used(txn, tables, self._file.num_bytes))
+        reach = max((offset + num_bytes for offset, num_bytes in used), default=0)
+        if reach > self._file.num_bytes:
+            raise StoreFormatError(
+                f"{path}: {NAME} is missing or cut short: it has {self._file.num_bytes} bytes, large "
+                f"payloads reach to {reach}. It belongs to data.mdb as it is: put it back; or, if it "
+                f"is lost, {CURE}"
+            )
         # A copy of a store counts its transactions anew, and nobody reads what it was made from.
         self._stale = [run for run in freed if run.transaction > self._synced]
         """Room that is free, though rows say that it was freed by transactions to come."""
         self._room = Extents(used, (run for run in freed if run.transaction <= self._synced))
-        if self._room.end > self._file.num_bytes:
-            raise StoreFormatError(
-                f"{path}: {NAME} is missing or cut short: it has {self._file.num_bytes} bytes, large "
-                f"payloads reach to {self._room.end}. It belongs to data.mdb as it is: put it back; "
-                f"or, if it is lost, {CURE}"
-            )
         self._most_bytes = most_bytes
         self._payloads: list[tuple[int, memoryview]] = []
         """Offset and bytes of what the transaction under way stores."""

@@ -119,6 +119,16 @@ def test_a_store_without_the_file_of_its_payloads_does_not_start(
     assert put(engines.open(), "c") == [Status.OK]
 
 
+def test_what_is_whole_in_a_file_that_was_cut_is_kept(tmp_path: Path, engines: Engines) -> None:
+    assert put(engines.open(), "a", num_bytes=MEBI + 9) == [Status.OK]
+    engines.close()
+    os.truncate(tmp_path / NAME, MEBI + 9)
+    assert put(engines.open(), "b") == [Status.OK]
+    engines.close()
+    with LmdbReader(tmp_path) as reader:
+        assert all(isinstance(payload, bytes) for payload in reader.payloads(1, ["a", "b"]))
+
+
 def test_a_new_store_is_not_made_beside_the_payloads_of_another(
     tmp_path: Path, engines: Engines
 ) -> None:
