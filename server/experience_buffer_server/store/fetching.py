@@ -123,11 +123,10 @@ class Expected:
 
     def _begin(self) -> None:
         fetching = self._fetching
-        for name, num_bytes in list(self._left.items()):
+        while self._left and not fetching._is_closed:
+            name, num_bytes = next(iter(self._left.items()))
             room = _MOST_AHEAD_BYTES - fetching._ahead_bytes
-            if fetching._is_closed or (
-                fetching._ahead_bytes and self._ahead_bytes + num_bytes > room
-            ):
+            if fetching._ahead_bytes and self._ahead_bytes + num_bytes > room:
                 return
             del self._left[name]
             self._begun[name] = fetching._begin(name), num_bytes
