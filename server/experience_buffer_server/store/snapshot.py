@@ -2,10 +2,11 @@
 
 It opens a store read-only beside its writer and copies one consistent state of it, the newest
 commit when the copy begins, without the free pages and without what is free in the file of large
-payloads. What it copies isn't reused by the writer meanwhile, so a store that is written to grows by what is written during the copy. A process of its
-own, because a process must not open a store twice, and so that its reading and hashing takes
-nobody's time: it runs at low priority. It says what became of it in one line of JSON and ends when
-whoever started it closes its standard input. Not for use by hand.
+payloads. What it copies isn't reused by the writer meanwhile, so a store that is written to grows
+by what is written during the copy. A process of its own, because a process must not open a store
+twice, and so that its reading and hashing takes nobody's time: it runs at low priority. It says what
+became of it in one line of JSON and ends when whoever started it closes its standard input. Not for
+use by hand.
 """
 
 from __future__ import annotations
