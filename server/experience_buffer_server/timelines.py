@@ -25,7 +25,7 @@ from experience_buffer_server.tasks import Tasks
 
 
 class Rewound(NamedTuple):
-    """What a rewind made available."""
+    """What a rewind undid: the acks of so many experiences, and leases that it returned."""
 
     num_experiences: int
     num_leases: int

@@ -9,7 +9,7 @@ from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.sampling.leases import Lease
 from tests.unit.server.buffer_port import payload
-from tests.unit.server.builders import World, want
+from tests.unit.server.builders import World, uid, want
 from tests.unit.server.builders import push as push_of
 
 QUEUE = {"min_size": 1, "samples_per_insert": 1, "min_diff": 0, "max_diff": 7}
@@ -125,6 +125,21 @@ async def test_what_is_deleted_is_not_retained_and_the_last_step_stays(world: Wo
     for one in (buffer, world.reload(buffer)):
         timeline = one.delivery.consumers["a"].timeline
         assert (timeline.num_retained, timeline.last_step) == (0, 4)
+
+
+async def test_a_rewind_counts_what_leaves_with_the_lease_that_it_returns(world: World) -> None:
+    """Its acks were undone as others' were; that its group had been dropped is another matter."""
+    buffer = await create(world, {"name": "a", "replay": True, "max_times_sampled": 2})
+    await buffer.ingest.push(push_of((1, 0), (2, 0)))
+    await buffer.desk.ack((await sample(buffer, "a", 2)).id, step=3)
+    await sample(buffer, "a", 2)
+    await buffer.grouping.drop("2/1", "aborted")
+    found = await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    assert found == (2, 1)
+    await buffer.drain()
+    assert [entry.record.uid for entry in buffer.contents] == [uid(2, 0)]
+    assert len((await sample(buffer, "a", 1)).units) == 1
+    assert await nothing_comes(buffer, "a")
 
 
 async def test_final_acks_that_were_enough_outlive_a_rewind(world: World) -> None:

@@ -94,7 +94,8 @@ class Model(Stock):
             self.end(lease_id, blamed=False)
         for name in going:
             self.removed[name] = self.places.pop(name).after_removal()
-        for name in set(readers) - set(self.places):
+        # In one order, whatever strings hash to: the rules choose among the places by their numbers.
+        for name in [name for name in readers if name not in self.places]:
             self.places[name] = self.removed.pop(name, Place(readers[name]))
         self.settle("dropped")
 
