@@ -23,8 +23,11 @@ NAME: Final = "payloads.bin"
 BLOCK_BYTES: Final = 4096
 """Payloads begin at multiples of it: what disks and systems ask of direct access."""
 _BOUNCE_BYTES: Final = 4 << 20
-_BUFFER_BYTES: Final = 2 << 20
-"""Buffers for reading are multiples of it, so that they serve for payloads of other sizes, too."""
+_HUGE_BYTES: Final = 2 << 20
+"""Buffers for reading are multiples of it, or else powers of two, so that they serve for payloads of other
+sizes, too; none takes much more than what is read into it."""
+_LEAST_BYTES: Final = 64 << 10
+"""The smallest of them."""
 _MOST_KEPT_BYTES: Final = 64 << 20
 """Buffers beyond that are given back to the system after use."""
 
@@ -210,14 +213,14 @@ class PayloadReader:
             done += count
 
     def _take(self, num_bytes: int) -> mmap.mmap:
-        size = max(-(-num_bytes // _BUFFER_BYTES), 1) * _BUFFER_BYTES
+        size = _buffer_bytes(num_bytes)
         with self._lock:
             for place, buffer in enumerate(self._kept):
                 if size <= len(buffer) <= 2 * size:
                     self._kept_bytes -= len(buffer)
                     return self._kept.pop(place)
         buffer = mmap.mmap(-1, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        if size >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # A kernel without them.
                 buffer.madvise(mmap.MADV_HUGEPAGE)
         return buffer
@@ -237,6 +240,13 @@ class PayloadReader:
                 self._file = -1
             self._kept.clear()
             self._kept_bytes = 0
+
+
+def _buffer_bytes(num_bytes: int) -> int:
+    """The size of a buffer that so many bytes are read into."""
+    if num_bytes > _HUGE_BYTES // 2:
+        return -(-num_bytes // _HUGE_BYTES) * _HUGE_BYTES
+    return max(1 << (num_bytes - 1).bit_length(), _LEAST_BYTES)
 
 
 def _open(path: Path, flags: int) -> int:

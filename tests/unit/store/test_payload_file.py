@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,30 @@ def test_threads_read_at_once(tmp_path: Path, reader: PayloadReader) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("num_bytes", [1, 65_537, 129_083, 300_000, (1 << 20) + 1, (3 << 20) - 1])
+def test_memory_for_reading_is_little_more_than_what_is_read(
+    tmp_path: Path, reader: PayloadReader, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """A batch has many payloads in memory at once: those just large enough may not take much more."""
+    payloads = placed([num_bytes] * 12)
+    written(tmp_path, payloads)
+    made: list[int] = []
+    real = mmap.mmap
+
+    def counted(file: int, size: int) -> mmap.mmap:
+        made.append(size)
+        return real(file, size)
+
+    monkeypatch.setattr(mmap, "mmap", counted)
+    for _ in range(3):
+        with ExitStack() as stack:
+            for offset, payload in payloads:
+                read = stack.enter_context(reader.read(offset, num_bytes))
+                assert bytes(read) == payload
+    assert sum(made) <= 12 * max(2 * num_bytes, 64 << 10)
+    assert len(made) == 12, "memory isn't used again"
 
 
 def test_room_behind_the_end_is_given_back(tmp_path: Path) -> None:
