@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import grpc
 
 from experience_buffer.v1 import service_pb2_grpc
+from tests.ports import unused_ports
 
 DEFAULT_MODULE = "experience_buffer_server"
 START_SECONDS = 30.0
@@ -33,7 +34,7 @@ CHANNEL_OPTIONS = [
 
 
 class Server:
-    """The server over `folder/data`; the port it gets first is its port for all its lives."""
+    """The server over `folder/data`; its first port is its port for all its lives."""
 
     running: ClassVar[set[Server]] = set()
     """Servers that were not closed yet; for the report of a failed test."""
@@ -79,6 +80,8 @@ class Server:
     def start(self) -> Server:
         """Start it and wait until it listens."""
         Server.running.add(self)
+        port, metrics_port = unused_ports(2)
+        self.port, self.metrics_port = self.port or port, self.metrics_port or metrics_port
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.toml"
         config.write_text(self.toml, encoding="utf-8")

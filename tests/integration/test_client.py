@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +37,7 @@ from experience_buffer import (
     WrongStateError,
     trxp,
 )
+from tests.ports import unused_ports
 
 OPTIONS = ClientOptions(retry=RetryOptions(max_backoff_seconds=0.2, reconnect_seconds=60))
 MATH = BufferConfig(
@@ -53,9 +53,7 @@ class ServerProcess:
     """The real server as a child process, on one port for all its lives."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        (self._port,) = unused_ports(1)
         self.address = f"127.0.0.1:{self._port}"
         self._folder = folder
         self.start()

@@ -6,7 +6,6 @@ Also the compose file, as far as it can be checked without a container engine.
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from tests.integration import dockerfile
+from tests.ports import unused_ports
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"
@@ -43,7 +43,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dockerfile.Stage
 
 
 def test_it_starts_reports_health_and_stops(image: dockerfile.Stage) -> None:
-    port, metrics_port = _free_ports()
+    port, metrics_port = unused_ports(2)
     # The health check asks the port that the image serves; here that one may be taken.
     healthcheck = [*image.healthcheck, "--address", f"127.0.0.1:{port}"]
     assert _run(image, healthcheck) != 0, "healthy before it was started"
@@ -106,11 +106,3 @@ def _run(image: dockerfile.Stage, command: list[str]) -> int:
     process = image.start(command)
     process.communicate(timeout=30)
     return process.returncode
-
-
-def _free_ports() -> tuple[int, int]:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as other,
-    ):
-        return one.getsockname()[1], other.getsockname()[1]

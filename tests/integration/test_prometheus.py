@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +33,7 @@ from experience_buffer import (
     Pacing,
     Staleness,
 )
+from tests.ports import unused_ports
 
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "experience-buffer.json"
@@ -53,7 +53,7 @@ class Monitored:
 def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     """Both processes, after two rounds of traffic with a scrape after each."""
     prometheus, folder = _tool("prometheus"), tmp_path_factory.mktemp("prometheus")
-    port, metrics_port, prometheus_port = _free_ports(3)
+    port, metrics_port, prometheus_port = unused_ports(3)
     serve = [sys.executable, "-m", "experience_buffer_server", "serve", "--data", "data"]
     serve += ["--port", str(port), "--metrics-port", str(metrics_port), "--config", "server.toml"]
     (folder / "server.toml").write_text('[snapshots]\npath = "snapshots"\n', encoding="utf-8")
@@ -211,14 +211,6 @@ def _tool(name: str) -> str:
             pytest.fail(message)
         pytest.skip(message)
     return path
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [held.getsockname()[1] for held in sockets]
-    for held in sockets:
-        held.close()
-    return ports
 
 
 def _write_configuration(path: Path, target: str) -> None:

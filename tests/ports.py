@@ -1,0 +1,41 @@
+"""Ports for servers that come back on the one that they had."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+_LOWEST = 10_000
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_OF_CONNECTIONS = 32_768
+"""Linux's default."""
+
+
+def unused_ports(count: int) -> list[int]:
+    """Ports on which nobody listens, and which no connection gets while a server is away.
+
+    Those that the system chooses, for port 0, are also those that it gives to outgoing connections: a
+    server that was killed may find its own taken by somebody's client.
+    """
+    ports: list[int] = []
+    with ExitStack() as held:
+        while len(ports) < count:
+            port = random.randrange(_LOWEST, _first_of_connections())
+            try:
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            ports.append(port)
+    return ports
+
+
+def _first_of_connections() -> int:
+    try:
+        return int(_RANGE.read_text(encoding="ascii").split()[0])
+    except OSError:
+        return _FIRST_OF_CONNECTIONS
