@@ -17,13 +17,15 @@ _FIRST_OF_CONNECTIONS = 32_768
 def unused_ports(count: int) -> list[int]:
     """Ports on which nobody listens, and which no connection gets while a server is away.
 
-    Those that the system chooses, for port 0, are also those that it gives to outgoing connections: a
-    server that was killed may find its own taken by somebody's client.
+    Those that the system chooses, for port 0, are also those that it gives to outgoing connections:
+    a server that was killed may find its own taken by somebody's client.
     """
+    # Tests that run beside this one may have seeded the usual source alike.
+    source = random.SystemRandom()
     ports: list[int] = []
     with ExitStack() as held:
         while len(ports) < count:
-            port = random.randrange(_LOWEST, _first_of_connections())
+            port = source.randrange(_LOWEST, _first_of_connections())
             try:
                 held.enter_context(socket.create_server(("127.0.0.1", port)))
             except OSError as error:
@@ -36,6 +38,8 @@ def unused_ports(count: int) -> list[int]:
 
 def _first_of_connections() -> int:
     try:
-        return int(_RANGE.read_text(encoding="ascii").split()[0])
+        first = int(_RANGE.read_text(encoding="ascii").split()[0])
     except OSError:
         return _FIRST_OF_CONNECTIONS
+    # Where connections get all ports, some are as good as others.
+    return first if first > _LOWEST else _FIRST_OF_CONNECTIONS

@@ -80,8 +80,8 @@ class Server:
     def start(self) -> Server:
         """Start it and wait until it listens."""
         Server.running.add(self)
-        port, metrics_port = unused_ports(2)
-        self.port, self.metrics_port = self.port or port, self.metrics_port or metrics_port
+        if not self.port:
+            self.port, self.metrics_port = unused_ports(2)
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.toml"
         config.write_text(self.toml, encoding="utf-8")

@@ -24,8 +24,8 @@ BLOCK_BYTES: Final = 4096
 """Payloads begin at multiples of it: what disks and systems ask of direct access."""
 _BOUNCE_BYTES: Final = 4 << 20
 _HUGE_BYTES: Final = 2 << 20
-"""Buffers for reading are multiples of it, or else powers of two, so that they serve for payloads of other
-sizes, too; none takes much more than what is read into it."""
+"""Buffers for reading are multiples of it, or smaller powers of two, so that they serve for payloads of
+other sizes, too, and take at most twice what is read into them, or `_LEAST_BYTES`."""
 _LEAST_BYTES: Final = 64 << 10
 """The smallest of them."""
 _MOST_KEPT_BYTES: Final = 64 << 20
