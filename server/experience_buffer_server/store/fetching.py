@@ -1,46 +1,48 @@
-"""Large payloads in memory before they are read, by threads that may wait for the disk."""
+"""Large payloads in memory before they are read, by threads that may wait for the disk.
+
+A thread beside a busy event loop waits for the interpreter after whatever it does without it, up to
+5 ms. So what lies side by side is read at once, and all else is done in the loop's thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
-from experience_buffer_server.store.base import DamagedRecordError, Found
-from experience_buffer_server.store.format import Extent
+from experience_buffer_server.store.base import Found, StoreFailedError
+from experience_buffer_server.store.large_payloads import (
+    MOST_AT_ONCE_BYTES,
+    Fetched,
+    Place,
+    side_by_side,
+)
 
 _NUM_THREADS: Final = 4
 _MOST_AHEAD_BYTES: Final = 64 << 20
 """Of what is read before anybody has asked for it. A lease has no more of it than is left for others."""
-Place: TypeAlias = tuple[bytes, Extent]
-"""Key and extent of a payload. The extent's checksum sees to it that nothing else is taken for it."""
 _Name: TypeAlias = tuple[int, str]
 """Buffer and uid."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fetched:
-    """A payload in memory, or why it can't be."""
-
-    place: Place
-    payload: memoryview | DamagedRecordError
-    memory: ExitStack
-    """Gives it back."""
 
 
 class Fetching:
     """Fetches for one event loop's thread.
 
     Args:
-        read: Reads the payload of a buffer's uid, None if it isn't a large one, or isn't what was
-            written; called by other threads.
+        find: Where the payloads of a buffer's uids lie, None for those that aren't large, or whose row
+            can't be read; called by the loop's thread.
+        read: Reads payloads that lie side by side; called by other threads.
     """
 
-    def __init__(self, read: Callable[[int, str], Fetched | None]) -> None:
+    def __init__(
+        self,
+        find: Callable[[int, Sequence[str]], Sequence[Place | None]],
+        read: Callable[[Sequence[Place]], list[Fetched]],
+    ) -> None:
+        self._find_places = find
         self._read = read
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="payloads")
         self._held: defaultdict[Place, list[Fetched]] = defaultdict(list)
@@ -57,13 +59,16 @@ class Fetching:
     @asynccontextmanager
     async def fetched(self, buffer_id: int, uids: Iterable[str]) -> AsyncIterator[None]:
         """Have the large ones of these payloads in memory within the block."""
-        fetches = [self._asked_for((buffer_id, uid)) for uid in uids]
+        fetches: list[_Fetch] = []
         held: list[Fetched] = []
         try:
+            self._ask_for(buffer_id, uids, fetches)
+            for read in dict.fromkeys(fetch.read for fetch in fetches):
+                await read.wait()
             for fetch in fetches:
-                if (found := await fetch.wait()) is not None:
-                    held.append(found)
-                    self._held[found.place].append(found)
+                found = fetch.result()
+                held.append(found)
+                self._held[found.place].append(found)
             yield
         finally:
             for found in held:
@@ -73,12 +78,40 @@ class Fetching:
             for fetch in fetches:
                 fetch.close()
 
-    def _asked_for(self, name: _Name) -> _Fetch:
-        return self._expected[name][0].take(name) if name in self._expected else self._begin(name)
+    def _ask_for(self, buffer_id: int, uids: Iterable[str], fetches: list[_Fetch]) -> None:
+        """Take what is read ahead, and begin to read the rest."""
+        unread: list[str] = []
+        asked: dict[Expected, None] = {}
+        for uid in dict.fromkeys(uids):
+            fetch = None
+            if expecting := self._expected.get((buffer_id, uid)):
+                expected = expecting[0]
+                asked[expected] = None
+                fetch = expected.take(uid)
+            if fetch is None:
+                unread.append(uid)
+            else:
+                fetches.append(fetch)
+        fetches += self._begin(buffer_id, unread).values()
+        for expected in asked:
+            expected.go_on()
 
-    def _begin(self, name: _Name) -> _Fetch:
+    def _begin(self, buffer_id: int, uids: Sequence[str]) -> dict[str, _Fetch]:
+        """Begin to read what is large of these."""
+        if not uids:
+            return {}
+        names = {
+            place: uid
+            for uid, place in zip(uids, self._find_places(buffer_id, uids), strict=True)
+            if place is not None
+        }
         loop = asyncio.get_running_loop()
-        return _Fetch(loop.run_in_executor(self._threads, self._read, *name))
+        fetches: dict[str, _Fetch] = {}
+        for neighbours in side_by_side(names):
+            read = _Read(loop.run_in_executor(self._threads, self._read, neighbours))
+            for place in neighbours:
+                fetches[names[place]] = read.share(place)
+        return fetches
 
     def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
         """Read large payloads ahead that will be asked for, as far as there is room.
@@ -87,7 +120,7 @@ class Fetching:
             buffer_id: The buffer's.
             payloads: Uid and bytes of each, in the order in which they will be asked for.
         """
-        return Expected(self, [((buffer_id, uid), num_bytes) for uid, num_bytes in payloads])
+        return Expected(self, buffer_id, payloads)
 
     def close(self) -> None:
         """Wait for what is being read, and end the threads. Idempotent."""
@@ -100,74 +133,131 @@ class Expected:
 
     Args:
         fetching: Reads them.
-        payloads: Name and bytes of each, in the order in which they will be asked for.
+        buffer_id: The buffer's.
+        payloads: Uid and bytes of each, in the order in which they will be asked for.
     """
 
-    def __init__(self, fetching: Fetching, payloads: Iterable[tuple[_Name, int]]) -> None:
+    def __init__(
+        self, fetching: Fetching, buffer_id: int, payloads: Iterable[tuple[str, int]]
+    ) -> None:
         self._fetching = fetching
+        self._buffer_id = buffer_id
         self._left = dict(payloads)
         """Bytes of what isn't being read yet."""
-        self._begun: dict[_Name, tuple[_Fetch, int]] = {}
-        """With its bytes, what is, or was."""
+        self._begun: dict[str, _Fetch] = {}
+        """What is, or was."""
         self._ahead_bytes = 0
-        for name in self._left:
-            fetching._expected[name].append(self)
-        self._begin()
+        for uid in self._left:
+            fetching._expected[buffer_id, uid].append(self)
+        self.go_on()
 
-    def take(self, name: _Name) -> _Fetch:
-        """One is asked for, and makes room for the next."""
-        fetch = self._begun[name][0] if name in self._begun else self._fetching._begin(name)
-        self._forget(name)
-        self._begin()
+    def take(self, uid: str) -> _Fetch | None:
+        """One is asked for, which may make room for others; None: it isn't being read."""
+        fetch = self._begun.get(uid)
+        self._forget(uid)
         return fetch
 
-    def _begin(self) -> None:
+    def go_on(self) -> None:
+        """Read on, as far as there is room."""
         fetching = self._fetching
         while self._left and not fetching._is_closed:
-            name, num_bytes = next(iter(self._left.items()))
+            uids, num_bytes = self._next()
             room = _MOST_AHEAD_BYTES - fetching._ahead_bytes
             if fetching._ahead_bytes and self._ahead_bytes + num_bytes > room:
                 return
-            del self._left[name]
-            self._begun[name] = fetching._begin(name), num_bytes
-            fetching._ahead_bytes += num_bytes
-            self._ahead_bytes += num_bytes
+            try:
+                begun = fetching._begin(self._buffer_id, uids)
+            except StoreFailedError:
+                return  # Whoever asks is told.
+            for uid in uids:
+                del self._left[uid]
+                if uid in begun:
+                    self._begun[uid] = begun[uid]
+                else:
+                    self._forget(uid)
+            for read in dict.fromkeys(fetch.read for fetch in begun.values()):
+                self._count(read.num_bytes)
 
-    def _forget(self, name: _Name) -> None:
-        expecting = self._fetching._expected[name]
+    def _next(self) -> tuple[list[str], int]:
+        """What would be read next, as much as can be at once, and its bytes."""
+        uids: list[str] = []
+        total = 0
+        for uid, num_bytes in self._left.items():
+            if uids and total + num_bytes > MOST_AT_ONCE_BYTES:
+                break
+            uids.append(uid)
+            total += num_bytes
+        return uids, total
+
+    def _count(self, num_bytes: int) -> None:
+        self._ahead_bytes += num_bytes
+        self._fetching._ahead_bytes += num_bytes
+
+    def _forget(self, uid: str) -> None:
+        expecting = self._fetching._expected[self._buffer_id, uid]
         expecting.remove(self)
         if not expecting:
-            del self._fetching._expected[name]
-        self._left.pop(name, None)
-        if name in self._begun:
-            _, num_bytes = self._begun.pop(name)
-            self._ahead_bytes -= num_bytes
-            self._fetching._ahead_bytes -= num_bytes
+            del self._fetching._expected[self._buffer_id, uid]
+        self._left.pop(uid, None)
+        fetch = self._begun.pop(uid, None)
+        if fetch is not None and fetch.read.is_last():
+            self._count(-fetch.read.num_bytes)
 
     def close(self) -> None:
         """Those that weren't asked for won't be. Idempotent."""
-        fetches = [fetch for fetch, _ in self._begun.values()]
-        for name in (*self._left, *self._begun):
-            self._forget(name)
+        fetches = list(self._begun.values())
+        for uid in (*self._left, *self._begun):
+            self._forget(uid)
         for fetch in fetches:
             fetch.close()
 
 
+class _Read:
+    """Payloads side by side that are being read, or were."""
+
+    def __init__(self, found: asyncio.Future[list[Fetched]]) -> None:
+        self.found = found
+        self.num_bytes = 0
+        """Of all of them: its memory is kept as long as one of them is."""
+        self._num_shares = 0
+        self._num_taken = 0
+
+    def share(self, place: Place) -> _Fetch:
+        """The next of the payloads."""
+        fetch = _Fetch(self, self._num_shares)
+        self._num_shares += 1
+        self.num_bytes += place[1].num_bytes
+        return fetch
+
+    def is_last(self) -> bool:
+        """One more is taken: whether that was the last one."""
+        self._num_taken += 1
+        return self._num_taken == self._num_shares
+
+    async def wait(self) -> None:
+        """Have them in memory."""
+        if not self.found.done():
+            await asyncio.shield(self.found)
+
+
 class _Fetch:
-    """One payload that is being read, or was."""
+    """One payload of those that are read at once."""
 
-    def __init__(self, read: asyncio.Future[Fetched | None]) -> None:
-        self._read = read
+    def __init__(self, read: _Read, place: int) -> None:
+        self.read = read
+        self._place = place
 
-    async def wait(self) -> Fetched | None:
-        """Have it in memory."""
-        return await asyncio.shield(self._read)
+    def result(self) -> Fetched:
+        """The payload; it is in memory."""
+        return self.read.found.result()[self._place]
 
     def close(self) -> None:
         """Give the memory back, as soon as the disk has answered."""
-        self._read.add_done_callback(_release)
+        if self.read.found.done():
+            self._release(self.read.found)
+        else:
+            self.read.found.add_done_callback(self._release)
 
-
-def _release(read: asyncio.Future[Fetched | None]) -> None:
-    if not read.cancelled() and read.exception() is None and (found := read.result()) is not None:
-        found.memory.close()
+    def _release(self, found: asyncio.Future[list[Fetched]]) -> None:
+        if not found.cancelled() and found.exception() is None:
+            self.result().release()

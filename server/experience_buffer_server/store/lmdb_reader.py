@@ -22,9 +22,13 @@ from experience_buffer_server.store.base import (
     Found,
     StoreFailedError,
 )
-from experience_buffer_server.store.fetching import Fetched, Place
 from experience_buffer_server.store.format import Extent, Table
-from experience_buffer_server.store.large_payloads import LargePayloads
+from experience_buffer_server.store.large_payloads import (
+    Fetched,
+    LargePayloads,
+    Place,
+    is_as_written,
+)
 from experience_buffer_server.store.loading import Loading
 from experience_buffer_server.store.opening import open_to_read
 from experience_buffer_server.store.seal import unseal
@@ -130,7 +134,7 @@ class LmdbReader:
             rows = self._rows(txn, Table.EXTENTS, [keys[p] for p in places], disk.decode_extent)
             for place, row in zip(places, rows, strict=True):
                 if isinstance(row, Extent):
-                    found[place] = self._fetched((keys[place], row))
+                    found[place] = self._in_memory((keys[place], row))
                     if found[place] is None:
                         extents[place] = row
                 else:
@@ -143,35 +147,30 @@ class LmdbReader:
                     found[place] = error
             yield found
 
-    def fetch(self, buffer_id: int, uid: str) -> Fetched | None:
-        """Read a payload that is large, so that `look_in` finds it; blocks for the disk.
+    def _in_memory(self, place: Place) -> Found[memoryview]:
+        """A payload that was fetched; None, too, if it isn't what was written: it is read again."""
+        payload = self._fetched(place)
+        if isinstance(payload, memoryview) and not is_as_written(place, payload):
+            return None
+        return payload
 
-        No transaction is open while it waits for the disk, or others would wait, too, when the map has
-        grown. So what is read may be written over meanwhile, which its checksum tells.
-
-        Returns:
-            None if it isn't large, or isn't what was written: whoever reads it finds out why.
+    def places(self, buffer_id: int, uids: Iterable[str]) -> list[Place | None]:
+        """Where large payloads lie, in the order asked; None for what isn't large, or can't be found.
 
         Raises:
-            ValueError: The uid is longer than any that can be stored.
+            ValueError: A uid is longer than any that can be stored.
             StoreFailedError: The store can't be read.
         """
-        key = disk.payload_key(buffer_id, uid)
-        try:
-            with self._transaction() as txn:
-                (row,) = self._rows(txn, Table.EXTENTS, [key], disk.decode_extent)
-        except DamagedRecordError:
-            return None
-        if not isinstance(row, Extent):
-            return None
-        with ExitStack() as memory:
-            try:
-                payload = memory.enter_context(self._large.read(key, row))
-            except DamagedRecordError as error:
-                # A disk that fails takes its time to say so: once is enough.
-                is_of_disk = isinstance(error.__cause__, OSError)
-                return Fetched((key, row), error, memory) if is_of_disk else None
-            return Fetched((key, row), payload, memory.pop_all())
+        keys = [disk.payload_key(buffer_id, uid) for uid in uids]
+        rows = self._get(Table.EXTENTS, keys, disk.decode_extent)
+        return [
+            (key, row) if isinstance(row, Extent) else None
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    def fetch(self, neighbours: Sequence[Place]) -> list[Fetched]:
+        """Read large payloads, so that `look_in` finds them; see `LargePayloads.fetch`."""
+        return self._large.fetch(neighbours)
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed, in the order asked; see `store.base.Found`."""

@@ -149,7 +149,7 @@ class LmdbStore:
             store._transport = await link.connect(connection)
             await store._ready
             store._reader = LmdbReader(path)
-            store._fetching = Fetching(store._reader.fetch)
+            store._fetching = Fetching(store._reader.places, store._reader.fetch)
             store._reader.look_in(store._fetching.find)
         except BaseException:
             await store.close()

@@ -4,55 +4,69 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 
 import pytest
 
 from experience_buffer_server.store import fetching as module
 from experience_buffer_server.store.base import DamagedRecordError, StoreFailedError
-from experience_buffer_server.store.fetching import Fetched, Fetching
+from experience_buffer_server.store.fetching import Fetching
 from experience_buffer_server.store.format import Extent
+from experience_buffer_server.store.large_payloads import Fetched, Place, Shared
 
 MEBI = 1 << 20
 
 
 class Disk:
-    """Payloads that are read once they may be; counts what is in memory."""
+    """Payloads of 1 MiB, far from each other but for `side1`, `side2` ..., that are read once they may be."""
 
     def __init__(self) -> None:
         self.read: list[str] = []
         self.released: list[str] = []
+        """What was read together ends together, by the name of the first."""
+        self.cannot_find = False
         self.let = threading.Event()
         self.let.set()
         self._lock = threading.Lock()
 
-    def fetch(self, buffer_id: int, uid: str) -> Fetched | None:
+    def find(self, buffer_id: int, uids: Sequence[str]) -> list[Place | None]:
         assert buffer_id == 1
-        with self._lock:
-            self.read.append(uid)
-        assert self.let.wait(10)
-        if uid == "small":
-            return None
-        if uid == "broken":
+        if self.cannot_find:
             raise StoreFailedError("the store can't be read")
-        if uid == "bad":
-            return Fetched(place(uid), DamagedRecordError("the disk can't read it"), ExitStack())
-        memory = ExitStack()
-        memory.callback(self.released.append, uid)
-        return Fetched(place(uid), memoryview(uid.encode()), memory)
+        return [None if uid == "small" else place(uid) for uid in uids]
+
+    def fetch(self, places: Sequence[Place]) -> list[Fetched]:
+        names = [key.decode() for key, _ in places]
+        with self._lock:
+            self.read.append("+".join(names))
+        assert self.let.wait(10)
+        if "broken" in names:
+            raise StoreFailedError("the store can't be read")
+        if names == ["bad"]:
+            return [Fetched(places[0], DamagedRecordError("the disk can't read it"))]
+        stack = ExitStack()
+        stack.callback(self.released.append, "+".join(names))
+        memory = Shared(stack, len(places))
+        return [Fetched(place, memoryview(place[0]), memory) for place in places]
 
     @property
     def held(self) -> list[str]:
         """What is in memory."""
-        left = [uid for uid in self.read if uid not in ("small", "broken", "bad")]
-        for uid in self.released:
-            left.remove(uid)
+        left = [name for name in self.read if name not in ("broken", "bad")]
+        for name in self.released:
+            left.remove(name)
         return sorted(left)
 
 
-def place(uid: str) -> tuple[bytes, Extent]:
-    return uid.encode(), Extent(0, len(uid), b"8 bytes.")
+def place(uid: str) -> Place:
+    if uid.startswith("side"):
+        return uid.encode(), Extent(int(uid[4:]) * MEBI, MEBI, b"8 bytes.")
+    number = int.from_bytes(uid.encode())
+    return uid.encode(), Extent((100 + 20 * number) * MEBI, sizes.get(uid, MEBI), b"8 bytes.")
+
+
+sizes = {"huge": 9 * MEBI, "d": 2 * MEBI}
 
 
 @pytest.fixture
@@ -62,7 +76,7 @@ def disk() -> Disk:
 
 @pytest.fixture
 async def fetching(disk: Disk) -> AsyncIterator[Fetching]:
-    fetching = Fetching(disk.fetch)
+    fetching = Fetching(disk.find, disk.fetch)
     yield fetching
     disk.let.set()
     fetching.close()
@@ -95,7 +109,7 @@ async def test_a_payload_is_there_within_the_block(disk: Disk, fetching: Fetchin
 async def test_two_have_the_same_payload_at_once(disk: Disk, fetching: Fetching) -> None:
     async with fetching.fetched(1, ["a"]):
         async with fetching.fetched(1, ["a", "a"]):
-            assert disk.read == ["a", "a", "a"]
+            assert disk.read == ["a", "a"]
         assert found(fetching, "a") == b"a"
 
 
@@ -121,6 +135,7 @@ async def test_a_lease_has_no_more_read_ahead_than_is_left_for_others(
     disk: Disk, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 4 * MEBI)
+    monkeypatch.setattr(module, "MOST_AT_ONCE_BYTES", MEBI)
     first = fetching.expect(1, [("a", MEBI), ("b", MEBI), ("c", MEBI)])
     second = fetching.expect(1, [("d", 2 * MEBI), ("e", MEBI), ("f", MEBI)])
     third = fetching.expect(1, [("g", MEBI)])
@@ -182,3 +197,79 @@ async def test_a_store_that_fails_tells_who_asks_and_keeps_nothing(
             pytest.fail("it wasn't read")
     expected.close()
     await settled()
+    expected = fetching.expect(1, [("a", MEBI), ("b", MEBI)])
+    disk.cannot_find = True
+    with pytest.raises(StoreFailedError):
+        async with fetching.fetched(1, ["a", "c"]):
+            pytest.fail("it wasn't found")
+    alone = fetching.expect(1, [("c", MEBI)])
+    for each in (expected, alone):
+        each.close()
+
+
+async def test_what_lies_side_by_side_is_read_at_once(disk: Disk, fetching: Fetching) -> None:
+    async with fetching.fetched(1, ["side3", "a", "small", "side2", "side7", "side4"]):
+        assert sorted(disk.read) == ["a", "side2+side3+side4", "side7"]
+        for uid in ("side3", "a", "side2", "side7", "side4"):
+            assert found(fetching, uid) == uid.encode()
+    assert disk.held == []
+
+
+async def test_memory_of_neighbours_is_kept_until_the_last_is_used(
+    disk: Disk, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And counts as read ahead for as long, or many leases that are half used would take without bounds."""
+    monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 5 * MEBI)
+    first = fetching.expect(1, [("side1", MEBI), ("side2", MEBI), ("small", MEBI), ("side3", MEBI)])
+    second = fetching.expect(1, [("a", MEBI), ("b", MEBI), ("c", MEBI), ("d", 2 * MEBI)])
+    await settled()
+    assert disk.read == ["side1+side2+side3"]
+    async with fetching.fetched(1, ["side1", "side2", "small"]):
+        assert found(fetching, "side2") == b"side2"
+    second.go_on()
+    await settled()
+    assert disk.held == ["side1+side2+side3"]
+    assert fetching._ahead_bytes == 3 * MEBI
+    async with fetching.fetched(1, ["side3"]):
+        assert fetching._ahead_bytes == 0, "what is used counts elsewhere"
+        second.go_on()
+        await settled()
+        assert disk.held == ["a", "b", "c", "side1+side2+side3"]
+    assert disk.held == ["a", "b", "c"]
+    assert fetching._ahead_bytes == 3 * MEBI, "half of the room is left for others"
+    for expected in (first, second):
+        expected.close()
+
+
+async def test_who_asks_for_more_than_is_read_ahead_waits_for_all_of_it(
+    disk: Disk, fetching: Fetching
+) -> None:
+    expected = fetching.expect(1, [(f"side{number}", MEBI) for number in range(1, 9)])
+    async with fetching.fetched(1, [f"side{number}" for number in range(1, 11)]):
+        assert disk.read == ["side1+side2+side3+side4", "side5+side6+side7+side8", "side9+side10"]
+    assert (disk.held, fetching._ahead_bytes) == ([], 0)
+    expected.close()
+
+
+async def test_one_of_neighbours_is_given_up_while_it_is_read(
+    disk: Disk, fetching: Fetching
+) -> None:
+    disk.let.clear()
+    expected = fetching.expect(1, [("side1", MEBI), ("side2", MEBI)])
+    task = asyncio.create_task(_have(fetching, "side1"))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    disk.let.set()
+    await settled()
+    assert disk.held == ["side1+side2"], "the other one is still expected"
+    async with fetching.fetched(1, ["side2"]):
+        assert found(fetching, "side2") == b"side2"
+    assert disk.held == []
+    expected.close()
+
+
+async def _have(fetching: Fetching, uid: str) -> None:
+    async with fetching.fetched(1, [uid]):
+        pytest.fail("it was given up")

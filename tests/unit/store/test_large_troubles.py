@@ -21,7 +21,13 @@ from experience_buffer_server.store.base import (
 from experience_buffer_server.store.engine import Engine
 from experience_buffer_server.store.format import Extent, Table
 from experience_buffer_server.store.frames import REMOVE, Request, Status
-from experience_buffer_server.store.large_payloads import LargePayloads
+from experience_buffer_server.store.large_payloads import (
+    MOST_AT_ONCE_BYTES,
+    LargePayloads,
+    Place,
+    is_as_written,
+    side_by_side,
+)
 from experience_buffer_server.store.lmdb_reader import LmdbReader
 from experience_buffer_server.store.payload_file import NAME, PayloadReader, PayloadWriter
 from experience_buffer_server.store.seal import SEAL_BYTES, checksum
@@ -195,8 +201,7 @@ def test_a_disk_that_fails_is_asked_once(
 
     monkeypatch.setattr(PayloadReader, "_read", fail)
     with LmdbReader(tmp_path) as reader:
-        found = reader.fetch(1, "a")
-        assert found is not None
+        (found,) = reader.fetch(places(reader, "a"))
         assert isinstance(found.payload, DamagedRecordError)
         reader.look_in({found.place: found.payload}.get)
         (payload,) = reader.payloads(1, ["a"])
@@ -204,25 +209,101 @@ def test_a_disk_that_fails_is_asked_once(
     assert len(asked) == 1
 
 
+def places(reader: LmdbReader, *names: str) -> list[Place]:
+    """Where those of them lie that are large."""
+    return [place for place in reader.places(1, names) if place is not None]
+
+
 def test_what_was_written_over_while_it_was_read_is_left_to_who_asks(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engines.open()
-    assert put(engine, "a") == [Status.OK]
+    assert put(engine, "a", "b", num_bytes=MEBI - 1) == [Status.OK, Status.OK]
     engines.close()
     real = PayloadReader._read
-    changed: list[int] = []
+    asked: list[tuple[int, int]] = []
 
     def read(self: PayloadReader, buffer: memoryview, offset: int) -> None:
         real(self, buffer, offset)
-        if not changed:
-            changed.append(offset)
+        if not asked:
             buffer[9] ^= 1
+        asked.append((offset, len(buffer)))
+
+    with LmdbReader(tmp_path) as reader:
+        stored = reader.payloads(1, ["a", "b"])
+        monkeypatch.setattr(PayloadReader, "_read", read)
+        fetched = reader.fetch(places(reader, "a", "b"))
+        reader.look_in({found.place: found.payload for found in fetched}.get)
+        assert reader.payloads(1, ["a", "b"]) == stored
+    assert asked == [(0, 2 * MEBI), (0, MEBI)], "both at once, and only what wasn't right again"
+
+
+def test_one_of_neighbours_that_cannot_be_read_costs_the_others_nothing(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines.open()
+    names = ["a", "b", "c"]
+    assert put(engine, *names, num_bytes=MEBI - 1) == [Status.OK] * 3
+    engines.close()
+    real = PayloadReader._read
+
+    def read(self: PayloadReader, buffer: memoryview, offset: int) -> None:
+        if offset < MEBI + 4096 <= offset + len(buffer):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(self, buffer, offset)
 
     monkeypatch.setattr(PayloadReader, "_read", read)
     with LmdbReader(tmp_path) as reader:
-        assert reader.fetch(1, "a") is None
-        assert isinstance(reader.payloads(1, ["a"])[0], bytes)
+        fetched = reader.fetch(places(reader, *names))
+        bad = fetched[1].payload
+        assert isinstance(bad, DamagedRecordError)
+        assert str(bad).endswith(f"can't be read from {NAME}: Input/output error")
+        for found in fetched[::2]:
+            assert isinstance(found.payload, memoryview)
+            assert is_as_written(found.place, found.payload)
+            found.release()
+
+
+def test_memory_of_neighbours_is_used_again_once_all_were_released(
+    tmp_path: Path, engines: Engines
+) -> None:
+    engine = engines.open()
+    assert put(engine, "a", "b", num_bytes=MEBI) == [Status.OK] * 2
+    engines.close()
+    with LmdbReader(tmp_path) as reader:
+        memory = reader._large._file._kept
+        first, second = reader.fetch(places(reader, "a", "b"))
+        first.release()
+        assert memory == []
+        assert isinstance(second.payload, memoryview)
+        assert is_as_written(second.place, second.payload)
+        second.release()
+        assert len(memory) == 1
+        with pytest.raises(ValueError, match="released"):
+            bytes(first.payload)  # type: ignore[arg-type]
+
+
+def extents(*blocks: tuple[int, int]) -> list[Place]:
+    """Payloads of so many bytes at these blocks."""
+    return [(b"%d" % block, Extent(block * 4096, size, b"")) for block, size in blocks]
+
+
+def test_what_lies_side_by_side_is_found_in_any_order() -> None:
+    apart = [(20, 4096)]
+    together = [(0, 4096), (1, 4097), (3, 1), (4, 8192)]
+    after = [(7, 4096)]
+    found = list(side_by_side(extents(*apart, *reversed(together), *after)))
+    assert found == [extents(*together), extents(*after), extents(*apart)]
+    assert list(side_by_side([])) == []
+
+
+def test_no_more_is_read_at_once_than_is_worth_it() -> None:
+    blocks = MOST_AT_ONCE_BYTES // 4096
+    halves = [(0, MOST_AT_ONCE_BYTES // 2), (blocks // 2, MOST_AT_ONCE_BYTES // 2)]
+    huge = [(blocks, MOST_AT_ONCE_BYTES * 3)]
+    last = [(blocks * 4, 1), (blocks * 4 + 1, 1)]
+    found = list(side_by_side(extents(*halves, *huge, *last)))
+    assert found == [extents(*halves), extents(*huge), extents(*last)]
 
 
 # --- room
