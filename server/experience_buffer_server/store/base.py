@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
-LARGE_PAYLOAD_BYTES = 256 * 1024
+LARGE_PAYLOAD_BYTES = 64 * 1024
 """Payloads from this size on have to be read from the disk; see `Store.fetched`."""
 MAX_PRIORITY = 1e300
 """Larger priorities count as this one: sums over a group's members stay finite."""

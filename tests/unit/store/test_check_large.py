@@ -53,7 +53,7 @@ from tests.unit.store.large_by_hand import (
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
 MakeBuffer = Callable[[int], BufferRow]
-SIZES: Final = {1: 500, 2: 262_144, 3: 262_145, 4: 300_000, 5: 9, 6: 5 << 20}
+SIZES: Final = {1: 500, 2: 65_536, 3: 65_537, 4: 300_000, 5: 9, 6: 5 << 20}
 LARGE: Final = {2, 3, 4, 6}
 
 
@@ -103,7 +103,7 @@ def test_large_payloads_are_read_and_counted(filled: Path) -> None:
 def test_a_transaction_is_held_for_some_payloads_only(
     filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experience_buffer_server.store.check_walk._CHUNK_BYTES", 280_000)
+    monkeypatch.setattr("experience_buffer_server.store.check_walk._CHUNK_BYTES", 80_000)
     told: list[int] = []
 
     def say(what: dict[str, Any]) -> None:
@@ -294,7 +294,7 @@ def test_what_is_set_aside_holds_what_can_be_read(filled: Path, tmp_path: Path) 
     assert mend(filled, tmp_path / "aside")
     rows = {row["key"]: row for row in set_aside(tmp_path / "aside") if row["table"] == "payloads"}
     changed = rows[key_of(3)]["value"]
-    assert (len(changed), changed[:-SEAL_BYTES] == payload(3)) == (262_145 + SEAL_BYTES, False)
+    assert (len(changed), changed[:-SEAL_BYTES] == payload(3)) == (65_537 + SEAL_BYTES, False)
     changed = bytearray(changed)
     changed[SIZES[3] // 2] ^= 1
     assert is_sound(Table.PAYLOADS, key_of(3), bytes(changed))

@@ -306,6 +306,27 @@ def test_no_more_is_read_at_once_than_is_worth_it() -> None:
     assert found == [extents(*halves), extents(*huge), extents(*last)]
 
 
+def test_payloads_of_one_size_lie_in_either_place_when_the_limit_has_changed(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = disk.LARGE_PAYLOAD_BYTES
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "LARGE_PAYLOAD_BYTES", num_bytes + 1)
+        assert put(engines.open(), "a", num_bytes=num_bytes) == [Status.OK]
+        engines.close()
+    engine = engines.open()
+    assert put(engine, "b", num_bytes=num_bytes) == [Status.OK]
+    assert put(engine, "c", num_bytes=num_bytes - 1) == [Status.OK]
+    engines.close()
+    with LmdbReader(tmp_path) as reader:
+        assert [place is not None for place in reader.places(1, "abc")] == [False, True, False]
+        assert [isinstance(each, bytes) for each in reader.payloads(1, "abc")] == [True] * 3
+    remove(engines.open(), "a", "b")
+    engines.close()
+    with LmdbReader(tmp_path) as reader:
+        assert [each is None for each in reader.payloads(1, "abc")] == [True, True, False]
+
+
 # --- room
 
 
