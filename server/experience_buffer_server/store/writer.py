@@ -22,7 +22,7 @@ from pathlib import Path
 
 import lmdb
 
-from experience_buffer_server.memory import keep_large_blocks
+from experience_buffer_server.memory import calm_collector, keep_large_blocks
 from experience_buffer_server.store import frames, private
 from experience_buffer_server.store.base import StoreFailedError, StoreFormatError
 from experience_buffer_server.store.engine import Engine
@@ -64,6 +64,7 @@ def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
             connection.sendall(frames.encode(opened))
             return 1
         connection.sendall(frames.encode(Ready(Status.OK)))
+        calm_collector()
         with closing(Inbox(connection)) as inbox:
             status = _Loop(connection, inbox, opened, options.sync_interval_seconds).run()
         if status:
