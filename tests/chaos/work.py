@@ -19,8 +19,8 @@ from experience_buffer.v1 import config_pb2
 
 GROUP_SIZE: Final = 4
 NUM_VARIANTS: Final = 9
-LARGE_REPEATS: Final = {7: 21_000, 8: 32_000}
-"""By variant, how often the task is in a payload that is large: 270 to 490 KB, none of them alike."""
+LARGE_REPEATS: Final = {7: 5_400, 8: 32_000}
+"""By variant, how often the task is in a payload that is large: 70 to 140, and 420 to 490 KB."""
 BATCH: Final = 7
 SUFFIX: Final = "5eed"
 LEASE_SECONDS: Final = 3.0
