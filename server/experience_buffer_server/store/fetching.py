@@ -7,7 +7,7 @@ A thread beside a busy event loop waits for the interpreter after whatever it do
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,11 +19,14 @@ from experience_buffer_server.store.large_payloads import (
     Fetched,
     Place,
     side_by_side,
+    span_bytes,
 )
 
 _NUM_THREADS: Final = 4
 _MOST_AHEAD_BYTES: Final = 64 << 20
 """Of what is read before anybody has asked for it. A lease has no more of it than is left for others."""
+_MOST_READS: Final = _MOST_AHEAD_BYTES // MOST_AT_ONCE_BYTES
+"""That are begun at once for one lease: finding places keeps the event loop."""
 _Name: TypeAlias = tuple[int, str]
 """Buffer and uid."""
 
@@ -63,8 +66,8 @@ class Fetching:
         held: list[Fetched] = []
         try:
             self._ask_for(buffer_id, uids, fetches)
-            for read in dict.fromkeys(fetch.read for fetch in fetches):
-                await read.wait()
+            for reading in dict.fromkeys(fetch.reading for fetch in fetches):
+                await reading.wait()
             for fetch in fetches:
                 found = fetch.result()
                 held.append(found)
@@ -108,9 +111,10 @@ class Fetching:
         loop = asyncio.get_running_loop()
         fetches: dict[str, _Fetch] = {}
         for neighbours in side_by_side(names):
-            read = _Read(loop.run_in_executor(self._threads, self._read, neighbours))
-            for place in neighbours:
-                fetches[names[place]] = read.share(place)
+            found = loop.run_in_executor(self._threads, self._read, neighbours)
+            reading = _Reading(found, span_bytes(neighbours), len(neighbours))
+            for number, place in enumerate(neighbours):
+                fetches[names[place]] = _Fetch(reading, number)
         return fetches
 
     def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
@@ -144,15 +148,21 @@ class Expected:
         self._buffer_id = buffer_id
         self._left = dict(payloads)
         """Bytes of what isn't being read yet."""
+        self._order = deque(self._left)
+        """Those, and some that were taken since."""
         self._begun: dict[str, _Fetch] = {}
-        """What is, or was."""
+        """What is being read, or was."""
         self._ahead_bytes = 0
         for uid in self._left:
             fetching._expected[buffer_id, uid].append(self)
-        self.go_on()
+        try:
+            self.go_on()
+        except BaseException:
+            self.close()
+            raise
 
     def take(self, uid: str) -> _Fetch | None:
-        """One is asked for, which may make room for others; None: it isn't being read."""
+        """One is asked for; None: it isn't being read. `go_on` follows: there may be room for others."""
         fetch = self._begun.get(uid)
         self._forget(uid)
         return fetch
@@ -160,10 +170,12 @@ class Expected:
     def go_on(self) -> None:
         """Read on, as far as there is room."""
         fetching = self._fetching
-        while self._left and not fetching._is_closed:
+        for _ in range(_MOST_READS):
+            room = _MOST_AHEAD_BYTES - fetching._ahead_bytes - self._ahead_bytes
+            if fetching._is_closed or not self._left or (fetching._ahead_bytes and room <= 0):
+                return
             uids, num_bytes = self._next()
-            room = _MOST_AHEAD_BYTES - fetching._ahead_bytes
-            if fetching._ahead_bytes and self._ahead_bytes + num_bytes > room:
+            if fetching._ahead_bytes and num_bytes > room:
                 return
             try:
                 begun = fetching._begin(self._buffer_id, uids)
@@ -175,14 +187,19 @@ class Expected:
                     self._begun[uid] = begun[uid]
                 else:
                     self._forget(uid)
-            for read in dict.fromkeys(fetch.read for fetch in begun.values()):
-                self._count(read.num_bytes)
+            for reading in dict.fromkeys(fetch.reading for fetch in begun.values()):
+                self._count(reading.num_bytes)
 
     def _next(self) -> tuple[list[str], int]:
         """What would be read next, as much as can be at once, and its bytes."""
+        while self._order[0] not in self._left:
+            self._order.popleft()
         uids: list[str] = []
         total = 0
-        for uid, num_bytes in self._left.items():
+        for uid in self._order:
+            num_bytes = self._left.get(uid)
+            if num_bytes is None:
+                continue
             if uids and total + num_bytes > MOST_AT_ONCE_BYTES:
                 break
             uids.append(uid)
@@ -200,8 +217,8 @@ class Expected:
             del self._fetching._expected[self._buffer_id, uid]
         self._left.pop(uid, None)
         fetch = self._begun.pop(uid, None)
-        if fetch is not None and fetch.read.is_last():
-            self._count(-fetch.read.num_bytes)
+        if fetch is not None and fetch.reading.take_one():
+            self._count(-fetch.reading.num_bytes)
 
     def close(self) -> None:
         """Those that weren't asked for won't be. Idempotent."""
@@ -212,27 +229,26 @@ class Expected:
             fetch.close()
 
 
-class _Read:
-    """Payloads side by side that are being read, or were."""
+class _Reading:
+    """Payloads side by side that are being read, or were.
 
-    def __init__(self, found: asyncio.Future[list[Fetched]]) -> None:
+    Args:
+        found: They, once they are in memory.
+        num_bytes: What is read: kept as long as one of them is.
+        num_payloads: How many they are.
+    """
+
+    def __init__(
+        self, found: asyncio.Future[list[Fetched]], num_bytes: int, num_payloads: int
+    ) -> None:
         self.found = found
-        self.num_bytes = 0
-        """Of all of them: its memory is kept as long as one of them is."""
-        self._num_shares = 0
-        self._num_taken = 0
+        self.num_bytes = num_bytes
+        self._num_left = num_payloads
 
-    def share(self, place: Place) -> _Fetch:
-        """The next of the payloads."""
-        fetch = _Fetch(self, self._num_shares)
-        self._num_shares += 1
-        self.num_bytes += place[1].num_bytes
-        return fetch
-
-    def is_last(self) -> bool:
-        """One more is taken: whether that was the last one."""
-        self._num_taken += 1
-        return self._num_taken == self._num_shares
+    def take_one(self) -> bool:
+        """One that was read ahead is asked for, or won't be; whether it was the last one."""
+        self._num_left -= 1
+        return not self._num_left
 
     async def wait(self) -> None:
         """Have them in memory."""
@@ -243,20 +259,20 @@ class _Read:
 class _Fetch:
     """One payload of those that are read at once."""
 
-    def __init__(self, read: _Read, place: int) -> None:
-        self.read = read
-        self._place = place
+    def __init__(self, reading: _Reading, number: int) -> None:
+        self.reading = reading
+        self._number = number
 
     def result(self) -> Fetched:
         """The payload; it is in memory."""
-        return self.read.found.result()[self._place]
+        return self.reading.found.result()[self._number]
 
     def close(self) -> None:
         """Give the memory back, as soon as the disk has answered."""
-        if self.read.found.done():
-            self._release(self.read.found)
+        if self.reading.found.done():
+            self._release(self.reading.found)
         else:
-            self.read.found.add_done_callback(self._release)
+            self.reading.found.add_done_callback(self._release)
 
     def _release(self, found: asyncio.Future[list[Fetched]]) -> None:
         if not found.cancelled() and found.exception() is None:

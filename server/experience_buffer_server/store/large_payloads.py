@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -20,6 +20,9 @@ from experience_buffer_server.store.seal import checksum
 
 MOST_AT_ONCE_BYTES: Final = 4 << 20
 """Of neighbours in one read: what more brings is little, and all of it is kept until the last is used."""
+_GAP_BYTES: Final = 256 << 10
+"""Between neighbours that are read at once: less than that takes longer to leave out than to read. It is
+one more of a usual size, where two ranks share the units of a lease."""
 Place: TypeAlias = tuple[bytes, Extent]
 """Key and extent of a payload. The extent's checksum sees to it that nothing else is taken for it."""
 
@@ -39,8 +42,10 @@ class Fetched:
     def release(self) -> None:
         """Give the memory back: the view ends. To be called once, by who is the owner."""
         if self._memory is not None and isinstance(self.payload, memoryview):
-            with suppress(BufferError):  # It ends with what still looks at it.
+            try:
                 self.payload.release()
+            except BufferError:
+                return  # Somebody still looks at it: the memory isn't used again.
             self._memory.release()
 
 
@@ -100,7 +105,7 @@ class LargePayloads:
             yield payload
 
     def fetch(self, neighbours: Sequence[Place]) -> list[Fetched]:
-        """Read payloads that lie behind one another at once, without a look at them; blocks for the disk.
+        """Read payloads that lie side by side at once, without a look at them; blocks for the disk.
 
         No transaction need be open: what is read may be written over meanwhile, which `is_as_written`
         tells. Nothing is checked here, since that would have a thread wait for the interpreter once
@@ -110,18 +115,15 @@ class LargePayloads:
             neighbours: See `side_by_side`.
 
         Returns:
-            The payloads in the order given; a disk that can't read one of them costs the others nothing.
+            The payloads in the order given; a disk that can't read one of them costs the others only time.
 
         Raises:
             StoreFailedError: They can't be read now: for want of memory or file descriptors, say.
         """
         begin = neighbours[0][1].offset
-        last = neighbours[-1][1]
         with ExitStack() as stack:
             try:
-                view = stack.enter_context(
-                    self._file.read(begin, last.offset + last.num_bytes - begin)
-                )
+                view = stack.enter_context(self._file.read(begin, span_bytes(neighbours)))
             except OSError as error:
                 if len(neighbours) > 1:
                     return [found for place in neighbours for found in self.fetch([place])]
@@ -142,12 +144,14 @@ class LargePayloads:
 
 
 def side_by_side(places: Iterable[Place]) -> Iterator[list[Place]]:
-    """Payloads in the order in which they lie in the file, those together that can be read at once."""
+    """Payloads in the order in which they lie in the file, those together that are best read at once."""
     neighbours: list[Place] = []
     begin = end = 0
     for place in sorted(places, key=_offset):
         offset, num_bytes, _ = place[1]
-        if neighbours and (offset != end or offset + num_bytes - begin > MOST_AT_ONCE_BYTES):
+        if neighbours and (
+            not end <= offset <= end + _GAP_BYTES or offset + num_bytes - begin > MOST_AT_ONCE_BYTES
+        ):
             yield neighbours
             neighbours = []
         if not neighbours:
@@ -156,6 +160,12 @@ def side_by_side(places: Iterable[Place]) -> Iterator[list[Place]]:
         end = offset + whole_blocks(num_bytes)
     if neighbours:
         yield neighbours
+
+
+def span_bytes(neighbours: Sequence[Place]) -> int:
+    """What is read for payloads side by side, gaps included."""
+    last = neighbours[-1][1]
+    return last.offset + last.num_bytes - neighbours[0][1].offset
 
 
 def is_as_written(place: Place, payload: memoryview) -> bool:

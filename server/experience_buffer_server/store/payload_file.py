@@ -168,7 +168,7 @@ class PayloadReader:
 
     @contextmanager
     def read(self, offset: int, num_bytes: int) -> Iterator[memoryview]:
-        """Read one payload; blocks for the disk.
+        """Read a payload, or all that lies between two; blocks for the disk.
 
         Args:
             offset: A multiple of `BLOCK_BYTES`.
@@ -184,13 +184,11 @@ class PayloadReader:
         with memoryview(buffer) as whole, whole[: whole_blocks(num_bytes)] as blocks:
             self._read(blocks, offset)
             payload = blocks[:num_bytes]
-        try:
-            yield payload
-        finally:
-            # Whose views are still held, by an error for one, isn't used again.
-            with suppress(BufferError):
-                payload.release()
-                self._give_back(buffer)
+        yield payload
+        # Not after an error, nor where it is still looked at: that memory isn't used again.
+        with suppress(BufferError):
+            payload.release()
+            self._give_back(buffer)
 
     def _read(self, buffer: memoryview, offset: int) -> None:
         with self._lock:

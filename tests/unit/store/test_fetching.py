@@ -25,16 +25,18 @@ class Disk:
         self.read: list[str] = []
         self.released: list[str] = []
         """What was read together ends together, by the name of the first."""
-        self.cannot_find = False
+        self.find_error: Exception | None = None
+        self.num_found = 0
         self.let = threading.Event()
         self.let.set()
         self._lock = threading.Lock()
 
     def find(self, buffer_id: int, uids: Sequence[str]) -> list[Place | None]:
         assert buffer_id == 1
-        if self.cannot_find:
-            raise StoreFailedError("the store can't be read")
-        return [None if uid == "small" else place(uid) for uid in uids]
+        self.num_found += len(uids)
+        if self.find_error is not None:
+            raise self.find_error
+        return [None if uid.startswith("small") else place(uid) for uid in uids]
 
     def fetch(self, places: Sequence[Place]) -> list[Fetched]:
         names = [key.decode() for key, _ in places]
@@ -198,7 +200,7 @@ async def test_a_store_that_fails_tells_who_asks_and_keeps_nothing(
     expected.close()
     await settled()
     expected = fetching.expect(1, [("a", MEBI), ("b", MEBI)])
-    disk.cannot_find = True
+    disk.find_error = StoreFailedError("the store can't be read")
     with pytest.raises(StoreFailedError):
         async with fetching.fetched(1, ["a", "c"]):
             pytest.fail("it wasn't found")
@@ -273,3 +275,33 @@ async def test_one_of_neighbours_is_given_up_while_it_is_read(
 async def _have(fetching: Fetching, uid: str) -> None:
     async with fetching.fetched(1, [uid]):
         pytest.fail("it was given up")
+
+
+async def test_what_cannot_be_expected_leaves_nothing(disk: Disk, fetching: Fetching) -> None:
+    disk.find_error = RuntimeError("can't start new thread")
+    with pytest.raises(RuntimeError, match="thread"):
+        fetching.expect(1, [("a", MEBI), ("b", MEBI)])
+
+
+async def test_a_lease_of_what_is_not_large_after_all_keeps_nobody_waiting(
+    disk: Disk, fetching: Fetching
+) -> None:
+    """Such as what a store has of the time before a limit was lowered."""
+    expected = fetching.expect(1, [(f"small{number}", MEBI) for number in range(10_000)])
+    assert disk.num_found <= 64
+    async with fetching.fetched(1, ["small5", "a"]):
+        assert disk.read == ["a"]
+    expected.close()
+
+
+async def test_payloads_are_asked_for_in_any_order(
+    disk: Disk, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 4 * MEBI)
+    monkeypatch.setattr(module, "MOST_AT_ONCE_BYTES", MEBI)
+    expected = fetching.expect(1, [(uid, MEBI) for uid in "abcefghi"])
+    for uid in "gacfbhie":
+        async with fetching.fetched(1, [uid]):
+            assert found(fetching, uid) == uid.encode()
+    assert sorted(disk.read) == list("abcefghi"), "each of them once"
+    expected.close()

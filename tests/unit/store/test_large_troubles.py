@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import PickleBuffer
 
 import lmdb
 import pytest
@@ -279,6 +280,14 @@ def test_memory_of_neighbours_is_used_again_once_all_were_released(
         assert is_as_written(second.place, second.payload)
         second.release()
         assert len(memory) == 1
+        third, fourth = reader.fetch(places(reader, "a", "b"))
+        assert isinstance(third.payload, memoryview)
+        still = PickleBuffer(third.payload)
+        third.release()
+        fourth.release()
+        del third, fourth
+        assert memory == [], "somebody still looks at it"
+        assert len(still.raw()) == MEBI
         with pytest.raises(ValueError, match="released"):
             bytes(first.payload)  # type: ignore[arg-type]
 
@@ -289,9 +298,9 @@ def extents(*blocks: tuple[int, int]) -> list[Place]:
 
 
 def test_what_lies_side_by_side_is_found_in_any_order() -> None:
-    apart = [(20, 4096)]
-    together = [(0, 4096), (1, 4097), (3, 1), (4, 8192)]
-    after = [(7, 4096)]
+    apart = [(300, 4096)]
+    together = [(0, 4096), (1, 4097), (3, 1), (4, 8192), (6 + 64, 4096)]
+    after = [(71 + 65, 4096)]
     found = list(side_by_side(extents(*apart, *reversed(together), *after)))
     assert found == [extents(*together), extents(*after), extents(*apart)]
     assert list(side_by_side([])) == []
