@@ -26,7 +26,7 @@ _NUM_THREADS: Final = 4
 _MOST_AHEAD_BYTES: Final = 64 << 20
 """Of what is read before anybody has asked for it. A lease has no more of it than is left for others."""
 _MOST_READS: Final = _MOST_AHEAD_BYTES // MOST_AT_ONCE_BYTES
-"""That are begun at once for one lease: finding places keeps the event loop."""
+"""Of at most `MOST_AT_ONCE_BYTES`, begun in one turn for one lease: finding places keeps the event loop."""
 _Name: TypeAlias = tuple[int, str]
 """Buffer and uid."""
 

@@ -1,4 +1,7 @@
-"""Reading large payloads: each is compared with the checksum that its row in `EXTENTS` has."""
+"""Reading large payloads: one, compared with its checksum; or many side by side, for `is_as_written`.
+
+A row in `EXTENTS` says where each lies, and has its checksum.
+"""
 
 from __future__ import annotations
 
