@@ -294,13 +294,14 @@ async def test_a_lease_of_what_is_not_large_after_all_keeps_nobody_waiting(
     expected.close()
 
 
+@pytest.mark.parametrize("order", ["gacfbhie", "gabcefhi"])
 async def test_payloads_are_asked_for_in_any_order(
-    disk: Disk, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, fetching: Fetching, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 4 * MEBI)
-    monkeypatch.setattr(module, "MOST_AT_ONCE_BYTES", MEBI)
+    monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 8 * MEBI)
+    monkeypatch.setattr(module, "MOST_AT_ONCE_BYTES", 2 * MEBI)
     expected = fetching.expect(1, [(uid, MEBI) for uid in "abcefghi"])
-    for uid in "gacfbhie":
+    for uid in order:
         async with fetching.fetched(1, [uid]):
             assert found(fetching, uid) == uid.encode()
     assert sorted(disk.read) == list("abcefghi"), "each of them once"
