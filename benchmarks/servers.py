@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -48,7 +49,9 @@ def running_server(
 
     Raises:
         RuntimeError: It did not come up; the message holds its log.
+        subprocess.CalledProcessError: Its reader can't be compiled.
     """
+    _compile()
     log = data.with_name("server.log")
     with log.open("w") as stderr:
         process = subprocess.Popen(
@@ -63,6 +66,12 @@ def running_server(
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+@functools.cache
+def _compile() -> None:
+    """See that the reader of payloads is compiled: else the first server would do so while it is measured."""
+    subprocess.run([sys.executable, "-m", "experience_buffer_server.compiled"], check=True)
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], log: Path, seconds: float) -> str:
