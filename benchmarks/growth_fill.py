@@ -89,7 +89,7 @@ def _template(size: Size, number: int, run: int, settings: BufferSettings) -> _T
     assert isinstance(item, trxp.Item)
     candidate = admit(item, settings)
     assert isinstance(candidate, Candidate)
-    before, found, after = candidate.payload.partition(_PLACEHOLDER.encode())
+    before, found, after = bytes(candidate.payload).partition(_PLACEHOLDER.encode())
     if not found or _PLACEHOLDER.encode() in after:
         raise ValueError("the payload doesn't hold its group's number once, as text")
     return _Template(before, after, candidate)

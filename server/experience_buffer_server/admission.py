@@ -27,7 +27,7 @@ from experience_buffer_server.inputs import (
     input_problem,
     response_tokens,
 )
-from experience_buffer_server.store.base import MAX_KEY_BYTES, MAX_PRIORITY
+from experience_buffer_server.store.base import MAX_KEY_BYTES, MAX_PRIORITY, Payload
 
 
 class Reason(StrEnum):
@@ -56,7 +56,7 @@ class Candidate:
 
     eid: EID
     uid: str
-    payload: bytes
+    payload: Payload
     """The canonical TRXP payload of this experience alone; empty for a tombstone."""
     digest: bytes
     reward: float | None

@@ -217,7 +217,8 @@ class Annotating:
             return AnnotateOutcome(uid, AnnotateReason.INVALID, str(error))
         if isinstance(admitted, str):
             return AnnotateOutcome(uid, AnnotateReason.INVALID, admitted)
-        if admitted.payload == payload:
+        annotated = bytes(admitted.payload)
+        if annotated == payload:
             # Said before, by a call whose answer was lost: there is nothing to do.
             return AnnotateOutcome(uid)
         scope = self._scope(entry)
@@ -231,12 +232,12 @@ class Annotating:
         record = dataclasses.replace(
             entry.record,
             reward=admitted.reward,
-            payload_bytes=len(admitted.payload),
+            payload_bytes=len(annotated),
             min_version=admitted.min_version,
             max_version=admitted.max_version,
             fields=admitted.fields | REPLACED | (COUNTED if entry.counted else 0),
         )
-        return _Change(entry, record, admitted.payload, scope)
+        return _Change(entry, record, annotated, scope)
 
     def _scope(self, entry: Entry) -> list[Entry]:
         if self._owner.settings.needs_groups and entry.group is not None:

@@ -78,7 +78,7 @@ def admit_annotated(
             f"annotated it would take {len(admitted.payload)} bytes, more than a message may "
             f"hold ({max_payload_bytes} bytes, server.max_message_bytes)"
         )
-    _first(admitted.payload, limits)
+    _first(bytes(admitted.payload), limits)
     return admitted
 
 

@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,7 +24,7 @@
 
 static volatile int64_t nothing[NUM_FIELDS];
 volatile int64_t *control = nothing;
-static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
+static ssize_t (*real_pwritev)(int, const struct iovec *, int, off_t);
 static ssize_t (*real_writev)(int, const struct iovec *, int);
 static int (*real_fdatasync)(int);
 static int (*real_fsync)(int);
@@ -34,7 +35,7 @@ static int (*real_fallocate)(int, off_t, off_t);
 
 __attribute__((constructor)) static void start(void)
 {
-    real_pwrite = dlsym(RTLD_NEXT, "pwrite");
+    real_pwritev = dlsym(RTLD_NEXT, "pwritev");
     real_writev = dlsym(RTLD_NEXT, "writev");
     real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
     real_fsync = dlsym(RTLD_NEXT, "fsync");
@@ -154,11 +155,28 @@ int open64(const char *path, int flags, ...)
     return open(path, flags, mode);
 }
 
-ssize_t pwrite(int fd, const void *from, size_t length, off_t offset)
+/* The first bytes of parts, into `first`: how many parts these are. */
+static int cut_parts(struct iovec *first, const struct iovec *parts, int count, size_t length)
+{
+    int used = 0;
+    for (; used < count && length > 0; used++) {
+        first[used] = parts[used];
+        if (first[used].iov_len > length)
+            first[used].iov_len = length;
+        length -= first[used].iov_len;
+    }
+    return used;
+}
+
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset)
 {
     struct file *one = file_of(fd);
-    if (!one)
-        return real_pwrite(fd, from, length, offset);
+    if (!one || count <= 0 || count > IOV_MAX)
+        return real_pwritev(fd, parts, count, offset);
+    struct iovec first[count];
+    size_t length = 0;
+    for (int i = 0; i < count; i++)
+        length += parts[i].iov_len;
     length = length_taken(one, fd, length, offset);
     if (refuse(fd, offset + length))
         return -1;
@@ -168,22 +186,46 @@ ssize_t pwrite(int fd, const void *from, size_t length, off_t offset)
     die_if_due(is_meta ? BEFORE_META : one->before);
     if (!is_meta && is_due(one->torn)) {
         size_t half = one == payloads ? length / 2 / BLOCK_BYTES * BLOCK_BYTES : length / 2;
-        if (real_pwrite(fd, from, half, offset) < 0)
+        if (real_pwritev(fd, first, cut_parts(first, parts, count, half), offset) < 0)
             abort();
         die();
     }
     if (is_meta && sync_fails())
         return -1;
-    ssize_t count = real_pwrite(fd, from, length, offset);
-    if (is_meta && count >= 0)
+    ssize_t written = real_pwritev(fd, first, cut_parts(first, parts, count, length), offset);
+    if (is_meta && written >= 0)
         forget(one, start);
     die_if_due(is_meta ? AFTER_META : one->after);
-    return count;
+    return written;
+}
+
+ssize_t pwrite(int fd, const void *from, size_t length, off_t offset)
+{
+    struct iovec part = {(void *)from, length};
+    return pwritev(fd, &part, 1, offset);
 }
 
 ssize_t pwrite64(int fd, const void *from, size_t length, off_t offset)
 {
     return pwrite(fd, from, length, offset);
+}
+
+/* Under these names Python asks for it, without flags. */
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
+{
+    if (flags)
+        abort();
+    return pwritev(fd, parts, count, offset);
+}
+
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
+{
+    return pwritev2(fd, parts, count, offset, flags);
+}
+
+ssize_t pwritev64(int fd, const struct iovec *parts, int count, off_t offset)
+{
+    return pwritev(fd, parts, count, offset);
 }
 
 ssize_t writev(int fd, const struct iovec *parts, int count)

@@ -76,7 +76,7 @@ def push(data: bytes) -> None:
         _check_errors(one.message for one in found if isinstance(one, Refusal))
         stored = [one for one in found if isinstance(one, Candidate) and not one.tombstone]
         for candidate in stored if len(data) % 4 == 0 else ():
-            (again,) = trxp.read(candidate.payload)
+            (again,) = trxp.read(bytes(candidate.payload))
             assert isinstance(again, Item), again
             assert again.uid == candidate.uid
             assert again.encode() == candidate.payload
@@ -97,7 +97,7 @@ def compiled(data: bytes) -> None:
 
 def _repack(stored: Iterable[Candidate]) -> None:
     """What was admitted goes into a packed batch and comes out of it unchanged."""
-    rows = [PackedRow(uid=each.uid, payload=each.payload, tensors={}) for each in stored]
+    rows = [PackedRow(uid=each.uid, payload=bytes(each.payload), tensors={}) for each in stored]
     batch = PackedBatch.parse(b"".join(pack(rows)))
     assert [batch.payload(index) for index in range(len(batch))] == [row.payload for row in rows]
 
@@ -159,7 +159,7 @@ def annotation(data: bytes) -> None:
         if isinstance(admitted, str):
             _check_errors([admitted])
         else:
-            assert isinstance(trxp.read(admitted.payload)[0], Item)
+            assert isinstance(trxp.read(bytes(admitted.payload))[0], Item)
 
 
 DECODERS: Final[dict[str, Target]] = {

@@ -27,11 +27,12 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compiled import workspace as ws
 from experience_buffer_server.compiled.scan import Scanner
 from experience_buffer_server.inputs import COLUMNS, INPUT_BITS, Needs
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Payload, Pieces
+from experience_buffer_server.store.pieces import Buffer
 
 _MAX_DEPTH: Final = 16
 """What is deeper is rare, and not worth knowing."""
 _NO_VERSIONS: Final = (None, None)
-_digest = xxhash.xxh3_128_digest
 _pack_bits = struct.Struct("<q").pack
 _unpack_float = struct.Struct("<d").unpack
 
@@ -142,12 +143,12 @@ class CompiledReader:
         pieces = [self._written[begin:end]]
         for span in range(first_span - ws.SPANS_TABLE, last_span - ws.SPANS_TABLE, 2):
             pieces.append(payload[spans[span] : spans[span + 1]])
-        canonical = b"".join(pieces)
+        canonical, digest = _canonical(pieces)
         return Candidate(
             eid=eid,
             uid=uid,
             payload=canonical,
-            digest=_digest(canonical),
+            digest=digest,
             reward=reward,
             response_tokens=length,
             min_version=versions[0],
@@ -155,6 +156,19 @@ class CompiledReader:
             fields=fields | ORDINARY if is_ordinary else fields,
             priority=priority,
         )
+
+
+def _canonical(pieces: list[memoryview]) -> tuple[Payload, bytes]:
+    """The payload, and its digest; a large one isn't joined here, since the store does so."""
+    if sum(map(len, pieces)) < LARGE_PAYLOAD_BYTES:
+        payload = b"".join(pieces)
+        return payload, xxhash.xxh3_128_digest(payload)
+    # What the reader has written, it writes over with the next payload.
+    parts: list[Buffer] = [bytes(pieces[0]), *pieces[1:]]
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return Pieces(parts), digest.digest()
 
 
 def _text(payload: memoryview, start: int, num_bytes: int) -> str:

@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
+from experience_buffer_server.store.pieces import Payload as Payload
+from experience_buffer_server.store.pieces import Pieces as Pieces
 from experience_buffer_server.store.record import REPLACED as REPLACED
 from experience_buffer_server.store.record import Record as Record
 from experience_buffer_server.store.record import cut_of as cut_of
@@ -212,10 +214,10 @@ class WriteBatch(Protocol):
     def delete_buffer(self, buffer_id: int) -> None:
         """Remove a buffer's row and every row of it in every table."""
 
-    def append(self, buffer_id: int, record: Record, payload: bytes) -> None:
+    def append(self, buffer_id: int, record: Record, payload: Payload) -> None:
         """Insert a new experience: its record and, unless it is a tombstone, its payload under its uid."""
 
-    def replace(self, buffer_id: int, record: Record, payload: bytes) -> None:
+    def replace(self, buffer_id: int, record: Record, payload: Payload) -> None:
         """Replace an experience's record and payload; what was computed for it stays."""
 
     def put_record(self, buffer_id: int, record: Record) -> None:

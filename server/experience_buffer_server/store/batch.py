@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.base import (
@@ -10,6 +12,8 @@ from experience_buffer_server.store.base import (
     ConsumerRow,
     GroupRow,
     LeaseRow,
+    Payload,
+    Pieces,
     ProgressRow,
     Record,
 )
@@ -20,9 +24,9 @@ from experience_buffer_server.store.frames import (
     LARGE_BYTES,
     REMEMBER,
     REMOVE,
-    Buffer,
     SentOperation,
 )
+from experience_buffer_server.store.pieces import Buffer
 
 _RECORDS = int(Table.RECORDS)
 _PAYLOADS = int(Table.PAYLOADS)
@@ -43,8 +47,8 @@ class LmdbWriteBatch:
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
         self.operations: list[SentOperation] = []
-        self.large: list[Buffer] = []
-        """Values that the operations have only the lengths of, in their order."""
+        self.large: list[Sequence[Buffer]] = []
+        """Values that the operations have only the lengths of, in their order; each as its pieces."""
         self.append_bytes = 0
         """Estimate of what the appends take on disk."""
 
@@ -62,15 +66,15 @@ class LmdbWriteBatch:
         """Remove a buffer's row and every row of it in every table."""
         self.operations.append((DELETE_BUFFER, disk.buffer_key(buffer_id), None))
 
-    def append(self, buffer_id: int, record: Record, payload: Buffer) -> None:
+    def append(self, buffer_id: int, record: Record, payload: Payload) -> None:
         """Insert a new experience or tombstone; nothing is stored where its seq is taken."""
         self._place(INSERT_RECORD, buffer_id, record, payload)
 
-    def replace(self, buffer_id: int, record: Record, payload: Buffer) -> None:
+    def replace(self, buffer_id: int, record: Record, payload: Payload) -> None:
         """Replace an experience's record and payload."""
         self._place(_RECORDS, buffer_id, record, payload)
 
-    def _place(self, code: int, buffer_id: int, record: Record, payload: Buffer) -> None:
+    def _place(self, code: int, buffer_id: int, record: Record, payload: Payload) -> None:
         key = disk.numbered_key(buffer_id, record.seq)
         value = row_codec.encode_record(record, self._pack)
         room = _RECORD_ROOM_BYTES
@@ -79,10 +83,10 @@ class LmdbWriteBatch:
             room += (len(payload) // disk.PAGE_BYTES + 1) * disk.PAGE_BYTES
             place = disk.payload_key(buffer_id, record.uid)
             if len(payload) < LARGE_BYTES:
-                self.operations.append((_PAYLOADS, place, payload))
+                self.operations.append((_PAYLOADS, place, bytes(payload)))
             else:
                 self.operations.append((_PAYLOADS, place, len(payload)))
-                self.large.append(payload)
+                self.large.append(payload.parts if isinstance(payload, Pieces) else (payload,))
         self.operations.append((code, key, value))
         self.append_bytes += room
 

@@ -1,8 +1,9 @@
 """What the owner of a store and its writer process say to each other, over a local socket.
 
-Owner to writer: a `Request` per batch, as a frame of its own: the sizes of its two parts, a msgpack
+Owner to writer: a `Request` per batch, as a frame of its own: the sizes of its parts, a msgpack
 document, and the large values one after the other, each with room for its seal. The document has
 their lengths in their places: so they are neither packed nor unpacked, and sealed where they lie.
+Values that are in the `outbox` stay there, and the document says where.
 Writer to owner: first a `Ready`, then a `Reply` per transaction, each with its length (4 bytes, big
 endian) before a msgpack document. Both ends are the same program on the same machine: frames are
 not validated.
@@ -17,15 +18,20 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from experience_buffer_server.store.payload_file import Aligned, whole_blocks
+from experience_buffer_server.store.pieces import Buffer
 from experience_buffer_server.store.seal import SEAL_BYTES
 
 LENGTH = struct.Struct("!I")
-PARTS = struct.Struct("!II")
-"""Bytes of a request's document, and of its large values with their room."""
+PARTS = struct.Struct("!III")
+"""Bytes of a request's document, of its large values with their room, and of those in the outbox."""
 
 LARGE_BYTES = 16 * 1024
 """Values from this size on travel beside the document; for smaller ones copying is cheaper."""
 _ROOM = bytes(SEAL_BYTES)
+
+NOT_LENT = -1
+"""In place of a place in the outbox: the value is in the frame."""
 
 DELETE_BUFFER = -1
 """In place of a table: the key is a buffer's prefix; all its rows go."""
@@ -42,11 +48,10 @@ REMEMBER = -5
 PRUNE_LIMITS = struct.Struct("!dQ")
 """Instant in seconds since the epoch, and the most values to forget."""
 
-Buffer = bytes | memoryview
 SentOperation = tuple[int, bytes, Buffer | int | None]
 """Table (or a code above), key, value; None deletes the key, an int is a large value's length."""
-Operation = tuple[int, bytes, bytes | memoryview | None]
-"""The same as the writer has it: a large value is a view of the frame, with room for its seal."""
+Operation = tuple[int, bytes, bytes | memoryview | Aligned | None]
+"""The same as the writer has it: a large value is a view of the frame, with room for its seal, or `Aligned`."""
 
 
 class Status(IntEnum):
@@ -138,7 +143,9 @@ def encode_request(
     append_bytes: int,
     operations: Sequence[SentOperation],
     *,
-    large: Sequence[Buffer],
+    large: Sequence[Sequence[Buffer]] = (),
+    places: Sequence[int] = (),
+    lent_bytes: int = 0,
     pack: Callable[[Any], bytes],
 ) -> list[Buffer]:
     """The pieces of a frame, to be sent one after the other.
@@ -147,27 +154,35 @@ def encode_request(
         number: Of the batch.
         append_bytes: See `Request`.
         operations: What to write.
-        large: The large values, in the order of the operations; they must not change any more.
+        large: The large values in the order of the operations, each as what it is joined of; they must
+            not change any more.
+        places: Where in the outbox each of them is; negative: nowhere. None at all: none of them is.
+        lent_bytes: What they take there.
         pack: Of a msgpack packer.
     """
-    document = pack((number, append_bytes, operations))
-    if not large:
-        return [PARTS.pack(len(document), 0), document]
-    num_bytes = sum(map(len, large)) + len(large) * SEAL_BYTES
-    pieces: list[Buffer] = [PARTS.pack(len(document), num_bytes), document]
-    for value in large:
-        pieces += (value, _ROOM)
-    return pieces
+    document = pack((number, append_bytes, operations, places))
+    sent: list[Buffer] = []
+    for index, value in enumerate(large):
+        if not places or places[index] < 0:
+            sent += (*value, _ROOM)
+    return [PARTS.pack(len(document), sum(map(len, sent)), lent_bytes), document, *sent]
 
 
-def decode_request(document: Buffer, large: memoryview) -> Request:
+def decode_request(document: Buffer, large: memoryview, outbox: memoryview) -> Request:
     """Read one of the owner's frames; see `Operation` for its large values."""
-    number, append_bytes, operations = msgpack.unpackb(document)
-    if large:
+    number, append_bytes, operations, places = msgpack.unpackb(document)
+    if large or places:
+        lent = iter(places)
         start = 0
-        for place, (table, key, value) in enumerate(operations):
-            if type(value) is int:
+        for index, (table, key, value) in enumerate(operations):
+            if type(value) is not int:
+                continue
+            place = next(lent, NOT_LENT)
+            if place < 0:
                 end = start + value + SEAL_BYTES
-                operations[place] = (table, key, large[start:end])
+                operations[index] = (table, key, large[start:end])
                 start = end
+            else:
+                blocks = outbox[place : place + whole_blocks(value)]
+                operations[index] = (table, key, Aligned(blocks[:value], blocks))
     return Request(number, append_bytes, operations)

@@ -30,11 +30,13 @@ class Frame(NamedTuple):
 
     document: memoryview
     large: memoryview
+    lent_bytes: int
+    """What of it lies in the outbox."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of both parts."""
-        return len(self.document) + len(self.large)
+        """Size of all parts."""
+        return len(self.document) + len(self.large) + self.lent_bytes
 
 
 class Inbox:
@@ -94,7 +96,7 @@ class _Stream:
         """Whole ones, in order; another thread may take them out."""
         self.is_open = True
         self._header = memoryview(bytearray(frames.PARTS.size))
-        self._document_bytes = 0
+        self._document_bytes = self._lent_bytes = 0
         self._body: memoryview | None = None
         """Of the batch whose header has come."""
         self._missing = self._header
@@ -124,12 +126,12 @@ class _Stream:
     def _go_on(self) -> None:
         """The header, or the body, is there."""
         if self._body is None:
-            self._document_bytes, large_bytes = frames.PARTS.unpack(self._header)
+            self._document_bytes, large_bytes, self._lent_bytes = frames.PARTS.unpack(self._header)
             self._body = memoryview(bytearray(self._document_bytes + large_bytes))
             self._missing = self._body
             return
         end = self._document_bytes
-        self.frames.append(Frame(self._body[:end], self._body[end:]))
+        self.frames.append(Frame(self._body[:end], self._body[end:], self._lent_bytes))
         self._body, self._missing = None, self._header
 
 

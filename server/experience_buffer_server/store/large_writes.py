@@ -20,7 +20,13 @@ from experience_buffer_server.store.base import DamagedRecordError, StoreFormatE
 from experience_buffer_server.store.extents import Extents, Freed
 from experience_buffer_server.store.format import Extent, Table
 from experience_buffer_server.store.opening import CURE
-from experience_buffer_server.store.payload_file import NAME, PayloadWriter, whole_blocks
+from experience_buffer_server.store.payload_file import (
+    NAME,
+    Aligned,
+    PayloadWriter,
+    Placed,
+    whole_blocks,
+)
 from experience_buffer_server.store.seal import SEAL_BYTES, checksum, seal, unseal
 
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
@@ -76,8 +82,8 @@ class LargeWrites:
         """Room that is free, though rows say that it was freed by transactions to come."""
         self._room = Extents(used, (run for run in freed if run.transaction <= self._synced))
         self._most_bytes = most_bytes
-        self._payloads: list[tuple[int, memoryview]] = []
-        """Offset and bytes of what the transaction under way stores."""
+        self._payloads: list[Placed] = []
+        """What the transaction under way stores."""
         self._has_reclaimed = False
 
     @property
@@ -101,12 +107,13 @@ class LargeWrites:
         oldest = self._room.oldest_pending
         return oldest is not None and oldest <= self._newest_unread(self._synced_now())
 
-    def put(self, txn: Transaction, key: bytes, payload: memoryview) -> None:
+    def put(self, txn: Transaction, key: bytes, given: memoryview | Aligned) -> None:
         """Store a payload, also in place of one; it must not change until `write`.
 
         Raises:
             lmdb.Error: See `operations.apply`.
         """
+        payload = given.payload if isinstance(given, Aligned) else given
         if not self.remove(txn, key):
             txn.delete(key, db=self._tables[Table.PAYLOADS])
         self.reclaim(txn)
@@ -117,7 +124,7 @@ class LargeWrites:
         extent = Extent(offset, len(payload), checksum(Table.PAYLOADS, key, payload))
         row = seal(Table.EXTENTS, key, disk.encode_extent(extent))
         txn.put(key, row, db=self._tables[Table.EXTENTS])
-        self._payloads.append((offset, payload))
+        self._payloads.append((offset, given))
 
     def remove(self, txn: Transaction, key: bytes) -> bool:
         """Remove the payload of a key; whether it was a large one."""
@@ -230,6 +237,8 @@ def check_no_payloads(path: Path) -> None:
 
 def large_bytes(value: object) -> int:
     """What the value of an operation takes in the file; 0: it goes into the map."""
+    if isinstance(value, Aligned):
+        return len(value.blocks)
     if type(value) is memoryview and len(value) - SEAL_BYTES >= disk.LARGE_PAYLOAD_BYTES:
         return whole_blocks(len(value) - SEAL_BYTES)
     return 0

@@ -55,8 +55,17 @@ def start_writer(
     max_map_bytes: int,
     sync_interval_seconds: float,
     lock_timeout_seconds: float,
+    outbox: int,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the writer process of a store.
+
+    Args:
+        path: The store's directory.
+        initial_map_bytes: See `Engine`.
+        max_map_bytes: See `Engine`.
+        sync_interval_seconds: 0: it syncs every commit.
+        lock_timeout_seconds: For how long it waits for another one to end.
+        outbox: Descriptor of `Outbox`; negative: there is none.
 
     Returns:
         The process, and the socket to it; closing the socket ends the process.
@@ -70,6 +79,7 @@ def start_writer(
         f"--max-map-bytes={max_map_bytes}",
         f"--sync-interval-seconds={sync_interval_seconds!r}",
         f"--lock-timeout-seconds={lock_timeout_seconds!r}",
+        f"--outbox={outbox}",
     ]
     try:
         with theirs:
@@ -77,7 +87,7 @@ def start_writer(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[fd for fd in (theirs.fileno(), outbox) if fd >= 0],
                 # Ctrl-C in a terminal reaches every process of the session's foreground group.
                 start_new_session=True,
             )

@@ -25,6 +25,7 @@ from experience_buffer_server.store.large_writes import (
     Transaction,
     large_bytes,
 )
+from experience_buffer_server.store.payload_file import Aligned
 from experience_buffer_server.store.seal import SEAL_BYTES, seal, seal_in_place, unseal
 
 _SPARSE = (Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS)
@@ -54,6 +55,9 @@ def apply(txn: Transaction, tables: Tables, large: LargeWrites, request: Request
             _delete_buffer(txn, tables, key)
         elif value is None:
             delete(key, db=tables[table])
+        elif isinstance(value, Aligned):
+            large.put(txn, key, value)
+            has_extents = True
         elif type(value) is memoryview:
             if large_bytes(value):
                 large.put(txn, key, value[:-SEAL_BYTES])

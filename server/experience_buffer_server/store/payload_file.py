@@ -12,10 +12,11 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from experience_buffer_server.store import private
 
@@ -28,6 +29,8 @@ _HUGE_BYTES: Final = 2 << 20
 other sizes, too, and take at most twice what is read into them, or `_LEAST_BYTES`."""
 _LEAST_BYTES: Final = 64 << 10
 """The smallest of them."""
+_MOST_PIECES: Final = 512
+"""Of a write; the system takes twice as many."""
 _MOST_KEPT_BYTES: Final = 64 << 20
 """Buffers beyond that are given back to the system after use."""
 
@@ -37,6 +40,18 @@ DAMAGE_CODES: Final = frozenset(
 )
 """What the system says of a file that is lost, or of a disk that can't read it; others, such as for want
 of memory or descriptors, say nothing of what is stored."""
+
+
+class Aligned(NamedTuple):
+    """A payload that lies in memory as it is to lie in the file: from the beginning of a block on."""
+
+    payload: memoryview
+    blocks: memoryview
+    """The same up to the end of its last block, zeros behind it."""
+
+
+Placed: TypeAlias = tuple[int, memoryview | Aligned]
+"""Offset, a multiple of `BLOCK_BYTES`, and bytes of a payload."""
 
 
 def whole_blocks(num_bytes: int) -> int:
@@ -57,27 +72,49 @@ class PayloadWriter:
         self._bounce: memoryview | None = None
         """Aligned, as direct access needs it."""
 
-    def write(self, payloads: Sequence[tuple[int, memoryview]]) -> None:
+    def write(self, payloads: Iterable[Placed]) -> None:
         """Write payloads at their offsets, in as few pieces as they allow.
-
-        Args:
-            payloads: Offset, a multiple of `BLOCK_BYTES`, and bytes of each.
 
         Raises:
             OSError: No room, or the disk fails; what was written then is undefined.
         """
+        for is_aligned, alike in groupby(payloads, key=_is_aligned):
+            if is_aligned:
+                self._write_aligned(alike)
+            else:
+                self._write_copied(alike)
+
+    def _write_aligned(self, payloads: Iterable[Placed]) -> None:
+        """Write payloads from where they are."""
+        pieces: list[memoryview] = []
+        begin = end = 0
+        for offset, payload in payloads:
+            assert isinstance(payload, Aligned)
+            if pieces and (offset != end or len(pieces) == _MOST_PIECES):
+                self._write(begin, pieces)
+                pieces = []
+            if not pieces:
+                begin = offset
+            pieces.append(payload.blocks)
+            end = offset + len(payload.blocks)
+        if pieces:
+            self._write(begin, pieces)
+
+    def _write_copied(self, payloads: Iterable[Placed]) -> None:
+        """Write payloads that lie anywhere, through memory that is aligned."""
         if self._bounce is None:
             self._bounce = memoryview(mmap.mmap(-1, _BOUNCE_BYTES))
         bounce = self._bounce
         begin = filled = 0
         for offset, payload in payloads:
+            assert isinstance(payload, memoryview)
             if filled and offset != begin + filled:
-                self._write(begin, filled)
+                self._write(begin, [bounce[:filled]])
                 filled = 0
             done = 0
             while done < len(payload):
                 if filled == _BOUNCE_BYTES:
-                    self._write(begin, filled)
+                    self._write(begin, [bounce])
                     filled = 0
                 if not filled:
                     begin = offset + done
@@ -89,10 +126,10 @@ class PayloadWriter:
             bounce[filled:end] = bytes(end - filled)
             filled = end
         if filled:
-            self._write(begin, filled)
+            self._write(begin, [bounce[:filled]])
 
-    def _write(self, offset: int, num_bytes: int) -> None:
-        assert self._bounce is not None
+    def _write(self, offset: int, pieces: list[memoryview]) -> None:
+        """Write pieces of whole blocks one after the other; the list is used up."""
         if self._file < 0:
             file = _open(self._path, os.O_RDWR | os.O_CREAT)
             try:
@@ -102,11 +139,10 @@ class PayloadWriter:
                 raise
             self._file = file
         self._is_dirty = True
-        done, is_given_up = 0, False
-        while done < num_bytes:
-            piece = self._bounce[done:num_bytes]
+        is_given_up = False
+        while pieces:
             try:
-                count = os.pwrite(self._file, piece, offset + done)
+                count = os.pwritev(self._file, pieces, offset)
             except OSError as error:
                 if error.errno != errno.EINVAL or is_given_up:
                     raise
@@ -115,7 +151,8 @@ class PayloadWriter:
                 continue
             if not count:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-            done += count
+            offset += count
+            _drop_front(pieces, count)
 
     def sync_all(self) -> None:
         """Have on the disk what earlier writers have left to the system.
@@ -238,6 +275,21 @@ class PayloadReader:
                 self._file = -1
             self._kept.clear()
             self._kept_bytes = 0
+
+
+def _is_aligned(placed: Placed) -> bool:
+    return isinstance(placed[1], Aligned)
+
+
+def _drop_front(pieces: list[memoryview], num_bytes: int) -> None:
+    """Drop so many bytes, all of them if there are no more."""
+    done = 0
+    while done < len(pieces) and num_bytes >= len(pieces[done]):
+        num_bytes -= len(pieces[done])
+        done += 1
+    del pieces[:done]
+    if num_bytes:
+        pieces[0] = pieces[0][num_bytes:]
 
 
 def _buffer_bytes(num_bytes: int) -> int:

@@ -28,6 +28,7 @@ from experience_buffer_server.store.base import StoreFailedError, StoreFormatErr
 from experience_buffer_server.store.engine import Engine
 from experience_buffer_server.store.frames import Ready, Reply, Result, Status, Work
 from experience_buffer_server.store.inbox import Inbox
+from experience_buffer_server.store.outbox import attach
 
 LOCK_NAME = "writer.lock"
 READER_CHECK_SECONDS = 60.0
@@ -37,6 +38,7 @@ _LOCK_POLL_SECONDS = 0.05
 _LAST_SECONDS = 5.0
 """For its owner to take note that the store has failed."""
 _PART_BYTES = 1 << 20
+_NO_OUTBOX = memoryview(b"")
 
 
 class StoreInUseError(StoreFailedError):
@@ -66,7 +68,10 @@ def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
         connection.sendall(frames.encode(Ready(Status.OK)))
         calm_collector()
         with closing(Inbox(connection)) as inbox:
-            status = _Loop(connection, inbox, opened, options.sync_interval_seconds).run()
+            outbox = attach(options.outbox)
+            status = _Loop(
+                connection, inbox, opened, options.sync_interval_seconds, outbox=outbox
+            ).run()
         if status:
             _hear_out(connection)
         return status
@@ -118,6 +123,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-map-bytes", type=int, required=True)
     parser.add_argument("--sync-interval-seconds", type=float, default=0.0, help="0: every commit")
     parser.add_argument("--lock-timeout-seconds", type=float, default=10.0)
+    parser.add_argument("--outbox", type=int, default=-1, help="inherited memory of large payloads")
     return parser.parse_args(arguments)
 
 
@@ -157,9 +163,16 @@ class _Loop:
     """Commits many batches at once, and replies."""
 
     def __init__(
-        self, connection: socket.socket, inbox: Inbox, engine: Engine, interval_seconds: float
+        self,
+        connection: socket.socket,
+        inbox: Inbox,
+        engine: Engine,
+        interval_seconds: float,
+        *,
+        outbox: memoryview = _NO_OUTBOX,
     ) -> None:
         self._connection = connection
+        self._outbox = outbox
         self._inbox = inbox
         self._engine = engine
         self._interval_seconds = interval_seconds
@@ -182,7 +195,10 @@ class _Loop:
             turn, open_ = self._inbox.take(wake - time.monotonic())
             if turn:
                 results, work = self._engine.write(
-                    [frames.decode_request(*frame) for frame in turn]
+                    [
+                        frames.decode_request(frame.document, frame.large, self._outbox)
+                        for frame in turn
+                    ]
                 )
                 self._note_written()
                 self._connection.sendall(frames.encode(Reply(results, work)))

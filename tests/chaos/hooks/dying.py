@@ -31,6 +31,7 @@ from experience_buffer_server.store.frames import (
     Work,
 )
 from experience_buffer_server.store.large_writes import large_bytes
+from experience_buffer_server.store.payload_file import Aligned
 
 _MODULES = {
     "server": "experience_buffer_server",
@@ -51,8 +52,12 @@ _EVENTS = (
 """As in `tests/faults/shim.py`, which this folder can't import."""
 
 
+def _bytes(value: bytes | memoryview | Aligned) -> bytes:
+    return bytes(value.payload if isinstance(value, Aligned) else value)
+
+
 def _is_put(table: int, word: bytes = b"") -> Callable[[Operation], bool]:
-    return lambda one: one[0] == table and one[2] is not None and word in bytes(one[2])
+    return lambda one: one[0] == table and one[2] is not None and word in _bytes(one[2])
 
 
 _KINDS: dict[str, Callable[[Operation], bool]] = {

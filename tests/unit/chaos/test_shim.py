@@ -20,14 +20,22 @@ from tests.faults.shim import EVENTS, FILES, Faults, build
 SIZE = 20 * 4096
 """Of one payload: whole blocks."""
 BEGIN = f"""
-import os, sys
+import mmap, os, sys
 from pathlib import Path
 if sys.argv[2] == "cached":
     del os.O_DIRECT
-from experience_buffer_server.store.payload_file import PayloadWriter
+from experience_buffer_server.store.payload_file import Aligned, PayloadWriter
 writer = PayloadWriter(Path(sys.argv[1]))
 def put(place, letter, count=1):
     writer.write([(place * {SIZE}, memoryview(letter * ({SIZE} * count)))])
+def put_in_pieces(place, letter):
+    pieces = []
+    for part in ({SIZE} // 4, 0, {SIZE} // 4 * 3):
+        memory = memoryview(mmap.mmap(-1, part or 1))[:part]
+        memory[:] = letter * part
+        pieces.append(Aligned(memory, memory))
+    starts = place * {SIZE}, place * {SIZE} + {SIZE} // 4, place * {SIZE} + {SIZE} // 4
+    writer.write(list(zip(starts, pieces)))
 def lmdb(*flags):
     return os.open(sys.argv[1] + "/data.mdb", os.O_RDWR | os.O_CREAT | sum(flags), 0o600)
 """
@@ -190,12 +198,14 @@ def test_writes_and_syncs_fail_as_they_are_told_to(disk: Disk, number: int) -> N
     assert letters(disk.file.read_bytes()) == b"a" * (SIZE // SECTOR_BYTES)
 
 
+@pytest.mark.parametrize("put", ["put", "put_in_pieces"])
 @pytest.mark.parametrize("event", [one for one in EVENTS if "payload" in one])
-def test_a_process_dies_at_each_moment_of_a_write(disk: Disk, event: str) -> None:
+def test_a_process_dies_at_each_moment_of_a_write(disk: Disk, event: str, put: str) -> None:
     disk.write("put(0, b'a'); writer.sync()")
     disk.faults.kill_at(event)
     # LMDB's file has events of its own.
-    ended = disk.run("os.fsync(lmdb()); os.pwrite(lmdb(), b'x', 0); put(0, b'b'); writer.sync()")
+    others = "os.fsync(lmdb()); os.pwrite(lmdb(), b'x', 0)"
+    ended = disk.run(f"{others}; {put}(0, b'b'); writer.sync()")
     assert ended.returncode == -signal.SIGKILL
     assert disk.faults.killed_at == event
     half = SIZE // SECTOR_BYTES // 2

@@ -28,7 +28,7 @@ def test_recorded_payloads_are_admitted_as_their_canonical_selves(name: str) -> 
         candidate = admit(item, settings())
         assert isinstance(candidate, Candidate), candidate
         assert candidate.uid == item.eid.uid
-        (again,) = trxp.read(candidate.payload)
+        (again,) = trxp.read(bytes(candidate.payload))
         assert isinstance(again, trxp.Item)
         repeated = admit(again, settings())
         assert isinstance(repeated, Candidate)

@@ -20,6 +20,7 @@ from experience_buffer_server.admission import Candidate, admit
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compiled.candidates import CompiledReader
 from experience_buffer_server.compiled.workspace import KEYS, MAX_ITEMS
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Pieces
 from tests.fuzz.bombs import BOMBS, frame, many, meta, one, table, top
 
 DATA = Path(__file__).parents[2] / "data" / "trxp"
@@ -303,7 +304,7 @@ def test_texts_that_all_share_are_spelled_in_each() -> None:
     text = "x" * 3000
     found = read(trxp.encode([experience(run, response_text=text) for run in range(500)]))
     assert found is not None
-    assert all(b"x" * 3000 in candidate.payload for candidate in found)
+    assert all(b"x" * 3000 in bytes(candidate.payload) for candidate in found)
 
 
 def test_texts_that_would_not_fit_are_left() -> None:
@@ -316,6 +317,39 @@ def test_the_reader_is_as_good_after_any_payload() -> None:
     for bad in (good[:-1], good[:400], many(8), b"", b"TRXP"):
         assert READER.candidates(memoryview(bad), SETTINGS, published=None) is None
         assert read(good) is not None
+
+
+@pytest.mark.parametrize("num_tokens", [LARGE_PAYLOAD_BYTES // 8 - 100, LARGE_PAYLOAD_BYTES // 8])
+def test_large_payloads_are_left_in_pieces(num_tokens: int) -> None:
+    """Each keeps its own, though the reader writes what it has to write anew in one place for all."""
+    payloads = [
+        trxp.encode(
+            [
+                experience(
+                    run,
+                    tokens=torch.full((num_tokens,), run, dtype=torch.int64),
+                    prompt_length=num_tokens - 3,
+                    response_text=f"run {run} of {first}" * (run + 1),
+                )
+                for run in range(first, first + 3)
+            ]
+        )
+        for first in (0, 3)
+    ]
+    kept: list[Candidate] = []
+    for payload in payloads:
+        found = read(payload)
+        assert found is not None
+        kept += found
+    expected = [
+        admit(item, SETTINGS)
+        for payload in payloads
+        for item in trxp.read(payload)
+        if isinstance(item, trxp.Item)
+    ]
+    assert kept == expected
+    is_large = num_tokens * 8 >= LARGE_PAYLOAD_BYTES
+    assert [isinstance(candidate.payload, Pieces) for candidate in kept] == [is_large] * 6
 
 
 SMALL = one(info={"model_version": 3, "note": "n", "more": [1, 2.0]})

@@ -55,7 +55,7 @@ def _row(item: trxp.Item | TrxpError, kind: str) -> str:
     if not isinstance(found, Candidate):
         return f"{found.reason} {found.message} {found.uid}"
     record = row_codec.encode_record(record_of(found, 0.0), msgpack.packb)
-    return f"{_digest(record)} {_digest(found.payload)}"
+    return f"{_digest(record)} {_digest(bytes(found.payload))}"
 
 
 def _digest(data: bytes) -> str:

@@ -61,7 +61,19 @@ def ends() -> Iterator[tuple[Owner, Inbox]]:
 
 
 def _frame(document: bytes, large: bytes = b"") -> bytes:
-    return frames.PARTS.pack(len(document), len(large)) + document + large
+    return frames.PARTS.pack(len(document), len(large), 0) + document + large
+
+
+def test_a_turn_is_bounded_by_what_it_has_in_the_outbox(ends: tuple[Owner, Inbox]) -> None:
+    owner, received = ends
+    lent = frames.PARTS.pack(1, 0, inbox.MAX_TURN_BYTES // 2) + b"d"
+    owner.send(*[lent] * 5)
+    owner.connection.close()
+    sizes, is_open = [], True
+    while is_open:
+        turn, is_open = received.take(SECONDS)
+        sizes.append(len(turn))
+    assert sizes == [2, 2, 1]
 
 
 def _parts(turn: list[Frame]) -> list[tuple[bytes, bytes]]:

@@ -15,7 +15,6 @@ import pytest
 from experience_buffer_server.store import LeaseRow, LmdbStore, Record, frames
 from experience_buffer_server.store.engine import Engine
 from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.frames import Request
 from experience_buffer_server.store.inbox import Inbox
 from experience_buffer_server.store.writer import _Loop
 from tests.faults.shim import Faults, build
@@ -40,10 +39,9 @@ def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(tmp_path: Pa
     ours, theirs = socket.socketpair()
     engine = NotingEngine(tmp_path, sync=False, initial_map_bytes=MEBI, max_map_bytes=64 * MEBI)
     with closing(engine), theirs, closing(Inbox(theirs)) as inbox:
-        request = Request(1, 0, [(int(Table.META), b"key", b"value")])
-        document = msgpack.packb(request)
+        document = msgpack.packb((1, 0, [(int(Table.META), b"key", b"value")], ()))
         with ours:
-            ours.sendall(frames.PARTS.pack(len(document), 0) + document)
+            ours.sendall(frames.PARTS.pack(len(document), 0, 0) + document)
         assert _Loop(theirs, inbox, engine, LONG_SECONDS).run() == 0
         assert engine.num_syncs == 1
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from experience_buffer_server.store import LmdbStore, Record, StoreFullError, frames
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.frames import LARGE_BYTES, PARTS, SentOperation
+from experience_buffer_server.store.pieces import Pieces
 from experience_buffer_server.store.seal import SEAL_BYTES, is_sound, seal, seal_in_place
 
 MakeRecord = Callable[..., Record]
@@ -25,7 +26,7 @@ SIZES = (0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 7919, 129_083, 3 *
 
 
 async def append(
-    store: LmdbStore, records: list[Record], payloads: Sequence[bytes | memoryview]
+    store: LmdbStore, records: list[Record], payloads: Sequence[bytes | Pieces]
 ) -> None:
     batch = store.batch()
     for record, payload in zip(records, payloads, strict=True):
@@ -33,9 +34,15 @@ async def append(
     await store.commit(batch)
 
 
-@pytest.mark.parametrize("view", [bytes, memoryview], ids=["bytes", "views"])
+def in_pieces(payload: bytes) -> Pieces:
+    """As the compiled reader has a payload: some bytes of its own, and views of the request."""
+    view = memoryview(payload)
+    return Pieces([payload[:7], view[7:7], view[7:9], view[9:]])
+
+
+@pytest.mark.parametrize("view", [bytes, in_pieces])
 async def test_values_of_all_sizes_are_read_back(
-    open_store: OpenStore, make_record: MakeRecord, view: Callable[[bytes], bytes | memoryview]
+    open_store: OpenStore, make_record: MakeRecord, view: Callable[[bytes], bytes | Pieces]
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI)
     payloads = [os.urandom(size) for size in SIZES]
@@ -81,8 +88,10 @@ async def test_values_that_there_is_no_room_for_are_refused_alone(
 
 
 async def test_half_a_frame_is_not_written(
-    open_store: OpenStore, make_record: MakeRecord, path: Path
+    open_store: OpenStore, make_record: MakeRecord, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # All of it takes the socket.
+    monkeypatch.delattr(os, "memfd_create")
     store = await open_store()
     pid = int((path / "writer.lock").read_text().split()[0])
     os.kill(pid, signal.SIGSTOP)
@@ -117,11 +126,13 @@ def test_frames_are_read_as_they_were_written(
         else:
             operations.append((3, key, len(value)))
             large.append(value)
-    pieces = frames.encode_request(7, 11, operations, large=large, pack=msgpack.packb)
-    document_bytes, large_bytes = PARTS.unpack(pieces[0])
+    pieces = frames.encode_request(
+        7, 11, operations, large=[[value] for value in large], pack=msgpack.packb
+    )
+    document_bytes, large_bytes, _ = PARTS.unpack(pieces[0])
     body = memoryview(bytearray(b"".join(pieces[1:])))
     assert len(body) == document_bytes + large_bytes
-    read = frames.decode_request(body[:document_bytes], body[document_bytes:])
+    read = frames.decode_request(body[:document_bytes], body[document_bytes:], memoryview(b""))
     assert (read.number, read.append_bytes) == (7, 11)
     found = [
         (key, bytes(value[:-SEAL_BYTES]) if isinstance(value, memoryview) else value)

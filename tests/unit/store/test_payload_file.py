@@ -17,6 +17,7 @@ from experience_buffer_server.store import payload_file
 from experience_buffer_server.store.payload_file import (
     BLOCK_BYTES,
     NAME,
+    Aligned,
     PayloadReader,
     PayloadWriter,
     whole_blocks,
@@ -69,6 +70,53 @@ def test_payloads_are_read_back(
     assert read(reader, payloads[::-2]) == [payload for _, payload in payloads[::-2]]
     assert read(reader, []) == []
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def aligned(payload: bytes) -> Aligned:
+    """As it lies in the outbox."""
+    size = whole_blocks(len(payload))
+    memory = memoryview(mmap.mmap(-1, size))
+    memory[: len(payload)] = payload
+    return Aligned(memory[: len(payload)], memory)
+
+
+@pytest.mark.parametrize("gap", [0, BLOCK_BYTES])
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("most", [1, 7, 1 << 20, 1 << 40])
+def test_aligned_payloads_are_written_from_where_they_are(
+    tmp_path: Path,
+    reader: PayloadReader,
+    monkeypatch: pytest.MonkeyPatch,
+    gap: int,
+    every: int,
+    most: int,
+) -> None:
+    """Also beside others, and where the system takes only a part of a write."""
+    real, num_writes = os.pwritev, 0
+
+    def pwritev(file: int, pieces: Sequence[memoryview], offset: int) -> int:
+        nonlocal num_writes
+        num_writes += 1
+        assert len(pieces) <= most
+        if most >= 1 << 20:
+            return real(file, pieces, offset)
+        return real(file, [pieces[0][: most * BLOCK_BYTES]], offset)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(payload_file, "_MOST_PIECES", most)
+    payloads = placed([65_536, 70_001, 129_083] * 9, gap)
+    writer = PayloadWriter(tmp_path)
+    writer.write(
+        [
+            (offset, memoryview(payload) if place % every else aligned(payload))
+            for place, (offset, payload) in enumerate(payloads)
+        ]
+    )
+    writer.sync()
+    writer.close()
+    assert read(reader, payloads) == [payload for _, payload in payloads]
+    if every == 1 and most >= 1 << 20:
+        assert num_writes == (len(payloads) if gap else 1)
 
 
 def test_what_was_there_stays_and_what_is_written_over_is_new(

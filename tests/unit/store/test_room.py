@@ -207,7 +207,7 @@ def test_the_writer_makes_ready_once_it_has_answered(
 def _push_two(connection: socket.socket) -> None:
     with connection:
         for number in range(2):
-            document = msgpack.packb(_append(number))
-            connection.sendall(frames.PARTS.pack(len(document), 0) + document)
+            document = msgpack.packb((*_append(number), ()))
+            connection.sendall(frames.PARTS.pack(len(document), 0, 0) + document)
             # The second is answered after all that follows the answer to the first.
             assert connection.recv(1 << 16)

@@ -1,0 +1,196 @@
+"""Payloads on their way to the writer process: joined in shared memory, or sent where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from experience_buffer_server.store import LmdbStore, Record, StoreFullError
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
+from experience_buffer_server.store.large_writes import large_bytes
+from experience_buffer_server.store.outbox import Outbox, attach
+from experience_buffer_server.store.payload_file import BLOCK_BYTES, Aligned, whole_blocks
+from experience_buffer_server.store.pieces import Pieces
+
+MakeRecord = Callable[..., Record]
+OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
+MEBI = 1 << 20
+NUM_BLOCKS = 64
+
+
+@pytest.fixture
+def box() -> Iterator[Outbox]:
+    box = Outbox(NUM_BLOCKS * BLOCK_BYTES)
+    yield box
+    box.close()
+    box.close()
+
+
+def theirs(box: Outbox) -> memoryview:
+    """The memory as the writer process has it."""
+    return attach(os.dup(box.descriptor))
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4095, 4096, 4097, 100_003])
+def test_pieces_are_joined_with_zeros_up_to_the_block(box: Outbox, num_bytes: int) -> None:
+    old = box.put([b"\xff" * NUM_BLOCKS * BLOCK_BYTES])
+    assert old is not None
+    box.take_out(old)
+    payload = os.urandom(num_bytes)
+    place = box.put([payload[:1], memoryview(payload)[1:1], memoryview(payload)[1:]])
+    assert place is not None
+    assert place.start % BLOCK_BYTES == 0
+    assert place.end - place.start == whole_blocks(num_bytes)
+    with theirs(box) as memory:
+        found = bytes(memory[place.start : place.end])
+    assert found == payload + bytes(whole_blocks(num_bytes) - num_bytes)
+
+
+def test_places_never_overlap_and_what_is_taken_out_serves_again(box: Outbox) -> None:
+    places = [box.put([bytes([number]) * BLOCK_BYTES]) for number in range(NUM_BLOCKS)]
+    assert box.put([b"x"]) is None
+    assert box.free_bytes == 0
+    with theirs(box) as memory:
+        for number, place in enumerate(places):
+            assert place is not None
+            assert bytes(memory[place.start : place.end]) == bytes([number]) * BLOCK_BYTES
+    for place in (*places[10:13], *places[40:43]):
+        assert place is not None
+        box.take_out(place)
+    assert box.put([bytes(4 * BLOCK_BYTES)]) is None
+    again = box.put([bytes(2 * BLOCK_BYTES)])
+    assert again is not None
+    # The first that there is: so that few pages are ever used.
+    assert (again.start, again.end) == (10 * BLOCK_BYTES, 12 * BLOCK_BYTES)
+    assert box.free_bytes == 4 * BLOCK_BYTES
+
+
+def test_a_closed_one_has_no_room_and_leaves_the_writer_its_memory(box: Outbox) -> None:
+    place = box.put([b"payload"])
+    assert place is not None
+    memory = theirs(box)
+    box.close()
+    assert bytes(memory[place.start : place.start + 7]) == b"payload"
+    assert box.put([b"x"]) is None
+    assert box.descriptor < 0
+
+
+@pytest.mark.parametrize("refusing", ["memfd_create", "ftruncate"])
+def test_a_system_without_such_memory_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusing: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, refusing, refuse)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with caplog.at_level(logging.WARNING):
+        box = Outbox()
+    assert "go to the writer process over its socket" in caplog.text
+    assert "Cannot allocate memory" in caplog.text
+    assert box.descriptor < 0
+    assert box.put([b"x"]) is None
+    box.close()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(attach(-1)) == 0
+
+
+def test_what_a_payload_takes_in_the_file_is_whole_blocks() -> None:
+    blocks = memoryview(bytes(25 * BLOCK_BYTES))
+    assert large_bytes(Aligned(blocks[: 24 * BLOCK_BYTES + 1], blocks)) == len(blocks)
+
+
+# --- beneath a store
+
+
+def in_pieces(payload: bytes) -> Pieces:
+    view = memoryview(payload)
+    return Pieces([payload[:9], view[9:70_000], view[70_000:]])
+
+
+async def append(store: LmdbStore, records: list[Record], payloads: list[bytes]) -> None:
+    batch = store.batch()
+    for record, payload in zip(records, payloads, strict=True):
+        batch.append(1, record, in_pieces(payload))
+    await store.commit(batch)
+
+
+async def stored(store: LmdbStore, records: list[Record]) -> list[object]:
+    uids = [record.uid for record in records]
+    async with store.fetched(1, uids):
+        return list(store.payloads(1, uids))
+
+
+@pytest.mark.parametrize("num_bytes", [0, MEBI, 3 * MEBI, 32 * MEBI])
+async def test_payloads_take_what_room_there_is_and_the_socket(
+    open_store: OpenStore, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """In one batch and in many at once, of all sizes, in the outbox and beside it."""
+    real = Outbox.__init__
+    if num_bytes:
+        monkeypatch.setattr(Outbox, "__init__", lambda box: real(box, num_bytes))
+    else:
+        monkeypatch.delattr(os, "memfd_create")
+    store = await open_store()
+    size = LARGE_PAYLOAD_BYTES
+    sizes = [size - 1, size, size + 1, 100, 129_083, MEBI - 7, 20_000, 2 * MEBI + 1] * 8
+    records = [make_record(seq) for seq in range(1, len(sizes) + 1)]
+    payloads = [os.urandom(size) for size in sizes]
+    commits = [
+        append(store, records[start : start + 7], payloads[start : start + 7])
+        for start in range(0, len(sizes), 7)
+    ]
+    committing = asyncio.gather(*commits)
+    await asyncio.sleep(0)
+    # Whoever waits for the backlog to become short waits for all of it.
+    assert store.backlog.num_bytes > sum(sizes)
+    await committing
+    assert await stored(store, records) == payloads
+    assert store._outbox.free_bytes == num_bytes
+    assert store.backlog.num_bytes == 0
+
+
+async def test_what_could_not_be_stored_leaves_its_room(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store(initial_map_bytes=8 * MEBI, max_map_bytes=8 * MEBI)
+    room = store._outbox.free_bytes
+    records = [make_record(seq) for seq in range(1, 21)]
+    batches = [append(store, [record], [os.urandom(MEBI)]) for record in records]
+    found = await asyncio.gather(*batches, return_exceptions=True)
+    assert {type(one) for one in found} == {type(None), StoreFullError}
+    assert store._outbox.free_bytes == room
+    kept = [record for record, one in zip(records, found, strict=True) if one is None]
+    assert all(isinstance(payload, bytes) for payload in await stored(store, kept))
+
+
+async def test_the_writer_goes_on_with_what_a_dead_owner_has_sent(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    """It has the memory for itself then."""
+    store = await open_store()
+    payloads = [os.urandom(MEBI + number) for number in range(4)]
+    records = [make_record(seq) for seq in range(1, 5)]
+    process = store._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    commits = [
+        asyncio.ensure_future(append(store, [record], [payload]))
+        for record, payload in zip(records, payloads, strict=True)
+    ]
+    await asyncio.sleep(0)
+    assert store._transport is not None
+    assert store._transport.get_write_buffer_size() == 0
+    store._transport.close()
+    store._outbox.close()
+    os.kill(process.pid, signal.SIGCONT)
+    await asyncio.gather(*commits, return_exceptions=True)
+    await store.close()
+    store = await open_store()
+    assert await stored(store, records) == payloads
