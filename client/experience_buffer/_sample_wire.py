@@ -54,18 +54,19 @@ assert _tag(pb.SampleResponse, "experiences") == _EXPERIENCES
 # --- writing
 
 
-def experience_pieces(rest: bytes, payload: bytes | memoryview) -> Pieces:
+def experience_pieces(rest: bytes, payload: Pieces) -> Pieces:
     """One of the experiences of a `SampleFrame` or `SampleResponse`.
 
     Args:
         rest: A `SampledExperience` as it goes over the wire, without its payload.
         payload: A TRXP payload.
     """
-    size = varint(len(payload))
+    num_bytes = sum(map(len, payload))
+    size = varint(num_bytes)
     head = b"%c%b%c%b" % (
-        _EXPERIENCES, varint(1 + len(size) + len(payload) + len(rest)), _PAYLOAD, size,
+        _EXPERIENCES, varint(1 + len(size) + num_bytes + len(rest)), _PAYLOAD, size,
     )  # fmt: skip
-    return head, payload, rest
+    return head, *payload, rest
 
 
 def packed_pieces(message: type[Message], pieces: Pieces) -> Pieces:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from experience_buffer import _plain, _safetensors
-from experience_buffer._frame import KEYS, join_frame, split_frame
+from experience_buffer._frame import KEYS, frame_pieces, join_frame, split_frame
 from experience_buffer._item import Item, read_item, share_keys
 from experience_buffer._limits import DEFAULT_LIMITS, Limits
 from experience_buffer._normal import Normaliser
@@ -138,6 +138,13 @@ def with_tensors(payload: Buffer, tensors: Mapping[str, TensorView]) -> bytes:
             in it.
         ValueError: A name is that of a multi-modal input, whose keys the metadata lists.
     """
+    return b"".join(pieces_with_tensors(payload, tensors))
+
+
+def pieces_with_tensors(
+    payload: Buffer, tensors: Mapping[str, TensorView]
+) -> list[bytes | memoryview]:
+    """Do what `with_tensors` does, without joining: some of the pieces are views of the payload."""
     metadata, section = split_frame(payload, limits=DEFAULT_LIMITS)
     views: dict[str, TensorView] = {}
     table = _safetensors.read(section, max_header_bytes=DEFAULT_LIMITS.max_header_bytes)
@@ -152,7 +159,7 @@ def with_tensors(payload: Buffer, tensors: Mapping[str, TensorView]) -> bytes:
         if field.startswith("multi_modal_inputs:"):
             raise ValueError(f"{field!r} can't be added: its key is part of the metadata")
         views[f"0:{field}"] = view
-    return join_frame(metadata, views.items())
+    return frame_pieces(metadata, views.items())
 
 
 def read_tensors(data: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, TensorView]:

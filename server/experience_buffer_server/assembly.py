@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from experience_buffer import errors, trxp
 from experience_buffer._sample_wire import Pieces, experience_pieces
 from experience_buffer.packed import Facts, PackedRow, pack
-from experience_buffer.v1 import service_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.admission import ORDINARY
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.damage import LEFT, Unreadable
 from experience_buffer_server.groups import Entry
-from experience_buffer_server.prefetching import fetched_units
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import (
     AdvantageRow,
@@ -25,10 +24,6 @@ from experience_buffer_server.store.base import (
 )
 
 _FLOAT32_BYTES = 4
-FRAME_BYTES = 1024 * 1024
-"""Size at which a part of a streamed batch is sent."""
-
-
 FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
 """Details of a computation that travel with each delivered experience."""
 
@@ -44,12 +39,14 @@ class Sampled(NamedTuple):
 
     rest: bytes
     """A `SampledExperience` without its payload, as it goes over the wire."""
-    payload: bytes
+    payload: Pieces
+    num_bytes: int
+    """Of the payload."""
 
 
 def pieces_of(experiences: Iterable[Sampled]) -> Pieces:
     """Experiences as they go into a message."""
-    return [piece for each in experiences for piece in experience_pieces(*each)]
+    return [piece for rest, payload, _ in experiences for piece in experience_pieces(rest, payload)]
 
 
 def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, AdvantageRow | None]:
@@ -62,7 +59,7 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
     buffer.damage.check(entry)
     reasons: dict[int, str] = {}
     reads = _read(store, buffer, [entry], reasons)
-    payload = b"" if reasons else _filled(reads[0], reasons)
+    payload = b"" if reasons else b"".join(_filled(reads[0], reasons))
     buffer.damage.set_aside(reasons)
     buffer.damage.check(entry)
     if reasons:
@@ -73,38 +70,69 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
     return payload, reads[0][2]
 
 
-async def sampled(
-    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable
-) -> AsyncIterator[list[Sampled]]:
-    """The experiences of leased units, unit by unit; what can't be read goes to `unreadable`."""
+def sampled(
+    store: Store,
+    buffer: Buffer,
+    units: Sequence[Unit],
+    unreadable: Unreadable,
+    join: Callable[[Sequence[Sampled]], _Joined],
+) -> _Joined:
+    """The experiences of leased units, with what was computed for them.
+
+    What can't be read goes to `unreadable` and isn't among them.
+
+    Args:
+        store: Where they are.
+        buffer: Whose they are.
+        units: In the order of their delivery.
+        unreadable: Whether it is empty is known when `join` is called.
+        join: Takes the experiences and copies them, at once: they are views of the store.
+
+    Returns:
+        What `join` returns.
+    """
+    left = [unit for unit in units if unit not in unreadable.units]
+    members = [_members(buffer, unit) for unit in left]
+    records = [entry.record for entries, _ in members for entry in entries]
+    uids, seqs = [record.uid for record in records], [record.seq for record in records]
+    experiences: list[Sampled] = []
     # Messages of their own would bring protobuf to return free memory to the kernel.
     add = service_pb2.SampleFrame().experiences.add
-    for unit in list(units):
-        if unit in unreadable.units:
-            continue
-        async with fetched_units(store, buffer.id, buffer.contents, [unit]):
-            entries, reasons = _members(buffer, unit)
-            reads = _read(store, buffer, entries, reasons)
-        payloads = [] if reasons else [_filled(read, reasons) for read in reads]
-        if reasons:
-            unreadable.add(unit, reasons)
-            continue
-        yield [
-            Sampled(
-                add(
-                    uid=entry.record.uid,
-                    group=_group_key(entry),
-                    num_deliveries=unit.num_deliveries,
-                    staleness=buffer.staleness(entry),
-                    flags=_flags(unit, row),
-                    probability=unit.probability,
-                    times_sampled=unit.times_sampled,
-                    generation=entry.record.generation,
-                ).SerializeToString(),
-                payload,
-            )
-            for (entry, _, row), payload in zip(reads, payloads, strict=True)
-        ]
+    with store.stored(buffer.id, uids, seqs) as (payloads, computed):
+        found = zip(payloads, computed, strict=True)
+        for unit, (entries, reasons) in zip(left, members, strict=True):
+            reads = _reads(buffer, entries, islice(found, len(entries)), reasons)
+            of_unit = [_sampled(buffer, unit, read, _filled(read, reasons), add) for read in reads]
+            if not reasons:
+                experiences += of_unit
+            elif unit not in unreadable.units:
+                unreadable.add(unit, reasons)
+        if not unreadable:
+            return join(experiences)
+        # What follows damage is a longer way, which may read from the store.
+        copies = [each._replace(payload=[b"".join(each.payload)]) for each in experiences]
+    return join(copies)
+
+
+def _sampled(
+    buffer: Buffer,
+    unit: Unit,
+    read: _Read[memoryview],
+    payload: Pieces,
+    add: Callable[..., types_pb2.SampledExperience],
+) -> Sampled:
+    entry, _, row = read
+    message = add(
+        uid=entry.record.uid,
+        group=_group_key(entry),
+        num_deliveries=unit.num_deliveries,
+        staleness=buffer.staleness(entry),
+        flags=_flags(unit, row),
+        probability=unit.probability,
+        times_sampled=unit.times_sampled,
+        generation=entry.record.generation,
+    )
+    return Sampled(message.SerializeToString(), payload, sum(map(len, payload)))
 
 
 def packed(
@@ -197,25 +225,6 @@ def _rows(
     return rows
 
 
-async def frames(
-    store: Store, buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable, *, max_bytes: int
-) -> AsyncIterator[list[Sampled]]:
-    """The experiences of leased units in parts of about `FRAME_BYTES`; see `sampled`.
-
-    None but that of a single experience exceeds `max_bytes`.
-    """
-    part: list[Sampled] = []
-    num_bytes, most = 0, min(FRAME_BYTES, max_bytes)
-    async for experiences in sampled(store, buffer, units, unreadable):
-        for experience in experiences:
-            if part and num_bytes + len(experience.payload) > most:
-                yield part
-                part, num_bytes = [], 0
-            part.append(experience)
-            num_bytes += len(experience.payload)
-    yield part
-
-
 def _members(buffer: Buffer, unit: Unit) -> tuple[list[Entry], dict[int, str]]:
     """The experiences of a unit; by seq, why some of them can't be read: they have left.
 
@@ -263,16 +272,16 @@ def _reads(
     return reads
 
 
-def _filled(read: _Read[bytes], reasons: dict[int, str]) -> bytes:
+def _filled(read: _Read[_Payload], reasons: dict[int, str]) -> Pieces:
     """The payload with what was computed; or why that can't be put into it."""
     entry, payload, row = read
     if row is None:
-        return payload
+        return [payload]
     try:
-        return trxp.with_tensors(payload, _computed_tensors(payload, row))
+        return trxp.pieces_with_tensors(payload, _computed_tensors(payload, row))
     except errors.TrxpError as error:
         reasons[entry.record.seq] = f"its payload is damaged: {error}"
-        return b""
+        return []
 
 
 def _facts(record: Record) -> Facts | None:

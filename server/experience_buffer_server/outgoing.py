@@ -9,11 +9,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from experience_buffer_server.assembly import FRAME_BYTES
 from experience_buffer_server.responses import Hold
 
 _MAX_MESSAGES = 4
 """Messages that wait to be sent; beyond, none is added."""
+FRAME_BYTES = 1024 * 1024
+"""Size at which a part of a streamed batch is sent."""
 MAX_BYTES = 3 * FRAME_BYTES
 """Bytes that wait to be sent, or are being sent; beyond, no frame is assembled."""
 

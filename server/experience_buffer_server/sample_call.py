@@ -113,12 +113,11 @@ class _Answer:
         unreadable = Unreadable()
         finish = partial(self._finish, shortfall, lease, units, unreadable)
         store, buffer = self._backend.store, self._buffer
-        if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
-            async with fetched_units(store, buffer.id, buffer.contents, units):
+        async with fetched_units(store, buffer.id, buffer.contents, units):
+            if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
                 packed(store, buffer, units, unreadable, finish)
-        else:
-            found = sampled(store, buffer, units, unreadable)
-            finish(pieces_of([each async for experiences in found for each in experiences]))
+            else:
+                sampled(store, buffer, units, unreadable, lambda found: finish(pieces_of(found)))
         hold.keep(num_bytes)
         if self.is_too_small:
             hold.release()

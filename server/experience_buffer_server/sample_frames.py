@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from experience_buffer._sample_wire import Pieces, frame_response, packed_pieces
 from experience_buffer.packed import cut
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server import steady_clock, wire
-from experience_buffer_server.assembly import FRAME_BYTES, packed
+from experience_buffer_server.assembly import Sampled, packed, pieces_of, sampled
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.damage import Unreadable
+from experience_buffer_server.outgoing import FRAME_BYTES
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import Store
 
 
+class SampledBatch(NamedTuple):
+    """A batch that is being sent."""
+
+    lease: Lease
+    units: Sequence[Unit]
+    """What of the lease is sent, in the batch's order."""
+    shortfall: str
+    """Why they are fewer than were asked for."""
+
+
 def packed_messages(
-    store: Store,
-    buffer: Buffer,
-    lease: Lease,
-    units: Sequence[Unit],
-    shortfall: str,
-    *,
-    least: int,
-    max_bytes: int,
+    store: Store, buffer: Buffer, batch: SampledBatch, *, least: int, max_bytes: int
 ) -> list[bytes]:
     """A packed batch, in messages of about `FRAME_BYTES`.
 
     Args:
         store: Where the experiences are.
         buffer: Whose they are.
-        lease: Which the units are of.
-        units: In the batch's order.
-        shortfall: Why they are fewer than were asked for.
+        batch: The batch.
         least: The fewest units worth sending.
         max_bytes: The most of the batch in a message.
 
     Returns:
         At least one message; none where too much can't be read, and the lease was given back.
     """
+    lease, units = batch.lease, batch.units
     unreadable = Unreadable()
 
     def join(pieces: Pieces) -> list[bytes]:
@@ -48,7 +52,7 @@ def packed_messages(
         frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
         *parts, last = cut(pieces, frame_bytes=_part_bytes(pieces, max_bytes))
         messages = [_packed_message(frame, part) for part in parts]
-        finish(frame, buffer, units, unreadable, shortfall)
+        _finish(frame, buffer, batch, unreadable)
         return [*messages, _packed_message(frame, last)]
 
     return packed(store, buffer, units, unreadable, join)
@@ -64,17 +68,80 @@ def _packed_message(frame: service_pb2.SampleFrame, part: Pieces) -> bytes:
     return frame_response(frame, packed_pieces(service_pb2.SampleFrame, part))
 
 
-def finish(
-    frame: service_pb2.SampleFrame,
+def trxp_parts(units: Sequence[Unit]) -> list[Sequence[Unit]]:
+    """A batch in parts that are read at once: of about `FRAME_BYTES`, or of one unit; at least one."""
+    parts: list[Sequence[Unit]] = []
+    first = num_bytes = 0
+    for place, unit in enumerate(units):
+        if place > first and num_bytes + unit.num_bytes > FRAME_BYTES:
+            parts.append(units[first:place])
+            first, num_bytes = place, 0
+        num_bytes += unit.num_bytes
+    return [*parts, units[first:]]
+
+
+def trxp_messages(
+    store: Store,
     buffer: Buffer,
-    units: Sequence[Unit],
+    batch: SampledBatch,
+    part: Sequence[Unit],
     unreadable: Unreadable,
-    shortfall: str,
+    *,
+    is_last: bool,
+    least: int,
+    max_bytes: int,
+) -> list[bytes] | None:
+    """A part of a batch of payloads, in messages of about `FRAME_BYTES`.
+
+    Args:
+        store: Where the experiences are.
+        buffer: Whose they are.
+        batch: The batch.
+        part: One of `trxp_parts`.
+        unreadable: What of the batch can't be read, so far.
+        is_last: No part follows.
+        least: The fewest units of the batch worth sending, of which the last part decides.
+        max_bytes: None but a message of a single experience exceeds it.
+
+    Returns:
+        The messages; None where too much can't be read, and the lease was given back.
+    """
+    lease = batch.lease
+
+    def join(experiences: Sequence[Sampled]) -> list[bytes] | None:
+        is_short = is_last and bool(unreadable)
+        if is_short and not buffer.damage.settle(lease, unreadable, least=least):
+            return None
+        frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
+        *others, last = _cut(experiences, min(FRAME_BYTES, max_bytes))
+        messages = [frame_response(frame, pieces_of(each)) for each in others]
+        if is_last:
+            _finish(frame, buffer, batch, unreadable)
+        if is_last or last:
+            messages.append(frame_response(frame, pieces_of(last)))
+        return messages
+
+    return sampled(store, buffer, part, unreadable, join)
+
+
+def _cut(experiences: Sequence[Sampled], most: int) -> Iterator[Sequence[Sampled]]:
+    """Experiences in pieces of at most so many bytes, or of one experience; at least one piece."""
+    first = num_bytes = 0
+    for place, experience in enumerate(experiences):
+        if place > first and num_bytes + experience.num_bytes > most:
+            yield experiences[first:place]
+            first, num_bytes = place, 0
+        num_bytes += experience.num_bytes
+    yield experiences[first:]
+
+
+def _finish(
+    frame: service_pb2.SampleFrame, buffer: Buffer, batch: SampledBatch, unreadable: Unreadable
 ) -> None:
     """Make a frame the last one of its batch."""
     frame.last = True
-    frame.num_units = unreadable.left_of(units)
-    frame.shortfall = unreadable.explain(shortfall)
-    frame.batch_bytes = sum(unit.num_bytes for unit in units)
+    frame.num_units = unreadable.left_of(batch.units)
+    frame.shortfall = unreadable.explain(batch.shortfall)
+    frame.batch_bytes = sum(unit.num_bytes for unit in batch.units)
     if buffer.row.policy_version is not None:
         frame.policy_version = buffer.row.policy_version

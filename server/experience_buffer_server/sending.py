@@ -6,19 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 
 from experience_buffer import errors
-from experience_buffer._sample_wire import Pieces, frame_response
-from experience_buffer.v1 import service_pb2
-from experience_buffer_server import steady_clock, wire
-from experience_buffer_server.assembly import frames, pieces_of
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
 from experience_buffer_server.credits import Credits
 from experience_buffer_server.damage import Unreadable
-from experience_buffer_server.outgoing import MAX_BYTES, Outgoing
+from experience_buffer_server.outgoing import FRAME_BYTES, MAX_BYTES, Outgoing
 from experience_buffer_server.prefetching import Prefetches, fetched_bytes, fetched_units
 from experience_buffer_server.responses import Hold
-from experience_buffer_server.sample_frames import finish, packed_messages
+from experience_buffer_server.sample_frames import (
+    SampledBatch,
+    packed_messages,
+    trxp_messages,
+    trxp_parts,
+)
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.sharing import RankOf
@@ -109,94 +110,79 @@ class Sending:
         else:
             self.rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
         await self._outgoing.room()
-        units = self._units_of(lease)
-        hold = await self._backend.responses.wait(caller_of(), self._held_bytes(units))
+        batch = SampledBatch(lease, self._units_of(lease), shortfall)
+        hold = await self._backend.responses.wait(caller_of(), self._held_bytes(batch.units))
         is_sent = False
         try:
-            if lease.state != "open":
+            send = self._send_packed if self._packed else self._send_trxp
+            is_sent = lease.state == "open" and await send(batch, least, hold)
+            if not is_sent:
                 self._leases.discard(lease.id)
-                return False
-            send = self._send_packed if self._packed else self._send_parts
-            is_sent = await send(lease, units, shortfall, least, hold)
         finally:
             if not is_sent:
                 hold.release()
         return is_sent
 
-    async def _send_packed(
-        self,
-        lease: Lease,
-        units: Sequence[Unit],
-        shortfall: str,
-        least: int,
-        hold: Hold,
-    ) -> bool:
+    async def _send_packed(self, batch: SampledBatch, least: int, hold: Hold) -> bool:
         """Send a packed batch, all of which is read before anything of it is sent."""
-        store, buffer, most = self._backend.store, self._buffer, self._max_frame_bytes
+        store, buffer, units = self._backend.store, self._buffer, batch.units
         async with fetched_units(store, buffer.id, buffer.contents, units):
-            if lease.state != "open":
-                self._leases.discard(lease.id)
+            if batch.lease.state != "open":
                 return False
             messages = packed_messages(
-                store, buffer, lease, units, shortfall, least=least, max_bytes=most
+                store, buffer, batch, least=least, max_bytes=self._max_frame_bytes
             )
         if not messages:
-            self._leases.discard(lease.id)
             return False
         num_bytes = sum(unit.num_bytes for unit in units)
         hold.keep(num_bytes)
         self._credits.spend(num_bytes)
+        await self._put(messages, last_of=hold)
+        return True
+
+    async def _send_trxp(self, batch: SampledBatch, least: int, hold: Hold) -> bool:
+        """Send a batch of payloads, in parts that are read when they are to be sent."""
+        store, buffer = self._backend.store, self._buffer
+        unreadable, is_begun = Unreadable(), False
+        *others, last = trxp_parts(batch.units)
+        for part in (*others, last):
+            await self._outgoing.room()
+            async with fetched_units(store, buffer.id, buffer.contents, part):
+                if not is_begun and batch.lease.state != "open":
+                    return False
+                messages = trxp_messages(
+                    store,
+                    buffer,
+                    batch,
+                    part,
+                    unreadable,
+                    is_last=part is last,
+                    # What has been sent can't be taken back: the rest follows, however small.
+                    least=0 if is_begun else least,
+                    max_bytes=self._max_frame_bytes,
+                )
+            if messages is None:
+                return False
+            if messages and not is_begun:
+                self._credits.spend(sum(unit.num_bytes for unit in batch.units))
+                is_begun = True
+            await self._put(messages, last_of=hold if part is last else None)
+        return True
+
+    async def _put(self, messages: list[bytes], *, last_of: Hold | None) -> None:
+        """Put messages on their way, as there is room; the list is used up."""
         messages.reverse()
         while messages:
             await self._outgoing.room()
             message = messages.pop()
-            await self._outgoing.put(message, last_of=None if messages else hold)
-        return True
-
-    async def _send_parts(
-        self,
-        lease: Lease,
-        units: Sequence[Unit],
-        shortfall: str,
-        least: int,
-        hold: Hold,
-    ) -> bool:
-        """Send a batch of payloads, which are read while others are sent."""
-        unreadable, is_begun, is_settled = Unreadable(), False, False
-        store, buffer, most = self._backend.store, self._buffer, self._max_frame_bytes
-        parts = frames(store, buffer, units, unreadable, max_bytes=most)
-        part: Pieces | None = pieces_of(await anext(parts))
-        if lease.state != "open":
-            self._leases.discard(lease.id)
-            return False
-        while part is not None:
-            await self._outgoing.room()
-            read = await anext(parts, None)
-            following = None if read is None else pieces_of(read)
-            del read
-            if unreadable and not is_settled and following is None:
-                # What has been sent can't be taken back: the rest follows, however small.
-                enough = 0 if is_begun else least
-                if not buffer.damage.settle(lease, unreadable, least=enough):
-                    self._leases.discard(lease.id)
-                    return False
-                is_settled = True
-            if not is_begun:
-                self._credits.spend(sum(unit.num_bytes for unit in units))
-                is_begun = True
-            frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
-            if following is None:
-                finish(frame, buffer, units, unreadable, shortfall)
-            message = frame_response(frame, part)
-            await self._outgoing.put(message, last_of=hold if following is None else None)
+            await self._outgoing.put(message, last_of=None if messages else last_of)
             del message
-            part = following
-        return True
 
     def _held_bytes(self, units: Sequence[Unit]) -> int:
         """Of a batch, what is in memory at once while it is being sent."""
         num_bytes = sum(unit.num_bytes for unit in units)
         if self._packed:
             return num_bytes + fetched_bytes(self._buffer.contents, units)
-        # A unit is read as a whole, and its experiences are copied into frames. A rank may get none.
-        return min(num_bytes, MAX_BYTES + 2 * max((unit.num_bytes for unit in units), default=0))
+        # A unit is read as a whole, and its experiences are copied into messages. A rank may get none.
+        largest = max((unit.num_bytes for unit in units), default=0)
+        return min(num_bytes, MAX_BYTES + 2 * max(FRAME_BYTES, largest))

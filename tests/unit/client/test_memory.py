@@ -114,7 +114,7 @@ def delivered(payloads: list[bytes]) -> BatchData:
         piece
         for payload in payloads
         for piece in _sample_wire.experience_pieces(
-            types_pb2.SampledExperience(uid="u", group="g").SerializeToString(), payload
+            types_pb2.SampledExperience(uid="u", group="g").SerializeToString(), [payload]
         )
     ]
     frame = service_pb2.SampleFrame(last=True, num_units=1, batch_bytes=7)

@@ -55,7 +55,8 @@ def parts_of(message: Any, packed: bytes) -> tuple[Any, list[Any]]:
     rest.CopyFrom(message)
     for experience in rest.experiences:
         payload, experience.payload = experience.payload, b""
-        large += wire.experience_pieces(experience.SerializeToString(), payload)
+        pieces = [payload[:11], b"", memoryview(payload)[11:]]
+        large += wire.experience_pieces(experience.SerializeToString(), pieces)
     if not rest.experiences and packed:
         large += wire.packed_pieces(type(message), [packed[:97], memoryview(packed)[97:]])
         message.packed = packed
@@ -97,7 +98,7 @@ def test_a_response_is_what_protobuf_writes_and_reads(
 
 def test_large_fields_are_views_on_what_came() -> None:
     experience = types_pb2.SampledExperience(uid="a", num_deliveries=3)
-    pieces = wire.experience_pieces(experience.SerializeToString(), b"x" * 300)
+    pieces = wire.experience_pieces(experience.SerializeToString(), [b"x" * 300])
     for data in (wire.frame_response(pb.SampleFrame(last=True), [*pieces, *pieces]),):
         received = wire.read_stream_response(data)
         assert [each.obj for each in received.payloads if isinstance(each, memoryview)] == [

@@ -77,7 +77,7 @@ async def test_too_small_a_rest_is_sampled_anew(world: World, name: str) -> None
 async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experience_buffer_server.assembly.FRAME_BYTES", 1)
+    monkeypatch.setattr("experience_buffer_server.sample_frames.FRAME_BYTES", 1)
     backend = await serving(world)
     buffer = backend.buffer("b")
     await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
@@ -93,13 +93,15 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
         await asyncio.Event().wait()
 
     stream = cast(Any, sampling(backend, said()))
-    frames = [(await anext(stream)).frame for _ in range(2)]
-    assert [one.uid for frame in frames for one in frame.experiences] == [uid(1, 0), uid(1, 1)]
-    assert [frame.last for frame in frames] == [False, True]
-    assert (frames[1].num_units, frames[1].shortfall) == (
+    frames = [(await anext(stream)).frame for _ in range(3)]
+    assert [[one.uid for one in frame.experiences] for frame in frames] == [
+        [uid(1, 0)], [uid(1, 1)], [],
+    ]  # fmt: skip
+    assert [frame.last for frame in frames] == [False, False, True]
+    assert (frames[2].num_units, frames[2].shortfall) == (
         2, "1 more was set aside: damaged on the disk",
     )  # fmt: skip
-    lease = buffer.leasing.table.find(frames[1].lease.id)
+    lease = buffer.leasing.table.find(frames[2].lease.id)
     assert lease is not None
     assert [unit.seqs for unit in lease.units] == [(1,), (2,)]
     await stream.aclose()

@@ -60,7 +60,7 @@ async def test_an_annotated_group_is_read_before_it_is_computed_again(world: Wor
         assert (bool(payload), row) == (True, None)
     lease = await leased(buffer, "critic", 2)
     unreadable = Unreadable()
-    assert len([each async for each in sampled(world.store, buffer, lease.units, unreadable)]) == 2
+    assert sampled(world.store, buffer, lease.units, unreadable, len) == 2
     assert not unreadable
     await settle(buffer)
     assert buffer.damage.num_experiences == 0
@@ -139,7 +139,7 @@ async def test_what_is_being_removed_is_not_damaged(world: World) -> None:
     with pytest.raises(errors.ExperienceNotFoundError, match="is being removed"):
         read_payload(world.store, buffer, entry)
     unreadable = Unreadable()
-    assert len([each async for each in sampled(world.store, buffer, lease.units, unreadable)]) == 1
+    assert sampled(world.store, buffer, lease.units, unreadable, len) == 1
     assert unreadable.reasons == {2: LEFT}
     assert unreadable.explain("why") == "why; 1 more was removed meanwhile"
     entry.leaving = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import torch
 
 from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.assembly import packed, sampled
+from experience_buffer_server.assembly import Sampled, packed, sampled
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.config import Settings
@@ -80,11 +80,15 @@ async def test_a_unit_takes_no_more_than_estimated(
     most = sum(unit.message_bytes for unit in units)
     response = service_pb2.SampleResponse()
     unreadable = Unreadable()
-    async for experiences in sampled(world.store, buffer, units, unreadable):
-        for rest, data in experiences:
+
+    def join(experiences: Sequence[Sampled]) -> None:
+        for rest, pieces, num_bytes in experiences:
             message = types_pb2.SampledExperience.FromString(rest)
-            message.payload = data
+            message.payload = b"".join(pieces)
+            assert len(message.payload) == num_bytes
             response.experiences.append(message)
+
+    sampled(world.store, buffer, units, unreadable, join)
     in_columns = len(packed(world.store, buffer, units, unreadable, b"".join))
     assert not unreadable
     assert max(response.ByteSize(), in_columns) <= most
