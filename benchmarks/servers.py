@@ -29,8 +29,8 @@ class Server:
         return {name: cpu_seconds(pid) for name, pid in self.processes().items()}
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory of its own, beyond the page cache (RssAnon), by process."""
-        return {name: _anonymous_bytes(pid) for name, pid in self.processes().items()}
+        """Memory beyond the page cache (RssAnon, RssShmem), by process; what two share is in both."""
+        return {name: _own_bytes(pid) for name, pid in self.processes().items()}
 
     def processes(self) -> dict[str, int]:
         """Process ids: the server itself, its store writer, its compute worker."""
@@ -90,11 +90,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _anonymous_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"the kernel doesn't say how much memory process {pid} uses")
+def _own_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = [int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))]
+    if len(found) != 2:
+        raise RuntimeError(f"the kernel doesn't say how much memory process {pid} uses")
+    return sum(found) * 1024
 
 
 def _children(pid: int) -> list[int]:
