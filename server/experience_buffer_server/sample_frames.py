@@ -69,14 +69,17 @@ def _packed_message(frame: service_pb2.SampleFrame, part: Pieces) -> bytes:
 
 
 def trxp_parts(units: Sequence[Unit]) -> list[Sequence[Unit]]:
-    """A batch in parts that are read at once: of about `FRAME_BYTES`, or of one unit; at least one."""
+    """A batch in parts that are read at once: none above `FRAME_BYTES` but that of a single unit.
+
+    There is at least one part. Its bytes are those that it takes on the wire, at most.
+    """
     parts: list[Sequence[Unit]] = []
     first = num_bytes = 0
     for place, unit in enumerate(units):
-        if place > first and num_bytes + unit.num_bytes > FRAME_BYTES:
+        if place > first and num_bytes + unit.message_bytes > FRAME_BYTES:
             parts.append(units[first:place])
             first, num_bytes = place, 0
-        num_bytes += unit.num_bytes
+        num_bytes += unit.message_bytes
     return [*parts, units[first:]]
 
 

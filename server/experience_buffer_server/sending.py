@@ -181,8 +181,9 @@ class Sending:
     def _held_bytes(self, units: Sequence[Unit]) -> int:
         """Of a batch, what is in memory at once while it is being sent."""
         num_bytes = sum(unit.num_bytes for unit in units)
+        num_fetched = fetched_bytes(self._buffer.contents, units)
         if self._packed:
-            return num_bytes + fetched_bytes(self._buffer.contents, units)
+            return num_bytes + num_fetched
         # A unit is read as a whole, and its experiences are copied into messages. A rank may get none.
-        largest = max((unit.num_bytes for unit in units), default=0)
-        return min(num_bytes, MAX_BYTES + 2 * max(FRAME_BYTES, largest))
+        part = max([FRAME_BYTES, *(unit.num_bytes for unit in units)])
+        return min(num_bytes, MAX_BYTES + part) + min(num_fetched, part)

@@ -12,7 +12,7 @@ not validated.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -30,9 +30,6 @@ LARGE_BYTES = 16 * 1024
 """Values from this size on travel beside the document; for smaller ones copying is cheaper."""
 _ROOM = bytes(SEAL_BYTES)
 
-NOT_LENT = -1
-"""In place of a place in the outbox: the value is in the frame."""
-
 DELETE_BUFFER = -1
 """In place of a table: the key is a buffer's prefix; all its rows go."""
 PRUNE = -2
@@ -47,6 +44,14 @@ REMEMBER = -5
 
 PRUNE_LIMITS = struct.Struct("!dQ")
 """Instant in seconds since the epoch, and the most values to forget."""
+
+
+class Place(NamedTuple):
+    """Where in the outbox a value is, in whole blocks."""
+
+    start: int
+    end: int
+
 
 SentOperation = tuple[int, bytes, Buffer | int | None]
 """Table (or a code above), key, value; None deletes the key, an int is a large value's length."""
@@ -144,8 +149,7 @@ def encode_request(
     operations: Sequence[SentOperation],
     *,
     large: Sequence[Sequence[Buffer]] = (),
-    places: Sequence[int] = (),
-    lent_bytes: int = 0,
+    lent: Sequence[Place | None] = (),
     pack: Callable[[Any], bytes],
 ) -> list[Buffer]:
     """The pieces of a frame, to be sent one after the other.
@@ -156,29 +160,34 @@ def encode_request(
         operations: What to write.
         large: The large values in the order of the operations, each as what it is joined of; they must
             not change any more.
-        places: Where in the outbox each of them is; negative: nowhere. None at all: none of them is.
-        lent_bytes: What they take there.
+        lent: Where in the outbox each of them is; None: nowhere. Empty: none of them is.
         pack: Of a msgpack packer.
     """
-    document = pack((number, append_bytes, operations, places))
+    starts = [None if place is None else place.start for place in lent]
+    document = pack((number, append_bytes, operations, starts))
     sent: list[Buffer] = []
-    for index, value in enumerate(large):
-        if not places or places[index] < 0:
+    for value, place in zip(large, lent or [None] * len(large), strict=True):
+        if place is None:
             sent += (*value, _ROOM)
-    return [PARTS.pack(len(document), sum(map(len, sent)), lent_bytes), document, *sent]
+    return [PARTS.pack(len(document), sum(map(len, sent)), lent_bytes(lent)), document, *sent]
+
+
+def lent_bytes(lent: Iterable[Place | None]) -> int:
+    """What values take in the outbox."""
+    return sum(place.end - place.start for place in lent if place is not None)
 
 
 def decode_request(document: Buffer, large: memoryview, outbox: memoryview) -> Request:
     """Read one of the owner's frames; see `Operation` for its large values."""
-    number, append_bytes, operations, places = msgpack.unpackb(document)
-    if large or places:
-        lent = iter(places)
+    number, append_bytes, operations, starts = msgpack.unpackb(document)
+    if large or starts:
+        lent = iter(starts)
         start = 0
         for index, (table, key, value) in enumerate(operations):
             if type(value) is not int:
                 continue
-            place = next(lent, NOT_LENT)
-            if place < 0:
+            place = next(lent, None)
+            if place is None:
                 end = start + value + SEAL_BYTES
                 operations[index] = (table, key, large[start:end])
                 start = end

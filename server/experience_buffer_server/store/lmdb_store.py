@@ -16,7 +16,6 @@ from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import frames
 from experience_buffer_server.store.backlog import Backlog
 from experience_buffer_server.store.base import (
-    LARGE_PAYLOAD_BYTES,
     AdvantageRow,
     BufferState,
     Found,
@@ -28,11 +27,10 @@ from experience_buffer_server.store.base import (
 )
 from experience_buffer_server.store.batch import LmdbWriteBatch
 from experience_buffer_server.store.fetching import Expected, Fetching
-from experience_buffer_server.store.frames import NOT_LENT, PRUNE, PRUNE_LIMITS, Status, Work
+from experience_buffer_server.store.frames import PRUNE, PRUNE_LIMITS, Place, Status, Work
 from experience_buffer_server.store.link import WriterLink, start_writer
 from experience_buffer_server.store.lmdb_reader import LmdbReader
-from experience_buffer_server.store.outbox import Outbox, Place
-from experience_buffer_server.store.pieces import Buffer
+from experience_buffer_server.store.outbox import Outbox
 from experience_buffer_server.store.riders import Riders
 
 GIBI = 1 << 30
@@ -73,8 +71,8 @@ class _Pending(NamedTuple):
     num_bytes: int
     counts: bool
     """The result is what was pruned."""
-    lent: Sequence[Place]
-    """Its payloads in the outbox."""
+    lent: Sequence[Place | None]
+    """Its large values' places in the outbox."""
 
 
 class LmdbStore:
@@ -225,29 +223,24 @@ class LmdbStore:
             done.set_exception(failure or StoreFailedError("not open"))
             return done
         self._last_number += 1
-        places = [self._put_out(value) for value in batch.large]
-        lent = [place for place in places if place is not None]
-        lent_bytes = sum(place.end - place.start for place in lent)
-        pieces = frames.encode_request(
-            self._last_number,
-            batch.append_bytes,
-            batch.operations,
-            large=batch.large,
-            places=[NOT_LENT if place is None else place.start for place in places],
-            lent_bytes=lent_bytes,
-            pack=self._pack,
-        )
-        num_bytes = sum(map(len, pieces)) + lent_bytes
+        lent = self._outbox.put_all(batch.large)
+        try:
+            pieces = frames.encode_request(
+                self._last_number,
+                batch.append_bytes,
+                batch.operations,
+                large=batch.large,
+                lent=lent,
+                pack=self._pack,
+            )
+        except BaseException:
+            self._outbox.take_out(lent)
+            raise
+        num_bytes = sum(map(len, pieces)) + frames.lent_bytes(lent)
         self._pending[self._last_number] = _Pending(done, num_bytes, counts, lent)
         self.backlog.add(num_bytes, is_small=not batch.append_bytes)
         self._transport.writelines(pieces)
         return done
-
-    def _put_out(self, value: Sequence[Buffer]) -> Place | None:
-        """Put a value into the outbox, if it is a large payload and there is room."""
-        if sum(map(len, value)) < LARGE_PAYLOAD_BYTES:
-            return None
-        return self._outbox.put(value)
 
     def _on_frame(self, body: bytes) -> None:
         if not self._ready.done():
@@ -266,8 +259,7 @@ class LmdbStore:
             if pending is None:
                 continue
             self.backlog.remove(pending.num_bytes)
-            for place in pending.lent:
-                self._outbox.take_out(place)
+            self._outbox.take_out(pending.lent)
             self.stats.num_full += result.status == Status.FULL
             if pending.done.done():
                 continue  # Nobody waits any more.

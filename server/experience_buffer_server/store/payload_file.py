@@ -222,7 +222,7 @@ class PayloadReader:
             self._read(blocks, offset)
             payload = blocks[:num_bytes]
         yield payload
-        # Not after an error, nor where it is still looked at: that memory isn't used again.
+        # Not after an error, nor where somebody looks at the view itself: that memory isn't used again.
         with suppress(BufferError):
             payload.release()
             self._give_back(buffer)

@@ -65,10 +65,15 @@ def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
         if isinstance(opened, Ready):
             connection.sendall(frames.encode(opened))
             return 1
+        try:
+            outbox = attach(options.outbox)
+        except OSError as error:
+            why = f"can't have the memory that large payloads come in: {error}"
+            connection.sendall(frames.encode(Ready(Status.FAILED, why)))
+            return 1
         connection.sendall(frames.encode(Ready(Status.OK)))
         calm_collector()
         with closing(Inbox(connection)) as inbox:
-            outbox = attach(options.outbox)
             status = _Loop(
                 connection, inbox, opened, options.sync_interval_seconds, outbox=outbox
             ).run()

@@ -8,12 +8,16 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
 
 import pytest
 
-from experience_buffer_server.store import LmdbStore, Record, StoreFullError
+from experience_buffer_server.store import LmdbStore, Record, StoreFullError, frames, outbox
 from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
+from experience_buffer_server.store.frames import Place
 from experience_buffer_server.store.large_writes import large_bytes
+from experience_buffer_server.store.link import start_writer
 from experience_buffer_server.store.outbox import Outbox, attach
 from experience_buffer_server.store.payload_file import BLOCK_BYTES, Aligned, whole_blocks
 from experience_buffer_server.store.pieces import Pieces
@@ -41,7 +45,7 @@ def theirs(box: Outbox) -> memoryview:
 def test_pieces_are_joined_with_zeros_up_to_the_block(box: Outbox, num_bytes: int) -> None:
     old = box.put([b"\xff" * NUM_BLOCKS * BLOCK_BYTES])
     assert old is not None
-    box.take_out(old)
+    box.take_out([old])
     payload = os.urandom(num_bytes)
     place = box.put([payload[:1], memoryview(payload)[1:1], memoryview(payload)[1:]])
     assert place is not None
@@ -60,9 +64,7 @@ def test_places_never_overlap_and_what_is_taken_out_serves_again(box: Outbox) ->
         for number, place in enumerate(places):
             assert place is not None
             assert bytes(memory[place.start : place.end]) == bytes([number]) * BLOCK_BYTES
-    for place in (*places[10:13], *places[40:43]):
-        assert place is not None
-        box.take_out(place)
+    box.take_out([*places[10:13], None, *places[40:43]])
     assert box.put([bytes(4 * BLOCK_BYTES)]) is None
     again = box.put([bytes(2 * BLOCK_BYTES)])
     assert again is not None
@@ -99,6 +101,41 @@ def test_a_system_without_such_memory_is_told_of(
     box.close()
     assert len(os.listdir("/proc/self/fd")) == num_open
     assert len(attach(-1)) == 0
+
+
+def test_where_the_system_has_no_more_memory_there_is_no_room(
+    box: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that promises too much ends whoever uses what it has promised."""
+    real, room = os.posix_fallocate, box.free_bytes
+    refused = [True]
+
+    def allocate(descriptor: int, start: int, num_bytes: int) -> None:
+        if refused[0]:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        real(descriptor, start, num_bytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    monkeypatch.setattr(outbox, "_STEP_BYTES", 3 * BLOCK_BYTES)
+    assert box.put([b"x"]) is None
+    assert box.free_bytes == room
+    refused[0] = False
+    assert box.put([bytes(4 * BLOCK_BYTES)]) == Place(0, 4 * BLOCK_BYTES)
+    assert os.fstat(box.descriptor).st_blocks * 512 == 6 * BLOCK_BYTES
+    refused[0] = True
+    assert box.put([bytes(2 * BLOCK_BYTES)]) is not None
+    assert box.put([b"x"]) is None
+    refused[0] = False
+    assert box.put([bytes(room - 6 * BLOCK_BYTES)]) is not None
+    assert box.free_bytes == 0
+
+
+def test_what_can_t_be_joined_leaves_its_room(box: Outbox) -> None:
+    room, large = box.free_bytes, bytes(LARGE_PAYLOAD_BYTES)
+    with pytest.raises(ValueError, match="different structures"):
+        box.put_all([[large], [b"small"], [large, memoryview(large).cast("I")]])
+    assert box.free_bytes == room
+    assert box.put_all([[large], [b"small"]]) == [Place(0, len(large)), None]
 
 
 def test_what_a_payload_takes_in_the_file_is_whole_blocks() -> None:
@@ -168,6 +205,42 @@ async def test_what_could_not_be_stored_leaves_its_room(
     assert store._outbox.free_bytes == room
     kept = [record for record, one in zip(records, found, strict=True) if one is None]
     assert all(isinstance(payload, bytes) for payload in await stored(store, kept))
+
+
+async def test_a_batch_that_can_t_be_packed_leaves_its_room(
+    open_store: OpenStore, make_record: MakeRecord
+) -> None:
+    store = await open_store()
+    room = store._outbox.free_bytes
+    batch = store.batch()
+    batch.append(1, make_record(1), in_pieces(bytes(MEBI)))
+    cast("list[object]", batch.operations).append((3, b"key", object()))
+    with pytest.raises(TypeError):
+        store.commit(batch)
+    assert store._outbox.free_bytes == room
+    await append(store, [make_record(2)], [bytes(MEBI)])
+
+
+def test_a_writer_that_can_t_have_the_memory_says_so(tmp_path: Path) -> None:
+    unmappable = os.open(tmp_path, os.O_RDONLY)
+    try:
+        process, connection = start_writer(
+            tmp_path / "store",
+            initial_map_bytes=MEBI,
+            max_map_bytes=MEBI,
+            sync_interval_seconds=0.0,
+            lock_timeout_seconds=1.0,
+            outbox=unmappable,
+        )
+    finally:
+        os.close(unmappable)
+    with connection:
+        connection.settimeout(30.0)
+        said = connection.recv(MEBI)
+    assert process.wait(30.0) == 1
+    ready = frames.decode_ready(said[frames.LENGTH.size :])
+    assert ready.status == frames.Status.FAILED
+    assert "can't have the memory that large payloads come in: [Errno" in ready.message
 
 
 async def test_the_writer_goes_on_with_what_a_dead_owner_has_sent(
