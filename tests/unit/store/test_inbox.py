@@ -64,20 +64,17 @@ def _frame(document: bytes, large: bytes = b"") -> bytes:
     return frames.PARTS.pack(len(document), len(large), 0) + document + large
 
 
-def test_a_turn_is_bounded_by_what_it_has_in_the_outbox(ends: tuple[Owner, Inbox]) -> None:
-    owner, received = ends
-    lent = frames.PARTS.pack(1, 0, inbox.MAX_TURN_BYTES // 2) + b"d"
-    owner.send(*[lent] * 5)
-    owner.connection.close()
+def _parts(turn: list[Frame]) -> list[tuple[bytes, bytes]]:
+    return [(bytes(frame.document), bytes(frame.large)) for frame in turn]
+
+
+def _turn_sizes(received: Inbox) -> list[int]:
+    """How many batches each turn has, up to the end."""
     sizes, is_open = [], True
     while is_open:
         turn, is_open = received.take(SECONDS)
         sizes.append(len(turn))
-    assert sizes == [2, 2, 1]
-
-
-def _parts(turn: list[Frame]) -> list[tuple[bytes, bytes]]:
-    return [(bytes(frame.document), bytes(frame.large)) for frame in turn]
+    return sizes
 
 
 def _take_all(received: Inbox) -> list[tuple[bytes, bytes]]:
@@ -127,11 +124,15 @@ def test_a_turn_is_bounded(ends: tuple[Owner, Inbox], monkeypatch: pytest.Monkey
     monkeypatch.setattr(inbox, "MAX_TURN_BATCHES", 3)
     owner.send(*[_frame(b"%d" % number) for number in range(7)])
     owner.connection.close()
-    sizes, is_open = [], True
-    while is_open:
-        turn, is_open = received.take(SECONDS)
-        sizes.append(len(turn))
-    assert sizes == [3, 3, 1]
+    assert _turn_sizes(received) == [3, 3, 1]
+
+
+def test_a_turn_is_bounded_by_what_it_has_in_the_outbox(ends: tuple[Owner, Inbox]) -> None:
+    owner, received = ends
+    lent = frames.PARTS.pack(1, 0, inbox.MAX_TURN_BYTES // 2) + b"d"
+    owner.send(*[lent] * 5)
+    owner.connection.close()
+    assert _turn_sizes(received) == [2, 2, 1]
 
 
 def test_more_than_the_socket_holds_comes_while_a_large_turn_is_written(
