@@ -134,9 +134,8 @@ class Sending:
             )
         if not messages:
             return False
-        num_bytes = sum(unit.num_bytes for unit in units)
-        hold.keep(num_bytes)
-        self._credits.spend(num_bytes)
+        hold.keep(self._sent_bytes(units))
+        self._credits.spend(sum(unit.num_bytes for unit in units))
         await self._put(messages, last_of=hold)
         return True
 
@@ -166,6 +165,8 @@ class Sending:
             if messages and not is_begun:
                 self._credits.spend(sum(unit.num_bytes for unit in batch.units))
                 is_begun = True
+            if part is last:
+                hold.keep(self._sent_bytes(batch.units))
             await self._put(messages, last_of=hold if part is last else None)
         return True
 
@@ -179,11 +180,18 @@ class Sending:
             del message
 
     def _held_bytes(self, units: Sequence[Unit]) -> int:
-        """Of a batch, what is in memory at once while it is being sent."""
-        num_bytes = sum(unit.num_bytes for unit in units)
+        """Of a batch, what is in memory at once until all of it is read."""
         num_fetched = fetched_bytes(self._buffer.contents, units)
-        if self._packed:
-            return num_bytes + num_fetched
-        # A unit is read as a whole, and its experiences are copied into messages. A rank may get none.
-        part = max([FRAME_BYTES, *(unit.num_bytes for unit in units)])
-        return min(num_bytes, MAX_BYTES + part) + min(num_fetched, part)
+        if not self._packed:
+            num_fetched = min(num_fetched, _part_bytes(units))
+        return self._sent_bytes(units) + num_fetched
+
+    def _sent_bytes(self, units: Sequence[Unit]) -> int:
+        """Of a batch, what is in memory at once as messages."""
+        num_bytes = sum(unit.num_bytes for unit in units)
+        return num_bytes if self._packed else min(num_bytes, MAX_BYTES + _part_bytes(units))
+
+
+def _part_bytes(units: Sequence[Unit]) -> int:
+    """What of a batch of payloads is read at once. A rank may get none of it."""
+    return max([FRAME_BYTES, *(unit.num_bytes for unit in units)])
