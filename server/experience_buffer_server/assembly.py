@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -32,6 +34,7 @@ _Payload = TypeVar("_Payload", bytes, memoryview)
 _Read: TypeAlias = tuple[Entry, _Payload, AdvantageRow | None]
 """One experience as the store has it: its payload, and what was computed for it."""
 _Joined = TypeVar("_Joined")
+_Delivered = TypeVar("_Delivered")
 
 
 class Sampled(NamedTuple):
@@ -91,22 +94,15 @@ def sampled(
     Returns:
         What `join` returns.
     """
-    left = [unit for unit in units if unit not in unreadable.units]
-    members = [_members(buffer, unit) for unit in left]
-    records = [entry.record for entries, _ in members for entry in entries]
-    uids, seqs = [record.uid for record in records], [record.seq for record in records]
-    experiences: list[Sampled] = []
     # Messages of their own would bring protobuf to return free memory to the kernel.
     add = service_pb2.SampleFrame().experiences.add
-    with store.stored(buffer.id, uids, seqs) as (payloads, computed):
-        found = zip(payloads, computed, strict=True)
-        for unit, (entries, reasons) in zip(left, members, strict=True):
-            reads = _reads(buffer, entries, islice(found, len(entries)), reasons)
-            of_unit = [_sampled(buffer, unit, read, _filled(read, reasons), add) for read in reads]
-            if not reasons:
-                experiences += of_unit
-            elif unit not in unreadable.units:
-                unreadable.add(unit, reasons)
+
+    def deliver(
+        unit: Unit, reads: Sequence[_Read[memoryview]], reasons: dict[int, str]
+    ) -> list[Sampled]:
+        return [_sampled(buffer, unit, read, _filled(read, reasons), add) for read in reads]
+
+    with _stored(store, buffer, units, unreadable, deliver) as experiences:
         if not unreadable:
             return join(experiences)
         # What follows damage is a longer way, which may read from the store.
@@ -157,20 +153,7 @@ def packed(
         What `join` returns.
     """
     while True:
-        left = [unit for unit in units if unit not in unreadable.units]
-        members = [_members(buffer, unit) for unit in left]
-        records = [entry.record for entries, _ in members for entry in entries]
-        uids, seqs = [record.uid for record in records], [record.seq for record in records]
-        with store.stored(buffer.id, uids, seqs) as (payloads, computed):
-            found = zip(payloads, computed, strict=True)
-            rows: list[PackedRow] = []
-            for unit, (entries, reasons) in zip(left, members, strict=True):
-                reads = _reads(buffer, entries, islice(found, len(entries)), reasons)
-                of_unit = _rows(buffer, unit, reads, reasons)
-                if not reasons:
-                    rows += of_unit
-                elif unit not in unreadable.units:
-                    unreadable.add(unit, reasons)
+        with _stored(store, buffer, units, unreadable, partial(_rows, buffer)) as rows:
             try:
                 pieces = pack(rows)
             except errors.DataLossError as error:
@@ -178,9 +161,35 @@ def packed(
                 continue
             if not unreadable:
                 return join(pieces)
-            # What follows damage is a longer way, which may read from the store.
+            # As above.
             pieces = [b"".join(pieces)]
         return join(pieces)
+
+
+@contextmanager
+def _stored(
+    store: Store,
+    buffer: Buffer,
+    units: Sequence[Unit],
+    unreadable: Unreadable,
+    deliver: Callable[[Unit, Sequence[_Read[memoryview]], dict[int, str]], list[_Delivered]],
+) -> Iterator[list[_Delivered]]:
+    """What `deliver` makes of each unit that can be read, as long as it can be looked at."""
+    left = [unit for unit in units if unit not in unreadable.units]
+    members = [_members(buffer, unit) for unit in left]
+    records = [entry.record for entries, _ in members for entry in entries]
+    uids, seqs = [record.uid for record in records], [record.seq for record in records]
+    with store.stored(buffer.id, uids, seqs) as (payloads, computed):
+        found = zip(payloads, computed, strict=True)
+        delivered: list[_Delivered] = []
+        for unit, (entries, reasons) in zip(left, members, strict=True):
+            reads = _reads(buffer, entries, islice(found, len(entries)), reasons)
+            of_unit = deliver(unit, reads, reasons)
+            if not reasons:
+                delivered += of_unit
+            elif unit not in unreadable.units:
+                unreadable.add(unit, reasons)
+        yield delivered
 
 
 def _find_culprit(

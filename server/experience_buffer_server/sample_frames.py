@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from experience_buffer._sample_wire import Pieces, frame_response, packed_pieces
 from experience_buffer.packed import cut
@@ -16,6 +16,8 @@ from experience_buffer_server.outgoing import FRAME_BYTES
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import Store
+
+_T = TypeVar("_T")
 
 
 class SampledBatch(NamedTuple):
@@ -73,14 +75,7 @@ def trxp_parts(units: Sequence[Unit]) -> list[Sequence[Unit]]:
 
     There is at least one part. Its bytes are those that it takes on the wire, at most.
     """
-    parts: list[Sequence[Unit]] = []
-    first = num_bytes = 0
-    for place, unit in enumerate(units):
-        if place > first and num_bytes + unit.message_bytes > FRAME_BYTES:
-            parts.append(units[first:place])
-            first, num_bytes = place, 0
-        num_bytes += unit.message_bytes
-    return [*parts, units[first:]]
+    return _in_parts(units, [unit.message_bytes for unit in units], FRAME_BYTES)
 
 
 def trxp_messages(
@@ -116,7 +111,8 @@ def trxp_messages(
         if is_short and not buffer.damage.settle(lease, unreadable, least=least):
             return None
         frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
-        *others, last = _cut(experiences, min(FRAME_BYTES, max_bytes))
+        sizes = [each.num_bytes for each in experiences]
+        *others, last = _in_parts(experiences, sizes, min(FRAME_BYTES, max_bytes))
         messages = [frame_response(frame, pieces_of(each)) for each in others]
         if is_last:
             _finish(frame, buffer, batch, unreadable)
@@ -127,15 +123,16 @@ def trxp_messages(
     return sampled(store, buffer, part, unreadable, join)
 
 
-def _cut(experiences: Sequence[Sampled], most: int) -> Iterator[Sequence[Sampled]]:
-    """Experiences in pieces of at most so many bytes, or of one experience; at least one piece."""
+def _in_parts(found: Sequence[_T], sizes: Sequence[int], most: int) -> list[Sequence[_T]]:
+    """At least one part; none exceeds `most` but that of a single one."""
+    parts: list[Sequence[_T]] = []
     first = num_bytes = 0
-    for place, experience in enumerate(experiences):
-        if place > first and num_bytes + experience.num_bytes > most:
-            yield experiences[first:place]
+    for place, size in enumerate(sizes):
+        if place > first and num_bytes + size > most:
+            parts.append(found[first:place])
             first, num_bytes = place, 0
-        num_bytes += experience.num_bytes
-    yield experiences[first:]
+        num_bytes += size
+    return [*parts, found[first:]]
 
 
 def _finish(

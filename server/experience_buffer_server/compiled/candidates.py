@@ -27,8 +27,8 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compiled import workspace as ws
 from experience_buffer_server.compiled.scan import Scanner
 from experience_buffer_server.inputs import COLUMNS, INPUT_BITS, Needs
-from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Payload, Pieces
-from experience_buffer_server.store.pieces import Buffer
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Payload, Scattered
+from experience_buffer_server.store.scattered import Buffer
 
 _MAX_DEPTH: Final = 16
 """What is deeper is rare, and not worth knowing."""
@@ -168,7 +168,7 @@ def _canonical(pieces: list[memoryview]) -> tuple[Payload, bytes]:
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(part)
-    return Pieces(parts), digest.digest()
+    return Scattered(parts), digest.digest()
 
 
 def _text(payload: memoryview, start: int, num_bytes: int) -> str:

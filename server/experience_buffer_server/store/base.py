@@ -11,11 +11,11 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-from experience_buffer_server.store.pieces import Payload as Payload
-from experience_buffer_server.store.pieces import Pieces as Pieces
 from experience_buffer_server.store.record import REPLACED as REPLACED
 from experience_buffer_server.store.record import Record as Record
 from experience_buffer_server.store.record import cut_of as cut_of
+from experience_buffer_server.store.scattered import Payload as Payload
+from experience_buffer_server.store.scattered import Scattered as Scattered
 
 _T = TypeVar("_T")
 

@@ -13,9 +13,9 @@ from experience_buffer_server.store.base import (
     GroupRow,
     LeaseRow,
     Payload,
-    Pieces,
     ProgressRow,
     Record,
+    Scattered,
 )
 from experience_buffer_server.store.format import Pack, Table
 from experience_buffer_server.store.frames import (
@@ -26,7 +26,7 @@ from experience_buffer_server.store.frames import (
     REMOVE,
     SentOperation,
 )
-from experience_buffer_server.store.pieces import Buffer
+from experience_buffer_server.store.scattered import Buffer
 
 _RECORDS = int(Table.RECORDS)
 _PAYLOADS = int(Table.PAYLOADS)
@@ -86,7 +86,7 @@ class LmdbWriteBatch:
                 self.operations.append((_PAYLOADS, place, bytes(payload)))
             else:
                 self.operations.append((_PAYLOADS, place, len(payload)))
-                self.large.append(payload.parts if isinstance(payload, Pieces) else (payload,))
+                self.large.append(payload.parts if isinstance(payload, Scattered) else (payload,))
         self.operations.append((code, key, value))
         self.append_bytes += room
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from experience_buffer_server.store.payload_file import Aligned, whole_blocks
-from experience_buffer_server.store.pieces import Buffer
+from experience_buffer_server.store.scattered import Buffer
 from experience_buffer_server.store.seal import SEAL_BYTES
 
 LENGTH = struct.Struct("!I")

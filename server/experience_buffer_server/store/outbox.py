@@ -17,8 +17,8 @@ from typing import Final
 from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
 from experience_buffer_server.store.frames import Place
 from experience_buffer_server.store.payload_file import whole_blocks
-from experience_buffer_server.store.pieces import Buffer
 from experience_buffer_server.store.runs import Runs
+from experience_buffer_server.store.scattered import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -90,10 +90,11 @@ class Outbox:
         try:
             self._back(place.end)
             self._join(pieces, place)
-        except BaseException as error:
+        except OSError:
             self.take_out([place])
-            if isinstance(error, OSError):
-                return None
+            return None
+        except BaseException:
+            self.take_out([place])
             raise
         return place
 

@@ -20,7 +20,7 @@ from experience_buffer_server.admission import Candidate, admit
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compiled.candidates import CompiledReader
 from experience_buffer_server.compiled.workspace import KEYS, MAX_ITEMS
-from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Pieces
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Scattered
 from tests.fuzz.bombs import BOMBS, frame, many, meta, one, table, top
 
 DATA = Path(__file__).parents[2] / "data" / "trxp"
@@ -349,7 +349,7 @@ def test_large_payloads_are_left_in_pieces(num_tokens: int) -> None:
     ]
     assert kept == expected
     is_large = num_tokens * 8 >= LARGE_PAYLOAD_BYTES
-    assert [isinstance(candidate.payload, Pieces) for candidate in kept] == [is_large] * 6
+    assert [isinstance(candidate.payload, Scattered) for candidate in kept] == [is_large] * 6
 
 
 SMALL = one(info={"model_version": 3, "note": "n", "more": [1, 2.0]})

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from experience_buffer_server.assembly import Sampled
 from experience_buffer_server.outgoing import FRAME_BYTES
-from experience_buffer_server.sample_frames import _cut, trxp_parts
+from experience_buffer_server.sample_frames import _in_parts, trxp_parts
 from experience_buffer_server.sampling.units import Unit
 
 HALF = FRAME_BYTES // 2
@@ -55,6 +54,4 @@ def test_parts_are_as_large_as_a_message_or_one_unit(
 def test_a_message_holds_what_it_may_or_one_experience(
     sizes: list[int], expected: list[list[int]]
 ) -> None:
-    experiences = [Sampled(b"", [b""], size) for size in sizes]
-    found = [[each.num_bytes for each in piece] for piece in _cut(experiences, 10)]
-    assert found == expected
+    assert _in_parts(sizes, sizes, 10) == expected

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from experience_buffer_server.store import LmdbStore, Record, StoreFullError, frames
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.frames import LARGE_BYTES, PARTS, SentOperation
-from experience_buffer_server.store.pieces import Pieces
+from experience_buffer_server.store.scattered import Scattered
 from experience_buffer_server.store.seal import SEAL_BYTES, is_sound, seal, seal_in_place
 
 MakeRecord = Callable[..., Record]
@@ -26,7 +26,7 @@ SIZES = (0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 7919, 129_083, 3 *
 
 
 async def append(
-    store: LmdbStore, records: list[Record], payloads: Sequence[bytes | Pieces]
+    store: LmdbStore, records: list[Record], payloads: Sequence[bytes | Scattered]
 ) -> None:
     batch = store.batch()
     for record, payload in zip(records, payloads, strict=True):
@@ -34,15 +34,15 @@ async def append(
     await store.commit(batch)
 
 
-def in_pieces(payload: bytes) -> Pieces:
+def in_pieces(payload: bytes) -> Scattered:
     """As the compiled reader has a payload: some bytes of its own, and views of the request."""
     view = memoryview(payload)
-    return Pieces([payload[:7], view[7:7], view[7:9], view[9:]])
+    return Scattered([payload[:7], view[7:7], view[7:9], view[9:]])
 
 
 @pytest.mark.parametrize("view", [bytes, in_pieces])
 async def test_values_of_all_sizes_are_read_back(
-    open_store: OpenStore, make_record: MakeRecord, view: Callable[[bytes], bytes | Pieces]
+    open_store: OpenStore, make_record: MakeRecord, view: Callable[[bytes], bytes | Scattered]
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI)
     payloads = [os.urandom(size) for size in SIZES]

@@ -20,7 +20,7 @@ from experience_buffer_server.store.large_writes import large_bytes
 from experience_buffer_server.store.link import start_writer
 from experience_buffer_server.store.outbox import Outbox, attach
 from experience_buffer_server.store.payload_file import BLOCK_BYTES, Aligned, whole_blocks
-from experience_buffer_server.store.pieces import Pieces
+from experience_buffer_server.store.scattered import Scattered
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -146,9 +146,9 @@ def test_what_a_payload_takes_in_the_file_is_whole_blocks() -> None:
 # --- beneath a store
 
 
-def in_pieces(payload: bytes) -> Pieces:
+def in_pieces(payload: bytes) -> Scattered:
     view = memoryview(payload)
-    return Pieces([payload[:9], view[9:70_000], view[70_000:]])
+    return Scattered([payload[:9], view[9:70_000], view[70_000:]])
 
 
 async def append(store: LmdbStore, records: list[Record], payloads: list[bytes]) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 Buffer: TypeAlias = bytes | memoryview
 
 
-class Pieces:
+class Scattered:
     """Bytes that lie in several places. None of them may change."""
 
     __slots__ = ("_num_bytes", "parts")
@@ -22,7 +22,9 @@ class Pieces:
         return self._num_bytes
 
     def __eq__(self, other: object) -> bool:
-        return bytes(self) == bytes(other) if isinstance(other, bytes | Pieces) else NotImplemented
+        return (
+            bytes(self) == bytes(other) if isinstance(other, bytes | Scattered) else NotImplemented
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -30,4 +32,4 @@ class Pieces:
         return b"".join(self.parts)
 
 
-Payload: TypeAlias = bytes | Pieces
+Payload: TypeAlias = bytes | Scattered
