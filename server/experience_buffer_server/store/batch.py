@@ -42,7 +42,7 @@ class LmdbWriteBatch:
     A verb raises ValueError, and notes nothing, for a key too long for the store.
     """
 
-    __slots__ = ("_pack", "append_bytes", "large", "operations")
+    __slots__ = ("_pack", "append_bytes", "direct_bytes", "large", "operations")
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
@@ -51,6 +51,8 @@ class LmdbWriteBatch:
         """Values that the operations have only the lengths of, in their order; each as its pieces."""
         self.append_bytes = 0
         """Estimate of what the appends take on disk."""
+        self.direct_bytes = 0
+        """Of payloads that go past the page cache."""
 
     def put_buffer(self, row: BufferRow) -> None:
         """Insert or replace a buffer's row."""
@@ -87,6 +89,8 @@ class LmdbWriteBatch:
             else:
                 self.operations.append((_PAYLOADS, place, len(payload)))
                 self.large.append(payload.parts if isinstance(payload, Scattered) else (payload,))
+                if len(payload) >= disk.LARGE_PAYLOAD_BYTES:
+                    self.direct_bytes += len(payload)
         self.operations.append((code, key, value))
         self.append_bytes += room
 

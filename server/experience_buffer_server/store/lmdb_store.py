@@ -14,7 +14,7 @@ import msgpack
 
 from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import frames
-from experience_buffer_server.store.backlog import Backlog
+from experience_buffer_server.store.backlog import Backlog, Load
 from experience_buffer_server.store.base import (
     AdvantageRow,
     BufferState,
@@ -68,7 +68,7 @@ class StoreStats:
 
 class _Pending(NamedTuple):
     done: asyncio.Future[Any]
-    num_bytes: int
+    load: Load
     counts: bool
     """The result is what was pruned."""
     lent: Sequence[Place | None]
@@ -237,8 +237,9 @@ class LmdbStore:
             self._outbox.take_out(lent)
             raise
         num_bytes = sum(map(len, pieces)) + frames.lent_bytes(lent)
-        self._pending[self._last_number] = _Pending(done, num_bytes, counts, lent)
-        self.backlog.add(num_bytes, is_small=not batch.append_bytes)
+        load = Load(num_bytes, batch.direct_bytes)
+        self._pending[self._last_number] = _Pending(done, load, counts, lent)
+        self.backlog.add(load, is_small=not batch.append_bytes)
         self._transport.writelines(pieces)
         return done
 
@@ -258,7 +259,7 @@ class LmdbStore:
             pending = self._pending.pop(result.number, None)
             if pending is None:
                 continue
-            self.backlog.remove(pending.num_bytes)
+            self.backlog.remove(pending.load)
             self._outbox.take_out(pending.lent)
             self.stats.num_full += result.status == Status.FULL
             if pending.done.done():

@@ -138,14 +138,16 @@ async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backen
     assert backend.buffer("math").contents.num_items == NUM_RUNS
 
 
-async def test_beside_leases_and_acks_pushes_come_one_at_a_time(
-    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["_MAX_WORK_AHEAD", "_MAX_BYTES"])
+async def test_pushes_wait_until_little_is_in_front_of_them(
+    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
+    """Beside leases and acks by one limit, else by another."""
     monkeypatch.setattr(backend.turns, "_slice_seconds", math.inf)
     monkeypatch.setattr(turns, "_MOST_SECONDS", math.inf)
     monkeypatch.setattr(turns, "_LEAST_SECONDS", math.inf)
-    monkeypatch.setattr(backlog, "_MAX_BYTES_AHEAD", 0)
-    monkeypatch.setattr(backlog, "_SECONDS", math.inf)
+    monkeypatch.setattr(backlog, limit, 0)
+    monkeypatch.setattr(backlog, "_SECONDS", math.inf if limit == "_MAX_WORK_AHEAD" else 0.0)
     one = request(0)
     backlogs = []
     commit = world.store.commit

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from experience_buffer_server.store import backlog
-from experience_buffer_server.store.backlog import Backlog
+from experience_buffer_server.store.backlog import Backlog, Load
 
-LARGE = backlog._MAX_BYTES_AHEAD + 1
+TOO_MUCH = backlog._MAX_WORK_AHEAD + 1
 
 
 @pytest.fixture
@@ -27,31 +27,50 @@ async def goes_on(waiting: Backlog) -> bool:
     return goes
 
 
-async def test_appends_alone_wait_for_nothing(waiting: Backlog) -> None:
-    for _ in range(100):
-        waiting.add(LARGE, is_small=False)
+async def test_appends_alone_wait_for_room(waiting: Backlog) -> None:
+    most = backlog._MAX_BYTES // TOO_MUCH
+    for _ in range(most):
+        waiting.add(Load(TOO_MUCH, TOO_MUCH), is_small=False)
+        assert await goes_on(waiting)
+    waiting.add(Load(TOO_MUCH, TOO_MUCH), is_small=False)
+    assert not await goes_on(waiting)
+    waiting.remove(Load(TOO_MUCH, TOO_MUCH))
     assert await goes_on(waiting)
 
 
 async def test_beside_small_batches_little_may_be_in_front(waiting: Backlog) -> None:
-    waiting.add(10, is_small=True)
-    waiting.add(LARGE - 11, is_small=False)
+    waiting.add(Load(10), is_small=True)
+    waiting.add(Load(TOO_MUCH - 11), is_small=False)
     assert await goes_on(waiting)
-    waiting.add(LARGE, is_small=False)
+    waiting.add(Load(TOO_MUCH), is_small=False)
     assert not await goes_on(waiting)
-    waiting.remove(10)
+    waiting.remove(Load(10))
     assert not await goes_on(waiting)
-    waiting.remove(LARGE)
+    waiting.remove(Load(TOO_MUCH))
     assert await goes_on(waiting)
+
+
+async def test_what_goes_past_the_page_cache_counts_by_its_time(waiting: Backlog) -> None:
+    direct = Load(TOO_MUCH, TOO_MUCH)
+    waiting.add(Load(0), is_small=True)
+    for _ in range(3):
+        waiting.add(direct, is_small=False)
+        assert await goes_on(waiting)
+    waiting.add(direct, is_small=False)
+    assert not await goes_on(waiting)
+    for _ in range(4):
+        waiting.remove(direct)
+    waiting.add(Load(TOO_MUCH), is_small=False)
+    assert not await goes_on(waiting), "nothing of what has ended counts"
 
 
 @pytest.mark.parametrize("end", ["remove", "clear"])
 async def test_who_waits_is_woken(waiting: Backlog, end: str) -> None:
-    waiting.add(LARGE, is_small=True)
+    waiting.add(Load(TOO_MUCH), is_small=True)
     task = asyncio.create_task(waiting.until_short())
     await asyncio.sleep(0)
     if end == "remove":
-        waiting.remove(LARGE)
+        waiting.remove(Load(TOO_MUCH))
     else:
         waiting.clear()
     await asyncio.wait_for(task, 5)
@@ -61,7 +80,7 @@ async def test_who_waits_is_woken(waiting: Backlog, end: str) -> None:
 async def test_small_batches_of_long_ago_count_no_more(
     waiting: Backlog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting.add(LARGE, is_small=True)
+    waiting.add(Load(TOO_MUCH), is_small=True)
     assert not await goes_on(waiting)
     monkeypatch.setattr(backlog, "_SECONDS", 0.0)
     assert await goes_on(waiting)
