@@ -3,8 +3,8 @@
 Batches commit in the order in which they were submitted. A lease or an ack, though small, waits for
 all appends in front of it: tens of megabytes, a tenth of a second and more on a disk that is busy with
 them. So as long as there are such small batches, only a little may be in front of the next one. Without
-them, too, there is no point in more than the writer can take in its next turn: it wouldn't go on
-sooner, and what has no room in the outbox takes a longer way.
+them, too, more than the writer can take in its next turn would only wait, with no room left in the
+outbox, in front of whoever pushes little: outside, connections take turns.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import time
 from typing import Final, NamedTuple
 
 _MAX_BYTES: Final = 24 << 20
-"""What may wait: a turn of the writer's, and half of the next one. A push more fits into the outbox."""
+"""What may wait: a push more has room in the outbox."""
+_MAX_WORK: Final = 12 << 20
+"""The same of `Load.work`: one turn of the writer's, and one behind it. Whoever pushes little beside
+those who push much waits for both."""
 _MAX_WORK_AHEAD: Final = 2 << 20
-"""What may wait while small batches come: enough for the writer to go on with when a commit ends."""
+"""The same while small batches come: enough for the writer to go on with when a commit ends."""
 _SECONDS: Final = 0.1
 """After a small batch, the next one is expected for so long."""
 _WORK_OF_DIRECT: Final = 0.3
@@ -76,6 +79,6 @@ class Backlog:
             await self._less.wait()
 
     def _is_short(self) -> bool:
-        if time.monotonic() - self._small_time < _SECONDS:
-            return self._work <= _MAX_WORK_AHEAD
-        return self.num_bytes <= _MAX_BYTES
+        small_batches_come = time.monotonic() - self._small_time < _SECONDS
+        most = _MAX_WORK_AHEAD if small_batches_come else _MAX_WORK
+        return self._work <= most and self.num_bytes <= _MAX_BYTES

@@ -138,11 +138,11 @@ async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backen
     assert backend.buffer("math").contents.num_items == NUM_RUNS
 
 
-@pytest.mark.parametrize("limit", ["_MAX_WORK_AHEAD", "_MAX_BYTES"])
+@pytest.mark.parametrize("limit", ["_MAX_WORK_AHEAD", "_MAX_WORK", "_MAX_BYTES"])
 async def test_pushes_wait_until_little_is_in_front_of_them(
     backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """Beside leases and acks by one limit, else by another."""
+    """Beside leases and acks by one limit, else by the others."""
     monkeypatch.setattr(backend.turns, "_slice_seconds", math.inf)
     monkeypatch.setattr(turns, "_MOST_SECONDS", math.inf)
     monkeypatch.setattr(turns, "_LEAST_SECONDS", math.inf)

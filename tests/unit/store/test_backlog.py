@@ -27,14 +27,21 @@ async def goes_on(waiting: Backlog) -> bool:
     return goes
 
 
-async def test_appends_alone_wait_for_room(waiting: Backlog) -> None:
-    most = backlog._MAX_BYTES // TOO_MUCH
-    for _ in range(most):
-        waiting.add(Load(TOO_MUCH, TOO_MUCH), is_small=False)
+@pytest.mark.parametrize(
+    ("load", "most"),
+    [
+        (Load(TOO_MUCH), backlog._MAX_WORK),
+        (Load(TOO_MUCH, TOO_MUCH), backlog._MAX_BYTES),
+    ],
+    ids=["page cache", "direct"],
+)
+async def test_appends_alone_wait_for_room(waiting: Backlog, load: Load, most: int) -> None:
+    for _ in range(most // TOO_MUCH):
+        waiting.add(load, is_small=False)
         assert await goes_on(waiting)
-    waiting.add(Load(TOO_MUCH, TOO_MUCH), is_small=False)
+    waiting.add(load, is_small=False)
     assert not await goes_on(waiting)
-    waiting.remove(Load(TOO_MUCH, TOO_MUCH))
+    waiting.remove(load)
     assert await goes_on(waiting)
 
 
