@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
-from collections.abc import Awaitable
+import signal
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server import turns
 from experience_buffer_server.admission import Reason
 from experience_buffer_server.backend import Backend
+from experience_buffer_server.callers import Caller, entered
 from experience_buffer_server.config import Settings
 from experience_buffer_server.ingest import Push
 from experience_buffer_server.push_requests import PushRequest, read_push
@@ -24,6 +28,7 @@ from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.store import LeaseRow, backlog
 from experience_buffer_server.store.base import WriteBatch
+from experience_buffer_server.store.lmdb_store import LmdbStore
 from tests.unit.server.builders import World, experience, payload, settings
 
 NUM_RUNS = 6
@@ -111,10 +116,46 @@ async def test_small_pushes_do_not_overtake_large_ones(backend: Backend) -> None
     sizes = [NUM_RUNS, 1, 3, 2]
     pushes = [backend.push(request(task, size)) for task, size in enumerate(sizes)]
     await asyncio.gather(*pushes)
-    buffer = backend.buffer("math")
-    entries = sorted(buffer.contents, key=lambda entry: entry.record.seq)
-    tasks = [entry.record.uid.split("/")[1] for entry in entries]
-    assert tasks == [str(task) for task, size in enumerate(sizes) for _ in range(size)]
+    assert tasks_in_order(backend) == [
+        str(task) for task, size in enumerate(sizes) for _ in range(size)
+    ]
+
+
+async def test_who_pushes_little_is_not_behind_all_of_who_pushes_much(
+    backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "_MAX_WORK", 0)
+    monkeypatch.setattr(backlog, "_SECONDS", 0.0)
+
+    async def push_from(peer: str, task: int) -> None:
+        entered(Caller(peer, peer))
+        await backend.push(request(task))
+
+    with stopped(world.store):
+        pushes = [asyncio.create_task(push_from("much", task)) for task in range(8)]
+        await asyncio.sleep(0.2)
+        pushes.append(asyncio.create_task(push_from("little", 8)))
+        await asyncio.sleep(0.2)
+    await asyncio.gather(*pushes)
+    # One was being written, one waited behind it, and at most one had its turn before.
+    assert tasks_in_order(backend).index("8") <= 3 * NUM_RUNS
+
+
+@contextmanager
+def stopped(store: LmdbStore) -> Iterator[None]:
+    """Keep a store's process from writing."""
+    assert store._process is not None
+    os.kill(store._process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(store._process.pid, signal.SIGCONT)
+
+
+def tasks_in_order(backend: Backend) -> list[str]:
+    """The task of each experience, in the order in which they were taken in."""
+    entries = sorted(backend.buffer("math").contents, key=lambda entry: entry.record.seq)
+    return [entry.record.uid.split("/")[1] for entry in entries]
 
 
 async def test_others_go_on_while_a_push_is_read(backend: Backend) -> None:
