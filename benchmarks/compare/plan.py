@@ -146,5 +146,8 @@ QUICK = Plan(
     num_latencies=150,
     sizes=("S", "M"),
 )
-FILL = {"S": 48_000, "M": 24_000, "L": 4_000, "image": 48}
-"""Experiences stored before they are sampled, at most; those of size L take 0.5 GB."""
+FILL = {"S": 48_000, "M": 24_000, "L": 12_000, "image": 48}
+"""Experiences stored before they are sampled, at most; those of size L take 1.5 GB."""
+READ_LEAD_SECONDS = {"S": 0.15, "M": 0.15, "L": 0.4, "image": 0.15}
+"""For which a reader works before a window of time begins, so that what it reads ahead is under way, and
+memory for it, which batches of 8 MB take long to touch for the first time, in use."""

@@ -8,15 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.plan import FILL, NUM_WRITERS, Plan, System
+from benchmarks.compare.plan import FILL, NUM_WRITERS, READ_LEAD_SECONDS, Plan, System
 from benchmarks.compare.processes import Fleet, Process, together
 from benchmarks.servers import cpu_seconds
 from benchmarks.workload import ALL_SIZES, IMAGE
 
 _WRITE_LEAD_SECONDS = 0.6
 """For which writers work before a window of time begins, so that a background queue is full."""
-_READ_LEAD_SECONDS = 0.15
-"""For which a reader does, so that what it reads ahead is under way."""
 _WARM_SECONDS = 0.2
 _CONSUME_SECONDS = 10.0
 """At most, to sample what is left."""
@@ -40,6 +38,7 @@ class Round:
         self._fleet = fleet
         self._size = ALL_SIZES[size]
         self._plan = plan
+        self._read_lead_seconds = READ_LEAD_SECONDS[size]
         self._address = ""
         self._server_processes: dict[str, int] = {}
         self._stored: dict[str, int] = {}
@@ -120,7 +119,7 @@ class Round:
         self._fleet.reader.call("read", address=self._address, size=self._size.name, mode=read)
         # The reader must not run dry before the window ends.
         enough = self._num_batches(read) * self._size.batch_size / self._rates[read]
-        seconds = max(min(self._plan.window_seconds, 0.9 * enough - _READ_LEAD_SECONDS), 0.25)
+        seconds = max(min(self._plan.window_seconds, 0.9 * enough - self._read_lead_seconds), 0.25)
         pushed, sampled = self._window(seconds, write=(write, writers), read=read)
         yield {"case": "mixed-ingest4", "mode": write, "beside": read, **pushed}
         yield {"case": "mixed-sample", "mode": read, "beside": write, **sampled}
@@ -160,14 +159,14 @@ class Round:
         read: str | None = None,
     ) -> list[dict[str, Any]]:
         """Let writers, the reader or both work in one window of time: what the sides did."""
-        lead = _READ_LEAD_SECONDS if write is None else _WRITE_LEAD_SECONDS
+        lead = self._read_lead_seconds if write is None else _WRITE_LEAD_SECONDS
         start = time.monotonic() + lead
         window = {"start": start, "seconds": seconds}
         mode, writers = write or ("", ())
         for writer in writers:
             writer.start("push", max_groups=_MANY, **window)
         if read is not None:
-            begin = start - _READ_LEAD_SECONDS
+            begin = start - self._read_lead_seconds
             max_batches = self._num_batches(read)
             self._fleet.reader.start("sample", begin=begin, max_batches=max_batches, **window)
         cpu = self._cpu_during(start, seconds)
