@@ -14,7 +14,9 @@ import math
 import time
 from typing import Final, NamedTuple
 
-_MAX_BYTES: Final = 24 << 20
+from experience_buffer_server.store.outbox import OUTBOX_BYTES
+
+_MAX_BYTES: Final = OUTBOX_BYTES * 3 // 4
 """What may wait: a push more has room in the outbox."""
 _MAX_WORK: Final = 12 << 20
 """The same of `Load.work`: one turn of the writer's, and one behind it. Whoever pushes little beside
