@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 import grpc.aio
 
 from experience_buffer import _calls, _channel, _wire
+from experience_buffer._async_push_lane import AsyncPushLane
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import ClientSettings, closed_error
+from experience_buffer.errors import ExperienceBufferError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -26,6 +28,7 @@ class AsyncConnection(ClientSettings):
     def _prepare(self) -> None:
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._lane = AsyncPushLane()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -45,6 +48,7 @@ class AsyncConnection(ClientSettings):
         self._closed = True
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None and self._loop is asyncio.get_running_loop():
+            self._lane.close()
             await channel.close()
 
     @property
@@ -54,14 +58,12 @@ class AsyncConnection(ClientSettings):
     async def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
         attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
         while True:
-            method = getattr(self._get_stub(), call.method)
             try:
-                response = await method(
-                    call.request, timeout=attempts.remaining(), metadata=self._metadata
-                )
-                return call.parse(response)
+                return call.parse(await self._answer(call, attempts.remaining()))
             except grpc.RpcError as error:
                 failure = self._translate(error, call.method)
+            except ExperienceBufferError as error:
+                failure = error
             except asyncio.CancelledError:
                 # gRPC cancels the waiting task too when the channel is closed.
                 if self._closed and not _is_cancelling():
@@ -69,7 +71,19 @@ class AsyncConnection(ClientSettings):
                 raise
             await asyncio.sleep(attempts.delay_after(failure, idempotent=call.idempotent))
 
-    def _open(self, method: str, requests: AsyncIterator[Any]) -> Any:
+    async def _answer(self, call: _calls.Call[T], timeout: float) -> Any:
+        """What the server says; a push that soon follows another one needs no call of its own."""
+        method = getattr(self._get_stub(), call.method)
+        if call.method != "Push":
+            return await method(call.request, timeout=timeout, metadata=self._metadata)
+        lane = self._lane
+        answer: Any = await lane.push(self, cast("bytes", call.request), timeout)
+        if answer is None:
+            answer = await method(call.request, timeout=timeout, metadata=self._metadata)
+        lane.pushed()
+        return answer
+
+    def _open(self, method: str, requests: AsyncIterator[Any] | None) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""
         return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
 
@@ -88,6 +102,7 @@ class AsyncConnection(ClientSettings):
                 )
             )
             self._stub = _wire.make_stub(self._channel)
+            self._lane = AsyncPushLane()
             self._loop = loop
         return self._stub
 

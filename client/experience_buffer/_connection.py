@@ -6,20 +6,22 @@ import os
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc
 
 from experience_buffer import _calls, _channel, _wire
+from experience_buffer._push_lane import PushLane
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import ClientSettings, closed_error
+from experience_buffer.errors import ExperienceBufferError
 
 if TYPE_CHECKING:
     from typing import Self
 
 T = TypeVar("T")
-_INHERITED: Final[list[grpc.Channel]] = []
-"""Channels of a parent process: never used here, and never finalised, which could hang."""
+_INHERITED: Final[list[object]] = []
+"""Channels and streams of a parent process: never used here, and never finalised, which could hang."""
 
 
 class Connection(ClientSettings):
@@ -30,6 +32,7 @@ class Connection(ClientSettings):
         self._stopped = threading.Event()
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
+        self._lane = PushLane()
         self._pid = 0
 
     def __enter__(self) -> Self:
@@ -49,6 +52,7 @@ class Connection(ClientSettings):
         with self._lock:
             channel, self._channel, self._stub = self._channel, None, None
             if channel is not None and self._pid == os.getpid():
+                self._lane.close()
                 channel.close()
 
     @property
@@ -59,13 +63,25 @@ class Connection(ClientSettings):
         attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
         while True:
             try:
-                return call.parse(
-                    self._begin(call.method, call.request, timeout=attempts.remaining())
-                )
+                return call.parse(self._answer(call, attempts.remaining()))
             except grpc.RpcError as error:
                 failure = self._translate(error, call.method)
+            except ExperienceBufferError as error:
+                failure = error
             if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
                 raise closed_error("client") from failure
+
+    def _answer(self, call: _calls.Call[T], timeout: float) -> Any:
+        """What the server says; a push that soon follows another one needs no call of its own."""
+        if call.method != "Push":
+            return self._begin(call.method, call.request, timeout=timeout)
+        self._get_stub()  # In a process that was forked off the lane is a new one.
+        lane = self._lane
+        answer: Any = lane.push(self, cast("bytes", call.request), timeout)
+        if answer is None:
+            answer = self._begin(call.method, call.request, timeout=timeout)
+        lane.pushed()
+        return answer
 
     def _open(self, method: str, requests: Iterator[Any]) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""
@@ -87,7 +103,8 @@ class Connection(ClientSettings):
                 raise closed_error("client")
             if self._stub is None or self._pid != os.getpid():
                 if self._channel is not None:
-                    _INHERITED.append(self._channel)
+                    _INHERITED.extend((self._channel, self._lane))
+                    self._lane = PushLane()
                 _channel.note_use()
                 arguments = _channel.arguments(self._options, self._tls, target=self._target)
                 self._channel = (

@@ -61,6 +61,12 @@ def push_stream_request(sequence: int, fields: bytes, payloads: Iterable[Pieces]
     return b"".join([head, _PUSH, varint(sum(map(len, parts))), *parts])
 
 
+def push_on_stream(sequence: int, request: bytes, timeout_seconds: float) -> bytes:
+    """A `PushStreamRequest` of a `PushRequest` as it goes over the wire."""
+    head = pb.PushStreamRequest(sequence=sequence, timeout_seconds=timeout_seconds)
+    return b"".join([head.SerializeToString(), _PUSH, varint(len(request)), request])
+
+
 def make_stub(channel: Any) -> Any:
     """A stub of the service, whose `Push` and `PushStream` take requests as bytes.
 

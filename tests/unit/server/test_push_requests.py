@@ -90,11 +90,11 @@ def compare(data: bytes) -> None:
 def compare_streamed(data: bytes) -> None:
     def parse() -> tuple[Any, ...]:
         message = service_pb2.PushStreamRequest.FromString(data)
-        return message.sequence, as_parsed(message.push)
+        return message.sequence, repr(message.timeout_seconds), as_parsed(message.push)
 
     def read() -> tuple[Any, ...]:
         request = read_push_stream(data, max_payloads=MAX_PAYLOADS)
-        return request.sequence, as_read(request.push)
+        return request.sequence, repr(request.timeout_seconds), as_read(request.push)
 
     assert outcome(read) == outcome(parse)
 
@@ -114,6 +114,20 @@ def test_what_is_streamed_is_read(
 ) -> None:
     compare_streamed(first.SerializeToString())
     compare_streamed(first.SerializeToString() + then.SerializeToString())
+
+
+@given(st.integers(0, 2**64 - 1), st.floats(), pushes)
+@example(7, 0.0, service_pb2.PushRequest())
+def test_a_timeout_is_read_wherever_it_lies(
+    sequence: int, seconds: float, push: service_pb2.PushRequest
+) -> None:
+    numbers = service_pb2.PushStreamRequest(sequence=sequence, timeout_seconds=seconds)
+    rest = service_pb2.PushStreamRequest(push=push)
+    whole = service_pb2.PushStreamRequest(sequence=sequence, timeout_seconds=seconds, push=push)
+    parts = numbers.SerializeToString(), rest.SerializeToString()
+    for data in (b"".join(parts), b"".join(reversed(parts)), whole.SerializeToString(), *parts):
+        compare_streamed(data)
+        compare_streamed(data[:-1])
 
 
 @given(st.lists(fields(), max_size=6).map(b"".join))

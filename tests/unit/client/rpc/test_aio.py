@@ -69,7 +69,7 @@ async def test_push_splits_retries_and_joins(script: Any, buffer: AsyncClient) -
     )
     assert [outcome.index for outcome in result.outcomes] == list(range(8))
     assert result.num_stored == 8
-    sizes = [len(script.singles(request)) for request in script.requests]
+    sizes = [len(script.singles(request)) for request in script.pushes]
     assert sizes == [3, 3, 3, 3, 1, 0]
     assert script.metadata[0]["authorization"] == "Bearer secret"
 

@@ -72,9 +72,9 @@ def test_push_returns_outcomes_at_the_callers_positions(script: Any, buffer: Cli
     assert [o.uid for o in result.outcomes[:7]] == [experience(run).eid.uid for run in range(7)]
     assert (result.num_stored, result.num_duplicates, result.refused) == (9, 0, ())
     assert result.policy_version == 17
-    sizes = [len(script.singles(request)) for request in script.requests]
+    sizes = [len(script.singles(request)) for request in script.pushes]
     assert sizes == [3, 3, 1, 0]
-    assert [request.group_size for request in script.requests] == [11] * 4
+    assert [request.group_size for request in script.pushes] == [11] * 4
 
 
 def test_push_is_retried_until_the_server_is_back(script: Any, buffer: Client) -> None:

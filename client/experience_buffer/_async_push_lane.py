@@ -1,0 +1,97 @@
+"""The async client's stream for pushes that soon follow one another; see `_push_lane.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from experience_buffer import _push_lane, _wire
+from experience_buffer._push_lane import KEEP_SECONDS, MAX_BYTES, PAUSE_SECONDS
+from experience_buffer.errors import UnavailableError
+from experience_buffer.v1 import service_pb2 as pb
+
+if TYPE_CHECKING:
+    from experience_buffer._async_connection import AsyncConnection
+
+
+class AsyncPushLane:
+    """The stream that pushes of one channel use in turn. Belongs to the channel's event loop."""
+
+    def __init__(self) -> None:
+        self._is_busy = False
+        self._call: Any = None
+        self._closing: asyncio.TimerHandle | None = None
+        """Ends the stream when nobody has used it for a while."""
+        self._soon_until = -math.inf
+        self._not_before = -math.inf
+        self._num_sent = 0
+
+    async def push(
+        self, client: AsyncConnection, request: bytes, timeout: float
+    ) -> pb.PushResponse | None:
+        """Do what `PushLane.push` does; what cancels it ends the stream."""
+        is_time = self._not_before < time.monotonic() < self._soon_until
+        if self._is_busy or not is_time or len(request) > MAX_BYTES:
+            return None
+        self._is_busy = True
+        try:
+            return await self._exchange(client, request, timeout)
+        finally:
+            self._is_busy = False
+
+    def pushed(self) -> None:
+        """A push was answered just now."""
+        self._soon_until = time.monotonic() + KEEP_SECONDS
+
+    def close(self) -> None:
+        """End the stream. Idempotent."""
+        if self._closing is not None:
+            self._closing.cancel()
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    async def _exchange(
+        self, client: AsyncConnection, request: bytes, timeout: float
+    ) -> pb.PushResponse:
+        is_answered = False
+        self._num_sent += 1
+        try:
+            async with asyncio.timeout(timeout):
+                call = self._taken(client)
+                await call.write(_wire.push_on_stream(self._num_sent, request, timeout))
+                answer = await call.read()
+            if answer is grpc.aio.EOF:
+                raise UnavailableError("the server ended the push stream")
+            is_answered = answer.sequence == self._num_sent
+        except TimeoutError:
+            raise _push_lane.late_error(timeout) from None
+        except asyncio.InvalidStateError:
+            # So gRPC refuses to write on a stream that has ended meanwhile.
+            raise UnavailableError("the server ended the push stream") from None
+        except grpc.RpcError as error:
+            raise client._translate(error, "PushStream") from None
+        finally:
+            self._put_back(is_answered)
+        return _push_lane.response_of(answer, self._num_sent)
+
+    def _taken(self, client: AsyncConnection) -> Any:
+        """The stream, opened if need be."""
+        if self._closing is not None:
+            self._closing.cancel()
+        if self._call is None or self._call.done():
+            self._call = client._open("PushStream", None)
+        return self._call
+
+    def _put_back(self, is_answered: bool) -> None:
+        if is_answered:
+            loop = asyncio.get_running_loop()
+            self._closing = loop.call_later(KEEP_SECONDS, self.close)
+        else:
+            self._not_before = time.monotonic() + PAUSE_SECONDS
+            self.close()
