@@ -200,11 +200,13 @@ def test_a_push_without_an_answer_ends_in_time_and_the_next_one_is_a_call(
 def test_who_comes_while_the_stream_is_in_use_makes_a_call(script: Any, pusher: Pusher) -> None:
     pusher.push(0)
     pusher.push(1)
+    for _ in range(2):  # The first call, and the stream.
+        assert script.begun.acquire(timeout=SECONDS)
     with script.lock:
         first, _ = in_background(lambda: pusher.push(2))
         until(lambda: script.num_waiting_pushes == 1)
         second, _ = in_background(lambda: pusher.push(3))
-        until(lambda: script.begun.acquire(blocking=False) and script.begun._value == 0)
+        assert script.begun.acquire(timeout=SECONDS)
     first.join(SECONDS)
     second.join(SECONDS)
     assert sorted(ways(script)[2:]) == ["Push", "PushStream"]
