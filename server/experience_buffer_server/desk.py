@@ -182,7 +182,8 @@ class Desk:
         )
         if lease.state != "open":
             return None, _RETURNED
-        self._note_delivery(consumer, lease.units)
+        # Once the answer is on its way: counting takes long enough to be felt.
+        asyncio.get_running_loop().call_soon(self._note_delivery, consumer, units)
         return lease, shortfall
 
     async def _prepare_shared(self, lease: Lease, shortfall: str, prepare: Prepare) -> None:
@@ -209,6 +210,8 @@ class Desk:
         return lease
 
     def _note_delivery(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        if self.leasing.closed:
+            return  # The series of a deleted buffer have ended.
         now = steady_clock.now()
         entries = self._contents.by_seqs(seq for unit in units for seq in unit.seqs)
         ages = self._owner.staleness
