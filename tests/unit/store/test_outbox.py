@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from experience_buffer_server.store import LmdbStore, Record, StoreFullError, frames, outbox
+from experience_buffer_server.store import LmdbStore, Record, StoreFullError, arena, frames
 from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
 from experience_buffer_server.store.frames import Place
 from experience_buffer_server.store.large_writes import large_bytes
@@ -116,7 +116,7 @@ def test_where_the_system_has_no_more_memory_there_is_no_room(
         real(descriptor, start, num_bytes)
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    monkeypatch.setattr(outbox, "_STEP_BYTES", 3 * BLOCK_BYTES)
+    monkeypatch.setattr(arena, "_STEP_BYTES", 3 * BLOCK_BYTES)
     assert box.put([b"x"]) is None
     assert box.free_bytes == room
     refused[0] = False
