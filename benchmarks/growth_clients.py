@@ -20,7 +20,7 @@ from benchmarks import experiences
 from benchmarks.compare.adapters import ours
 from benchmarks.growth_fill import BUFFER, CONSUMER
 from benchmarks.workload import GROUP_SIZE, SIZES, Size, check
-from experience_buffer import BufferConfig, Client, ConsumerConfig, Selector
+from experience_buffer import BufferConfig, Client, ClientOptions, ConsumerConfig, Selector
 from experience_buffer.consumer_options import SelectorKind
 
 NUM_THREADS = 8
@@ -87,7 +87,9 @@ class Connected:
     def append(self, num_groups: int) -> float:
         """Push through a background writer until all is durable; seconds."""
         if self._background is None:
-            self._background = ours.BackgroundWriter(self._address, self._size, self._writer)
+            self._background = ours.BackgroundWriter(
+                self._address, self._size, self._writer, ClientOptions()
+            )
         started = time.perf_counter()
         for number in self._next(num_groups):
             self._background.push(number)

@@ -47,6 +47,16 @@ SYSTEMS = (
         images=("push", "writer"),
     ),
     System(
+        name="ours-grpc",
+        adapter="ours",
+        title="the same over gRPC alone",
+        durable=True,
+        writes=("writer-grpc",),
+        reads=("packed-grpc", "trxp-grpc"),
+        mixes=(("writer-grpc", "packed-grpc"),),
+        images=("writer-grpc",),
+    ),
+    System(
         name="redis",
         adapter="redis_lists",
         variant="off",

@@ -16,6 +16,7 @@ import grpc
 from experience_buffer import _buffer_calls, _delivery_calls, _sample_wire, _sampling
 from experience_buffer._batch import AsyncBatch
 from experience_buffer._retry import Attempts
+from experience_buffer._sample_memory import SampleMemory
 from experience_buffer._settings import closed_error
 from experience_buffer._signal import Signal
 from experience_buffer.errors import (
@@ -54,6 +55,7 @@ class AsyncSampleStream:
         self._outbox: Outbox | None = None
         self._connection = 0
         self._assembler = _sampling.FrameAssembler(plan)
+        self._memory = SampleMemory()
         self._dropped: list[int] = []
         self._last_lease = 0
         self._has_delivered = False
@@ -197,11 +199,18 @@ class AsyncSampleStream:
         self._outbox = outbox
         self._connection += 1
         self._assembler = _sampling.FrameAssembler(self._plan)
+        self._memory = SampleMemory()
         return call
 
     def _receive(self, received: Message) -> None:
         message = received.message
         kind = message.WhichOneof("message")
+        if kind == "memory":
+            self._say(*self._memory.offered(message.memory))
+        elif kind == "span":
+            received, released = self._memory.read(message.span)
+            self._say(released)
+            message, kind = received.message, "frame"
         if kind == "waiting":
             self._waiting = message.waiting
             logger.info("sample stream waits: %s", message.waiting)
@@ -216,6 +225,12 @@ class AsyncSampleStream:
                 settle = functools.partial(self._ack, connection=self._connection)
                 self._ready.append(AsyncBatch(client=self._client, settle=settle, **fields))
                 self._signal.notify()
+
+    def _say(self, *requests: service_pb2.SampleStreamRequest) -> None:
+        """Say something on the present connection, if there is one."""
+        for request in requests:
+            if self._outbox is not None:
+                self._outbox.put_nowait(request)
 
     def _drop_connection(self) -> None:
         """Forget everything that belongs to the present connection."""

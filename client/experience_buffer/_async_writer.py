@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from experience_buffer import _push, _queue
+from experience_buffer._push_memory import PushMemory
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer._signal import Signal
@@ -170,10 +171,18 @@ class AsyncWriter:
                 await self._work.wait_for(lambda: self._queue.pending_bytes > 0, None)
                 error: ExperienceBufferError
                 self._connection += 1
-                call: Any = self._client._open("PushStream", self._requests(self._connection))
+                memory = PushMemory(
+                    self._queue.fields, is_wanted=self._client.options.shared_memory
+                )
+                requests = self._requests(self._connection, memory)
+                call: Any = self._client._open("PushStream", requests)
                 try:
                     async for message in call:
                         attempts = None
+                        if message.HasField("memory"):
+                            memory.offered(message.memory)
+                            continue
+                        memory.answered(message.sequence)
                         self._queue.answered(message, delay=retry.initial_backoff_seconds)
                         if message.HasField("error"):
                             self._work.notify()
@@ -198,11 +207,13 @@ class AsyncWriter:
             self._failure = self._failure or closed_error("writer")
             self._progress.notify()
 
-    async def _requests(self, connection: int) -> AsyncIterator[bytes]:
+    async def _requests(self, connection: int, memory: PushMemory) -> AsyncIterator[bytes]:
         """Requests as they come due, until this connection is over; runs in gRPC's task."""
+        for message in memory.opening():
+            yield message
         while connection == self._connection:
             request = self._queue.next_request()
             if request is not None:
-                yield request.message()
+                yield memory.message(request)
             else:
                 await self._work.wait(self._queue.seconds_until_next())

@@ -84,7 +84,8 @@ class PushQueue:
         options: WriterOptions,
         clock: Callable[[], float],
     ) -> None:
-        self._fields = _wire.push_fields(buffer=buffer, group_size=group_size)
+        self.fields = _wire.push_fields(buffer=buffer, group_size=group_size)
+        """Everything of a request but its payloads."""
         self._options = options
         self._clock = clock
         self._waiting: deque[Piece] = deque()
@@ -256,7 +257,7 @@ class PushQueue:
         self._waiting_items -= num_items
         self._waiting_bytes -= num_bytes
         request = Request(
-            self._next_sequence, self._fields, payloads, range(start, start + num_items), num_bytes
+            self._next_sequence, self.fields, payloads, range(start, start + num_items), num_bytes
         )
         self._under_way[request.sequence] = request
         self._under_way_bytes += num_bytes

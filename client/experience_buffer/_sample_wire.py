@@ -10,7 +10,7 @@ Pure; the server writes with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -74,7 +74,7 @@ def packed_pieces(message: type[Message], pieces: Pieces) -> Pieces:
     return b"%c%b" % (_PACKED[message], varint(sum(map(len, pieces)))), *pieces
 
 
-def frame_response(frame: pb.SampleFrame, large: Pieces) -> bytes:
+def frame_pieces(frame: pb.SampleFrame, large: Pieces) -> Pieces:
     """A `SampleStreamResponse` with a frame.
 
     Args:
@@ -83,7 +83,12 @@ def frame_response(frame: pb.SampleFrame, large: Pieces) -> bytes:
     """
     rest = frame.SerializeToString()
     length = sum(map(len, large)) + len(rest)
-    return b"".join([b"%c%b" % (_FRAME, varint(length)), *large, rest])
+    return b"%c%b" % (_FRAME, varint(length)), *large, rest
+
+
+def frame_response(frame: pb.SampleFrame, large: Pieces) -> bytes:
+    """What `frame_pieces` returns, in one."""
+    return b"".join(frame_pieces(frame, large))
 
 
 def sample_response(response: pb.SampleResponse, large: Pieces) -> bytes:
@@ -94,8 +99,11 @@ def sample_response(response: pb.SampleResponse, large: Pieces) -> bytes:
 # --- reading
 
 
-def read_stream_response(data: bytes) -> Received[pb.SampleStreamResponse]:
+def read_stream_response(data: bytes | bytearray | memoryview) -> Received[pb.SampleStreamResponse]:
     """Read a `SampleStreamResponse`.
+
+    Args:
+        data: The message. Views on it are as writable as it is.
 
     Raises:
         DecodeError: It is none.
@@ -105,7 +113,8 @@ def read_stream_response(data: bytes) -> Received[pb.SampleStreamResponse]:
         length, start = _number(view, 1)
         if start + length == len(data) and (found := _cut(view, start, pb.SampleFrame)):
             return Received(pb.SampleStreamResponse(frame=found.message), *found[1:])
-    message = pb.SampleStreamResponse.FromString(data)
+    # It takes any of them, and its types say bytes.
+    message = pb.SampleStreamResponse.FromString(cast("bytes", data))
     frame = message.frame
     return Received(message, _payloads(frame.experiences), frame.packed)
 

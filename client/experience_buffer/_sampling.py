@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from experience_buffer import _convert, _memory, _sample_wire, status
+from experience_buffer import _convert, _memory, _sample_wire, _shared_memory, status
 from experience_buffer._calls import build
 from experience_buffer._delivery_calls import given, rank_of
 from experience_buffer._names import FORMAT
@@ -36,6 +37,8 @@ class StreamPlan:
     """Whose parts of shared batches this wants; None: batches of its own."""
     world_size: int | None
     format: SampleFormat
+    shares_memory: bool = False
+    """Whether batches may come in memory that is shared with the server, where there is any."""
 
     def __post_init__(self) -> None:
         if self.prefetch < 1:
@@ -70,6 +73,8 @@ class StreamPlan:
             format=FORMAT.number(self.format, "format"),
             **given(rank_of=rank_of(self.rank, self.world_size, after_lease_id)),
         )
+        if self.shares_memory and (machine := _shared_memory.machine()):
+            opened.memory.machine = machine
         return [
             service_pb2.SampleStreamRequest(open=opened),
             *self.credits(self.prefetch, self.max_bytes),
@@ -151,6 +156,16 @@ def wait_reason(stats: Stats, plan: StreamPlan) -> str:
     return ""
 
 
+def _one(pieces: Sequence[bytes | memoryview]) -> bytearray | memoryview:
+    """The pieces of a packed batch in one, writable: its tensors are views on it.
+
+    They are copied, but for what was copied out of shared memory just for this.
+    """
+    if len(pieces) == 1 and isinstance(pieces[0], memoryview) and not pieces[0].readonly:
+        return pieces[0]
+    return _memory.joined(pieces)
+
+
 class FrameAssembler:
     """Collects the frames of one stream until a batch is complete.
 
@@ -190,8 +205,7 @@ class FrameAssembler:
             frame.lease if frame.HasField("lease") else None,
             frame,
             payloads=self._payloads,
-            # One copy in all; writable, since a packed batch's tensors are views on it.
-            packed=_memory.joined(self._packed),
+            packed=_one(self._packed),
             num_bytes=frame.batch_bytes,
             received_time=received_time,
         )

@@ -18,6 +18,7 @@ import grpc
 from experience_buffer import _buffer_calls, _delivery_calls, _sample_wire, _sampling
 from experience_buffer._batch import Batch
 from experience_buffer._retry import Attempts
+from experience_buffer._sample_memory import SampleMemory
 from experience_buffer._settings import closed_error
 from experience_buffer.errors import (
     DeadlineExceededError,
@@ -55,6 +56,7 @@ class SampleStream:
         self._call: Any = None
         self._connection = 0
         self._assembler = _sampling.FrameAssembler(plan)
+        self._memory = SampleMemory()
         self._dropped: list[int] = []
         self._last_lease = 0
         self._has_delivered = False
@@ -206,6 +208,7 @@ class SampleStream:
             self._call, self._outbox = call, outbox
             self._connection += 1
             self._assembler = _sampling.FrameAssembler(self._plan)
+            self._memory = SampleMemory()
             if self._closed:
                 self._drop_connection()
                 call.cancel()
@@ -214,9 +217,17 @@ class SampleStream:
     def _receive(self, received: Message) -> None:
         message = received.message
         kind = message.WhichOneof("message")
+        answers = []
+        if kind == "memory":
+            answers = self._memory.offered(message.memory)
+        elif kind == "span":
+            received, released = self._memory.read(message.span)
+            message, kind, answers = received.message, "frame", [released]
         with self._changed:
             if self._outbox is None:
                 return
+            for answer in answers:
+                self._outbox.put(answer)
             if kind == "waiting":
                 self._waiting = message.waiting
                 logger.info("sample stream waits: %s", message.waiting)

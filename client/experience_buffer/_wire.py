@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from experience_buffer import _convert, _memory, _sample_wire
 from experience_buffer._varint import varint
 from experience_buffer.v1 import service_pb2 as pb
+from experience_buffer.v1 import types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 
 if TYPE_CHECKING:
@@ -65,6 +66,18 @@ def push_on_stream(sequence: int, request: bytes, timeout_seconds: float) -> byt
     """A `PushStreamRequest` of a `PushRequest` as it goes over the wire."""
     head = pb.PushStreamRequest(sequence=sequence, timeout_seconds=timeout_seconds)
     return b"".join([head.SerializeToString(), _PUSH, varint(len(request)), request])
+
+
+def push_by_spans(sequence: int, fields: bytes, spans: Iterable[types_pb2.MemorySpan]) -> bytes:
+    """A `PushStreamRequest` whose payloads lie in shared memory; see `push_request`."""
+    head = pb.PushStreamRequest(sequence=sequence, spans=spans)
+    return b"".join([head.SerializeToString(), _PUSH, varint(len(fields)), fields])
+
+
+def push_memory_request(fields: bytes, machine: str) -> bytes:
+    """The `PushStreamRequest` that asks for shared memory; see `push_request`."""
+    asked = pb.PushStreamRequest(memory=types_pb2.MemoryRequest(machine=machine))
+    return b"".join([asked.SerializeToString(), _PUSH, varint(len(fields)), fields])
 
 
 def make_stub(channel: Any) -> Any:

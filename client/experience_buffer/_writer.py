@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 
 from experience_buffer import _push, _queue
+from experience_buffer._push_memory import PushMemory
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
@@ -55,6 +56,8 @@ class Writer:
         self._progress = threading.Condition(self._lock)
         """Outcomes, or the end; callers wait for it."""
         self._connection = 0
+        self._memory = self._new_memory()
+        """Of the present connection."""
         self._call: Any = None
         self._failure: ExperienceBufferError | None = None
         self._closing = False
@@ -217,12 +220,18 @@ class Writer:
             if self._done:
                 return iter(())
             self._connection += 1
-            requests = self._requests(self._connection)
+            self._memory = self._new_memory()
+            requests = self._requests(self._connection, self._memory)
             call = self._call = self._client._open("PushStream", requests)
             return cast("Iterator[service_pb2.PushStreamResponse]", call)
 
-    def _requests(self, connection: int) -> Iterator[bytes]:
+    def _new_memory(self) -> PushMemory:
+        is_wanted = self._client.options.shared_memory
+        return PushMemory(self._queue.fields, is_wanted=is_wanted)
+
+    def _requests(self, connection: int, memory: PushMemory) -> Iterator[bytes]:
         """Requests as they come due, until this connection is over; runs in gRPC's thread."""
+        yield from memory.opening()
         while True:
             with self._lock:
                 while True:
@@ -232,9 +241,13 @@ class Writer:
                     if request is not None:
                         break
                     self._work.wait(self._queue.seconds_until_next())
-            yield request.message()
+            yield memory.message(request)
 
     def _receive(self, message: service_pb2.PushStreamResponse) -> None:
+        if message.HasField("memory"):
+            self._memory.offered(message.memory)
+            return
+        self._memory.answered(message.sequence)
         with self._lock:
             self._queue.answered(message, delay=self._client.options.retry.initial_backoff_seconds)
             if message.HasField("error"):

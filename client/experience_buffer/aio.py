@@ -210,5 +210,6 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
             rank=rank,
             world_size=world_size,
             format=format,
+            shares_memory=self.options.shared_memory,
         )
         return AsyncSampleStream(self, plan)

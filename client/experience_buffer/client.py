@@ -210,5 +210,6 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
             rank=rank,
             world_size=world_size,
             format=format,
+            shares_memory=self.options.shared_memory,
         )
         return SampleStream(self, plan)

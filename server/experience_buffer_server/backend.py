@@ -25,6 +25,7 @@ from experience_buffer_server.quotas import Charge, Quotas
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.responses import Responses
 from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.shared_memory import SharedMemory
 from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.store.lmdb_store import LmdbStore
@@ -52,12 +53,15 @@ class Backend:
     """What clients and buffers may hold at once."""
     responses: Responses = field(init=False)
     """What may be on its way to clients."""
+    shared_memory: SharedMemory = field(init=False)
+    """What clients on this machine have of it."""
     turns: Turns = field(init=False, default_factory=Turns)
     """Of pushes, whose reading takes the event loop for long; a line for each connection."""
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.limits, self.registry.metrics)
         self.responses = Responses(self.limits, self.registry.metrics)
+        self.shared_memory = SharedMemory(self.limits.max_shared_bytes, self.registry.metrics)
 
     def buffer(self, name: str) -> Buffer:
         """The buffer with this name.
@@ -107,8 +111,11 @@ class Backend:
         turn = await self.turns.take(current_caller().peer)
         try:
             buffer = self._open_buffer(buffer.name)
+            payloads = request.payloads
+            if request.is_lent:
+                payloads = [bytes(payload) for payload in payloads]
             push = Push(
-                payloads=request.payloads,
+                payloads=payloads,
                 tombstones=wire.tombstones_from(request.tombstones),
                 group_size=request.group_size,
             )

@@ -79,6 +79,8 @@ class ServerSection(Section):
     """Most of them from one client; 0: no more than what is left for all others."""
     max_response_bytes: int = Field(256 * MEBI, ge=MEBI)
     """Most bytes of responses that wait to be sent; beyond, calls are refused and streams wait."""
+    max_shared_bytes: int = Field(512 * MEBI, ge=0)
+    """Most memory shared with streams of clients on the same machine; those beyond go without."""
     max_waiting_pushes: int = Field(1024, ge=1)
     """Most pushes that wait in line for room, per buffer."""
     max_waiting_samples: int = Field(4096, ge=1)

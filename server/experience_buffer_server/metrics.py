@@ -109,6 +109,13 @@ class Metrics:
         self._calls_refused = counter(
             "calls_refused", "Calls and streams told to come again, by the limit.", "reason"
         )
+        self._memory_asked = counter(
+            "shared_memory_streams",
+            "Streams that asked for shared memory, by what they got: shared, or why none.", "result",
+        )  # fmt: skip
+        self._shared_bytes = gauge(
+            "shared_memory_bytes", "Memory shared with clients on this machine."
+        )
         self._waits = counter(
             "sample_waits", "Sample calls that had to wait, by what kept them at first.",
             buffer, consumer, "reason",
@@ -251,6 +258,14 @@ class Metrics:
     def push_waited(self, buffer: str, reason: str, seconds: float) -> None:
         """A push has left the line, with room or without."""
         self._of(self._push_waited, buffer, reason).inc(seconds)
+
+    def memory_asked(self, result: str) -> None:
+        """A stream asked for shared memory; `result` is one of a fixed few."""
+        self._memory_asked.labels(result).inc()
+
+    def set_shared_bytes(self, num_bytes: int) -> None:
+        """So much memory is shared with clients."""
+        self._shared_bytes.set(num_bytes)
 
     def call_refused(self, reason: str) -> None:
         """A call or stream was told to come again; `reason` is one of a fixed few."""

@@ -15,6 +15,8 @@ _MAX_MESSAGES = 4
 """Messages that wait to be sent; beyond, none is added."""
 FRAME_BYTES = 1024 * 1024
 """Size at which a part of a streamed batch is sent."""
+SHARED_PART_BYTES = 4 * FRAME_BYTES
+"""Of a batch of payloads, what is put into shared memory at once."""
 MAX_BYTES = 3 * FRAME_BYTES
 """Bytes that wait to be sent, or are being sent; beyond, no frame is assembled."""
 

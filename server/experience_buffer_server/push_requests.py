@@ -55,6 +55,8 @@ class PushRequest:
     group_size: int
     num_bytes: int
     """Of the request."""
+    is_lent: bool = False
+    """Whether the payloads lie in memory that the sender can still change: to be copied first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,10 @@ class PushStreamRequest:
     push: PushRequest
     timeout_seconds: float = 0.0
     """For which it may wait for room; 0: as long as the buffer's settings say."""
+    asked: types_pb2.MemoryRequest | None = None
+    """It asks for shared memory, and is no push."""
+    spans: Sequence[types_pb2.MemorySpan] = ()
+    """Payloads in shared memory, behind those of the push."""
 
 
 def readers(*, max_payloads: int) -> Mapping[str, Callable[[bytes], Any]]:
@@ -102,8 +108,14 @@ def read_push_stream(data: bytes, *, max_payloads: int) -> PushStreamRequest:
         return found
     message = service_pb2.PushStreamRequest.FromString(data)
     push = _converted(message.push, len(data), max_payloads)
+    if len(message.spans) > max_payloads:
+        raise DecodeError(f"{len(message.spans)} spans, {max_payloads} payloads are allowed")
     return PushStreamRequest(
-        sequence=message.sequence, push=push, timeout_seconds=message.timeout_seconds
+        sequence=message.sequence,
+        push=push,
+        timeout_seconds=message.timeout_seconds,
+        asked=message.memory if message.HasField("memory") else None,
+        spans=message.spans,
     )
 
 

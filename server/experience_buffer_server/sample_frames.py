@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from experience_buffer._sample_wire import Pieces, frame_response, packed_pieces
+from experience_buffer._sample_wire import Pieces, frame_pieces, frame_response, packed_pieces
 from experience_buffer.packed import cut
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server import steady_clock, wire
@@ -15,6 +15,7 @@ from experience_buffer_server.damage import Unreadable
 from experience_buffer_server.outgoing import FRAME_BYTES
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.shared_memory import SampleMemory
 from experience_buffer_server.store.base import Store
 
 _T = TypeVar("_T")
@@ -31,14 +32,21 @@ class SampledBatch(NamedTuple):
 
 
 def packed_messages(
-    store: Store, buffer: Buffer, batch: SampledBatch, *, least: int, max_bytes: int
+    store: Store,
+    buffer: Buffer,
+    batch: SampledBatch,
+    memory: SampleMemory | None,
+    *,
+    least: int,
+    max_bytes: int,
 ) -> list[bytes]:
-    """A packed batch, in messages of about `FRAME_BYTES`.
+    """A packed batch, in shared memory or in messages of about `FRAME_BYTES`.
 
     Args:
         store: Where the experiences are.
         buffer: Whose they are.
         batch: The batch.
+        memory: Where all of it is put if there is room.
         least: The fewest units worth sending.
         max_bytes: The most of the batch in a message.
 
@@ -52,12 +60,23 @@ def packed_messages(
         if unreadable and not buffer.damage.settle(lease, unreadable, least=least):
             return []
         frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
+        whole = service_pb2.SampleFrame()
+        whole.CopyFrom(frame)
+        _finish(whole, buffer, batch, unreadable)
+        if message := _shared(memory, whole, packed_pieces(service_pb2.SampleFrame, pieces)):
+            return [message]
         *parts, last = cut(pieces, frame_bytes=_part_bytes(pieces, max_bytes))
         messages = [_packed_message(frame, part) for part in parts]
-        _finish(frame, buffer, batch, unreadable)
-        return [*messages, _packed_message(frame, last)]
+        return [*messages, _packed_message(whole, last)]
 
     return packed(store, buffer, units, unreadable, join)
+
+
+def _shared(
+    memory: SampleMemory | None, frame: service_pb2.SampleFrame, large: Pieces
+) -> bytes | None:
+    """The message that a response lies in shared memory; None where there is no room for it."""
+    return None if memory is None else memory.put(frame_pieces(frame, large))
 
 
 def _part_bytes(pieces: Pieces, max_bytes: int) -> int:
@@ -70,12 +89,12 @@ def _packed_message(frame: service_pb2.SampleFrame, part: Pieces) -> bytes:
     return frame_response(frame, packed_pieces(service_pb2.SampleFrame, part))
 
 
-def trxp_parts(units: Sequence[Unit]) -> list[Sequence[Unit]]:
-    """A batch in parts that are read at once: none above `FRAME_BYTES` but that of a single unit.
+def trxp_parts(units: Sequence[Unit], most: int) -> list[Sequence[Unit]]:
+    """A batch in parts that are read at once: none has more bytes but that of a single unit.
 
     There is at least one part. Its bytes are those that it takes on the wire, at most.
     """
-    return _in_parts(units, [unit.message_bytes for unit in units], FRAME_BYTES)
+    return _in_parts(units, [unit.message_bytes for unit in units], most)
 
 
 def trxp_messages(
@@ -84,12 +103,13 @@ def trxp_messages(
     batch: SampledBatch,
     part: Sequence[Unit],
     unreadable: Unreadable,
+    memory: SampleMemory | None,
     *,
     is_last: bool,
     least: int,
     max_bytes: int,
 ) -> list[bytes] | None:
-    """A part of a batch of payloads, in messages of about `FRAME_BYTES`.
+    """A part of a batch of payloads, in shared memory or in messages of about `FRAME_BYTES`.
 
     Args:
         store: Where the experiences are.
@@ -97,6 +117,7 @@ def trxp_messages(
         batch: The batch.
         part: One of `trxp_parts`.
         unreadable: What of the batch can't be read, so far.
+        memory: Where all of the part is put if there is room.
         is_last: No part follows.
         least: The fewest units of the batch worth sending, of which the last part decides.
         max_bytes: None but a message of a single experience exceeds it.
@@ -111,13 +132,17 @@ def trxp_messages(
         if is_short and not buffer.damage.settle(lease, unreadable, least=least):
             return None
         frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, steady_clock.now()))
+        end = service_pb2.SampleFrame()
+        end.CopyFrom(frame)
+        if is_last:
+            _finish(end, buffer, batch, unreadable)
+        if message := _shared(memory, end, pieces_of(experiences)):
+            return [message]
         sizes = [each.num_bytes for each in experiences]
         *others, last = _in_parts(experiences, sizes, min(FRAME_BYTES, max_bytes))
         messages = [frame_response(frame, pieces_of(each)) for each in others]
-        if is_last:
-            _finish(frame, buffer, batch, unreadable)
         if is_last or last:
-            messages.append(frame_response(frame, pieces_of(last)))
+            messages.append(frame_response(end, pieces_of(last)))
         return messages
 
     return sampled(store, buffer, part, unreadable, join)

@@ -25,6 +25,7 @@ from experience_buffer_server.faults import as_client_error
 from experience_buffer_server.outgoing import Outgoing
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sending import Sending
+from experience_buffer_server.shared_memory import SampleMemory
 from experience_buffer_server.store.base import StoreError
 
 _DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -72,8 +73,9 @@ class SampleSession:
             partial(self._return_unsent, buffer),
         )
         ask = partial(self._ask, ahead, buffer, asked.consumer, want, sending)
+        memory = await self._share(asked)
         tasks = [
-            loop.create_task(self._read(buffer, sending, ask)),
+            loop.create_task(self._read(buffer, sending, memory, ask)),
             loop.create_task(self._deliver(want, ahead, sending, ask)),
         ]
         stopping = loop.create_task(self._stop())
@@ -92,6 +94,8 @@ class SampleSession:
             self._answers.close()
             self._outgoing.close()
             sending.close()
+            if memory is not None:
+                memory.close()
 
     async def _opening(self) -> service_pb2.SampleStreamRequest | None:
         """The first message; None when the stream ends or the server drains before it."""
@@ -105,6 +109,15 @@ class SampleSession:
             first.cancel()
             stopping.cancel()
 
+    async def _share(self, asked: service_pb2.SampleStreamOpen) -> SampleMemory | None:
+        """Memory that is shared with the client, if it asks for it and there is any."""
+        if not asked.HasField("memory"):
+            return None
+        memory = self._backend.shared_memory.for_samples(asked.memory)
+        if memory is not None:
+            await self._outgoing.put(memory.offer())
+        return memory
+
     async def _stop(self) -> None:
         """When the server drains no further batch is sent."""
         await self._backend.draining.wait()
@@ -112,7 +125,13 @@ class SampleSession:
 
     # --- what the client says
 
-    async def _read(self, buffer: Buffer, sending: Sending, ask: Callable[[], None]) -> None:
+    async def _read(
+        self,
+        buffer: Buffer,
+        sending: Sending,
+        memory: SampleMemory | None,
+        ask: Callable[[], None],
+    ) -> None:
         """Take credits, acks, nacks and extensions until the client has nothing more to say."""
         settle = partial(self._settle, buffer, sending)
         try:
@@ -124,6 +143,11 @@ class SampleSession:
                 elif kind == "byte_credits":
                     self._credits.grant(num_bytes=request.byte_credits)
                     ask()
+                elif kind == "released" and memory is not None:
+                    memory.release(request.released)
+                elif kind == "memory_ready" and memory is not None:
+                    memory.is_ready = True
+                    sending.share(memory)
                 elif kind == "extend":
                     lease_id = request.extend.lease_id
                     await self._answers.begin(partial(settle, lease_id, request))

@@ -11,7 +11,7 @@ from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.callers import caller_of
 from experience_buffer_server.credits import Credits
 from experience_buffer_server.damage import Unreadable
-from experience_buffer_server.outgoing import FRAME_BYTES, MAX_BYTES, Outgoing
+from experience_buffer_server.outgoing import FRAME_BYTES, MAX_BYTES, SHARED_PART_BYTES, Outgoing
 from experience_buffer_server.prefetching import Prefetches, fetched_bytes, fetched_units
 from experience_buffer_server.responses import Hold
 from experience_buffer_server.sample_frames import (
@@ -22,6 +22,7 @@ from experience_buffer_server.sample_frames import (
 )
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.shared_memory import SampleMemory
 from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store.base import StoreError
 
@@ -55,11 +56,16 @@ class Sending:
         self.rank_of = rank_of
         """Which batch comes next follows from the one that was sent last."""
         self._packed = packed
+        self._memory: SampleMemory | None = None
         self._leases: set[int] = set()
         """Open leases that end with the stream."""
         self._prefetches = Prefetches(backend.store)
         # The rest is for what travels with payloads.
         self._max_frame_bytes = backend.limits.max_message_bytes // 2
+
+    def share(self, memory: SampleMemory) -> None:
+        """Put batches into memory that the client has, too, as far as there is room in it."""
+        self._memory = memory
 
     def prepare(self, lease: Lease) -> None:
         """Begin to read what of a lease has to be had from the disk; `send` or `close` follows."""
@@ -130,7 +136,7 @@ class Sending:
             if batch.lease.state != "open":
                 return False
             messages = packed_messages(
-                store, buffer, batch, least=least, max_bytes=self._max_frame_bytes
+                store, buffer, batch, self._memory, least=least, max_bytes=self._max_frame_bytes
             )
         if not messages:
             return False
@@ -143,7 +149,7 @@ class Sending:
         """Send a batch of payloads, in parts that are read when they are to be sent."""
         store, buffer = self._backend.store, self._buffer
         unreadable, is_begun = Unreadable(), False
-        *others, last = trxp_parts(batch.units)
+        *others, last = trxp_parts(batch.units, self._part_bytes)
         for part in (*others, last):
             await self._outgoing.room()
             async with fetched_units(store, buffer.id, buffer.contents, part):
@@ -155,6 +161,7 @@ class Sending:
                     batch,
                     part,
                     unreadable,
+                    self._memory,
                     is_last=part is last,
                     # What has been sent can't be taken back: the rest follows, however small.
                     least=0 if is_begun else least,
@@ -183,15 +190,20 @@ class Sending:
         """Of a batch, what is in memory at once until all of it is read."""
         num_fetched = fetched_bytes(self._buffer.contents, units)
         if not self._packed:
-            num_fetched = min(num_fetched, _part_bytes(units))
+            num_fetched = min(num_fetched, self._most_of_part(units))
         return self._sent_bytes(units) + num_fetched
 
     def _sent_bytes(self, units: Sequence[Unit]) -> int:
         """Of a batch, what is in memory at once as messages."""
         num_bytes = sum(unit.num_bytes for unit in units)
-        return num_bytes if self._packed else min(num_bytes, MAX_BYTES + _part_bytes(units))
+        most = MAX_BYTES + self._most_of_part(units)
+        return num_bytes if self._packed else min(num_bytes, most)
 
+    @property
+    def _part_bytes(self) -> int:
+        """Of a batch of payloads, what is read at once, unless a unit is larger."""
+        return FRAME_BYTES if self._memory is None else SHARED_PART_BYTES
 
-def _part_bytes(units: Sequence[Unit]) -> int:
-    """What of a batch of payloads is read at once. A rank may get none of it."""
-    return max([FRAME_BYTES, *(unit.num_bytes for unit in units)])
+    def _most_of_part(self, units: Sequence[Unit]) -> int:
+        """What of a batch of payloads is read at once. A rank may get none of it."""
+        return max([self._part_bytes, *(unit.num_bytes for unit in units)])

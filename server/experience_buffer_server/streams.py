@@ -7,16 +7,18 @@ tasks are cancelled and leases that weren't acknowledged are offered again.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
 from experience_buffer import errors
 from experience_buffer.status import to_request_error
-from experience_buffer.v1 import service_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.faults import as_client_error
-from experience_buffer_server.push_requests import PushStreamRequest
+from experience_buffer_server.push_requests import PushRequest, PushStreamRequest
 from experience_buffer_server.push_responses import write_push_stream
+from experience_buffer_server.shared_memory import PushMemory
 from experience_buffer_server.store.base import StoreError
 
 _MAX_PUSHES = 64
@@ -31,6 +33,7 @@ class PushSession:
         self._backend = backend
         self._requests = requests
         self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_MAX_PUSHES)
+        self._memory: PushMemory | None = None
 
     async def responses(self) -> AsyncIterator[bytes]:
         """A `PushStreamResponse` per request, in order, each after its commit."""
@@ -45,6 +48,8 @@ class PushSession:
             for push in _taken(self._answers):
                 if push is not None:
                     push.cancel()
+            if self._memory is not None:
+                self._memory.close()
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
@@ -60,7 +65,14 @@ class PushSession:
                 request = following.result()
                 if request is None:
                     break
-                push = loop.create_task(self._push(request))
+                if request.asked is not None:
+                    self._share(request.asked)
+                    if self._memory is None:
+                        continue
+                    answer = self._offer(request.sequence, self._memory)
+                else:
+                    answer = self._push(request)
+                push = loop.create_task(answer)
                 try:
                     await self._answers.put(push)
                 except asyncio.CancelledError:
@@ -72,9 +84,52 @@ class PushSession:
                 following.cancel()
             await self._answers.put(None)
 
+    def _share(self, asked: types_pb2.MemoryRequest) -> None:
+        """Have memory that is shared with the client, if there is any.
+
+        Raises:
+            InvalidRequestError: The stream has some.
+        """
+        if self._memory is not None:
+            raise errors.InvalidRequestError(
+                "the stream has shared memory already; ask once", subject="memory"
+            )
+        self._memory = self._backend.shared_memory.for_pushes(asked)
+
+    @staticmethod
+    async def _offer(sequence: int, memory: PushMemory) -> bytes:
+        return service_pb2.PushStreamResponse(
+            sequence=sequence, memory=memory.offer()
+        ).SerializeToString()
+
+    def _with_lent(self, request: PushStreamRequest) -> PushRequest:
+        """The push, with the payloads that lie in shared memory.
+
+        Raises:
+            InvalidRequestError: There is no such memory, or they don't lie in it.
+            ResourceExhaustedError: They are too large together.
+        """
+        if not request.spans:
+            return request.push
+        if self._memory is None:
+            raise errors.InvalidRequestError(
+                "the stream has no shared memory: send payloads in push", subject="spans"
+            )
+        lent = self._memory.payloads(request.spans)
+        push, limit = request.push, self._backend.limits.max_message_bytes
+        num_bytes = push.num_bytes + sum(map(len, lent))
+        if num_bytes > limit:
+            raise errors.ResourceExhaustedError(
+                f"a push of {num_bytes} bytes is over the limit: server.max_message_bytes is "
+                f"{limit}; send less at once, or raise the limit"
+            )
+        payloads = [*push.payloads, *lent]
+        return dataclasses.replace(push, payloads=payloads, num_bytes=num_bytes, is_lent=True)
+
     async def _push(self, request: PushStreamRequest) -> bytes:
         try:
-            pushed = await self._backend.push(request.push, remaining_seconds=_patience(request))
+            push = self._with_lent(request)
+            pushed = await self._backend.push(push, remaining_seconds=_patience(request))
         except (errors.ExperienceBufferError, StoreError) as error:
             return service_pb2.PushStreamResponse(
                 sequence=request.sequence, error=to_request_error(as_client_error(error))

@@ -21,6 +21,7 @@ from experience_buffer import (
     Batch,
     BufferConfig,
     Client,
+    ClientOptions,
     ConsumerConfig,
     Experience,
     WriterOptions,
@@ -56,17 +57,27 @@ def serve(folder: Path, size: Size, variant: str) -> Iterator[tuple[str, Mapping
 
 
 def writer(address: str, size: Size, writer: int, mode: str) -> PushWriter:
-    """Connect a writer: `push`, a call per group; `writer`, in the background; `stubs`."""
+    """Connect a writer: `push`, a call per group; `writer`, in the background; `stubs`.
+
+    With `-grpc` behind that it shares no memory with the server.
+    """
     torch.set_num_threads(1)
-    return {"push": PushWriter, "writer": BackgroundWriter, "stubs": StubWriter}[mode](
-        address, size, writer
-    )
+    kind, options = _options(mode)
+    kinds = {"push": PushWriter, "writer": BackgroundWriter, "stubs": StubWriter}
+    return kinds[kind](address, size, writer, options)
 
 
 def reader(address: str, size: Size, mode: str) -> StreamReader:
-    """Connect a reader: `trxp`, as experiences, or `packed`, as columns."""
+    """Connect a reader: `trxp`, as experiences, or `packed`, as columns; `-grpc` as in `writer`."""
     torch.set_num_threads(1)
-    return StreamReader(address, size, "packed" if mode == "packed" else "trxp")
+    kind, options = _options(mode)
+    return StreamReader(address, size, "packed" if kind == "packed" else "trxp", options)
+
+
+def _options(mode: str) -> tuple[str, ClientOptions]:
+    """A mode without what it says of shared memory, and that."""
+    kind = mode.removesuffix("-grpc")
+    return kind, ClientOptions(shared_memory=kind == mode)
 
 
 def leave() -> None:
@@ -82,10 +93,10 @@ def versions() -> Mapping[str, str]:
 class PushWriter:
     """`Client.push`, which returns when the group is durable."""
 
-    def __init__(self, address: str, size: Size, writer: int) -> None:
+    def __init__(self, address: str, size: Size, writer: int, options: ClientOptions) -> None:
         self._size = size
         self._groups = experiences.Groups(size, writer)
-        self._client = Client(address, timeout=_TIMEOUT_SECONDS)
+        self._client = Client(address, timeout=_TIMEOUT_SECONDS, options=options)
         self._client.get_buffer(_BUFFER)
         self._num_pushed = 0
 
@@ -119,11 +130,11 @@ class PushWriter:
 class BackgroundWriter(PushWriter):
     """The client's background writer; what counts is what has its durable ack."""
 
-    def __init__(self, address: str, size: Size, writer: int) -> None:
-        super().__init__(address, size, writer)
+    def __init__(self, address: str, size: Size, writer: int, options: ClientOptions) -> None:
+        super().__init__(address, size, writer, options)
         pending = max(_PENDING_BYTES, _PENDING_ITEMS * size.num_bytes)
-        options = WriterOptions(max_pending_bytes=pending)
-        self._background = self._client.writer(buffer=_BUFFER, options=options)
+        bounds = WriterOptions(max_pending_bytes=pending)
+        self._background = self._client.writer(buffer=_BUFFER, options=bounds)
 
     @property
     def num_acked(self) -> int:
@@ -147,8 +158,8 @@ class BackgroundWriter(PushWriter):
 class StubWriter(PushWriter):
     """The generated stubs: what another language's client would do."""
 
-    def __init__(self, address: str, size: Size, writer: int) -> None:
-        super().__init__(address, size, writer)
+    def __init__(self, address: str, size: Size, writer: int, options: ClientOptions) -> None:
+        super().__init__(address, size, writer, options)
         self._channel = grpc.insecure_channel(
             address, options=[("grpc.max_send_message_length", -1)]
         )
@@ -183,11 +194,13 @@ class Columns:
 class StreamReader:
     """`Client.stream`: every batch is acknowledged, and that is durable too."""
 
-    def __init__(self, address: str, size: Size, format: SampleFormat) -> None:
+    def __init__(
+        self, address: str, size: Size, format: SampleFormat, options: ClientOptions
+    ) -> None:
         self._size = size
         self._format: SampleFormat = format
         self._pending: deque[PendingAck] = deque()
-        self._client = Client(address, timeout=_TIMEOUT_SECONDS)
+        self._client = Client(address, timeout=_TIMEOUT_SECONDS, options=options)
         self._stream = self._client.stream(
             size.batch_groups,
             buffer=_BUFFER,

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from experience_buffer_server.store.payload_file import whole_blocks
 from experience_buffer._runs import Runs
+from experience_buffer_server.store.payload_file import whole_blocks
 
 _MOST_RECLAIMED: Final = 1000
 """Runs in a transaction."""

@@ -77,7 +77,8 @@ async def test_too_small_a_rest_is_sampled_anew(world: World, name: str) -> None
 async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experience_buffer_server.sample_frames.FRAME_BYTES", 1)
+    for module in ("sample_frames", "sending"):
+        monkeypatch.setattr(f"experience_buffer_server.{module}.FRAME_BYTES", 1)
     backend = await serving(world)
     buffer = backend.buffer("b")
     await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))

@@ -36,7 +36,7 @@ def test_parts_are_as_large_as_a_message_or_one_unit(
     sizes: list[int], expected: list[list[int]]
 ) -> None:
     batch = units(sizes)
-    parts = trxp_parts(batch)
+    parts = trxp_parts(batch, FRAME_BYTES)
     assert [[unit.message_bytes for unit in part] for part in parts] == expected
     assert [unit for part in parts for unit in part] == batch
 

@@ -113,7 +113,9 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
         limit = self.break_push_after.popleft() if self.break_push_after else None
         context.add_callback(self._push_ended)
         self._push_contexts.append(context)
-        for count, request in enumerate(request_iterator, 1):
+        # It has no memory to share, and says nothing to who asks.
+        pushes = (request for request in request_iterator if not request.HasField("memory"))
+        for count, request in enumerate(pushes, 1):
             self.num_waiting_pushes += 1
             with self.lock:
                 self.num_waiting_pushes -= 1

@@ -1,0 +1,509 @@
+"""Memory that clients share with a server on their machine: the same bytes, by a shorter way.
+
+Whatever a client says of it, true or not, costs its own stream at most.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from experience_buffer import (
+    EID,
+    AsyncClient,
+    BufferConfig,
+    Client,
+    ClientOptions,
+    ConsumerConfig,
+    Experience,
+    WriterOptions,
+    _shared_memory,
+    trxp,
+)
+from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.server import Server, eventually
+from tests.integration.streams import SpokenStream, speaking
+
+HERE = types_pb2.MemoryRequest(machine=_shared_memory.machine())
+OVER_GRPC = ClientOptions(shared_memory=False)
+GROUP_SIZE, NUM_GROUPS = 3, 11
+FORMATS = ("packed", "trxp")
+
+
+def member(task: int, run: int, num_tokens: int = 7_001) -> Experience:
+    """One of about 60 KB, with what it holds made of its identity."""
+    return Experience(
+        eid=EID(0, task, run, suffix="5ba0c2"),
+        tokens=torch.arange(num_tokens, dtype=torch.int32) * (task + 3) + run,
+        logprobs=-torch.arange(num_tokens - 11, dtype=torch.float32) / (1 + task + run),
+        action_mask=torch.arange(num_tokens - 11) % (run + 2) == 0,
+        reward=float(run),
+        prompt_length=11,
+        response_text="é" * 101,
+    )
+
+
+GROUPS = [[member(task, run) for run in range(GROUP_SIZE)] for task in range(NUM_GROUPS)]
+PAYLOADS = {one.eid.uid: trxp.encode([one]) for group in GROUPS for one in group}
+
+
+def config(name: str) -> BufferConfig:
+    """A buffer whose consumers are named by the formats, and by whether memory is shared."""
+    consumers = [ConsumerConfig(name, unit="group") for name in (*FORMATS, "packed2", "trxp2")]
+    return BufferConfig(name, group_size=GROUP_SIZE, consumers=tuple(consumers))
+
+
+def figures(server: Server, prefix: str = "experience_buffer_shared_memory") -> dict[str, float]:
+    """What the server says of its shared memory."""
+    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+    with urllib.request.urlopen(url) as page:
+        lines = page.read().decode().splitlines()
+    named = [line.removeprefix(prefix).rpartition(" ") for line in lines if line.startswith(prefix)]
+    return {name: float(value) for name, _, value in named}
+
+
+def shared_streams(server: Server) -> float:
+    """How many streams have got any so far."""
+    return figures(server).get('_streams_total{result="shared"}', 0.0)
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    with Client(shared_server.address) as connected:
+        yield connected
+
+
+def written(client: Client, name: str) -> None:
+    """All groups, through a background writer that has shared memory."""
+    with client.writer(buffer=name) as writer:
+        writer.append(GROUPS[0])
+        eventually(lambda: writer._memory._memory is not None, "shared memory")
+        for group in GROUPS[1:]:
+            writer.append(group)
+        writer.flush()
+        assert writer.counts.num_stored == len(PAYLOADS)
+        # What was answered leaves its room.
+        assert writer._memory._free.num_bytes == len(writer._memory._memory or b"")
+
+
+def sampled(client: Client, name: str, consumer: str) -> dict[str, bytes]:
+    """All that a consumer gets by a stream, as payloads; groups are whole."""
+    found: dict[str, bytes] = {}
+    format = "packed" if consumer.startswith("packed") else "trxp"
+    with client.stream(
+        3, buffer=name, consumer=consumer, format=format, timeout=0.2, min_batch_size=1
+    ) as stream:  # type: ignore[arg-type]
+        while len(found) < len(PAYLOADS):
+            batch = next(stream)
+            experiences = batch.experiences
+            assert len({one.eid.tid for one in experiences}) * GROUP_SIZE == len(experiences)
+            found |= {one.eid.uid: trxp.encode([one]) for one in experiences}
+            batch.ack()
+        has_memory = stream._memory._memory is not None
+    assert has_memory is client.options.shared_memory
+    return found
+
+
+# --- the same bytes
+
+
+def test_what_goes_through_shared_memory_is_what_goes_over_grpc(
+    shared_server: Server, client: Client, name: str
+) -> None:
+    client.create_buffer(config(name))
+    before = shared_streams(shared_server)
+    written(client, name)
+    with Client(shared_server.address, options=OVER_GRPC) as other:
+        for consumer in FORMATS:
+            assert sampled(client, name, consumer) == PAYLOADS
+        assert shared_streams(shared_server) == before + 3
+        for consumer in ("packed2", "trxp2"):
+            assert sampled(other, name, consumer) == PAYLOADS
+        assert shared_streams(shared_server) == before + 3
+
+
+def test_batches_keep_what_they_hold_while_others_follow(
+    shared_server: Server, client: Client, name: str
+) -> None:
+    """Each is a copy: the memory serves again as soon as it has been read."""
+    client.create_buffer(config(name))
+    written(client, name)
+    with client.stream(1, buffer=name, consumer="packed", format="packed", prefetch=4) as stream:
+        batches = [next(stream) for _ in range(NUM_GROUPS)]
+        tensors = [batch.packed.tensor("tokens") for batch in batches]
+        for tensor in tensors[::2]:
+            tensor.zero_()  # They are the trainer's own.
+    for task, (batch, tensor) in enumerate(zip(batches, tensors, strict=True)):
+        expected = torch.cat([one.tokens for one in GROUPS[task] if one.tokens is not None])
+        assert torch.equal(tensor, torch.zeros_like(expected) if task % 2 == 0 else expected)
+        assert torch.equal(batch.packed.tensor("tokens"), tensor)
+
+
+async def test_the_async_client_shares_memory_too(shared_server: Server, name: str) -> None:
+    before = shared_streams(shared_server)
+    async with AsyncClient(shared_server.address) as client:
+        await client.create_buffer(config(name))
+        async with client.writer(buffer=name) as writer:
+            for group in GROUPS:
+                await writer.append(group)
+                await writer.flush()
+        for consumer in FORMATS:
+            found: dict[str, bytes] = {}
+            stream = client.stream(
+                3, buffer=name, consumer=consumer, format=consumer, timeout=0.2, min_batch_size=1
+            )  # type: ignore[arg-type]
+            async with stream:
+                async for batch in stream:
+                    found |= {one.eid.uid: trxp.encode([one]) for one in batch.experiences}
+                    await batch.ack()
+                    if len(found) == len(PAYLOADS):
+                        break
+            assert stream._memory._memory is not None
+            assert found == PAYLOADS
+    assert shared_streams(shared_server) == before + 3
+
+
+def test_larger_than_the_memory_goes_over_grpc(
+    shared_server: Server, client: Client, name: str
+) -> None:
+    """In one stream with what fits, both ways."""
+    client.create_buffer(
+        BufferConfig(name, group_by="none", consumers=(ConsumerConfig("t"), ConsumerConfig("p")))
+    )
+    sizes = [7_001, 2_000_003, 7_013, 4_500_017, 7_019]
+    experiences = [member(task, 0, size) for task, size in enumerate(sizes)]
+    with client.writer(buffer=name, options=WriterOptions(max_batch_items=1)) as writer:
+        for experience in experiences:
+            writer.append(experience)
+            writer.flush()
+    for consumer, format in (("t", "trxp"), ("p", "packed")):
+        with client.stream(1, buffer=name, consumer=consumer, format=format) as stream:  # type: ignore[arg-type]
+            for experience in experiences:
+                [found] = next(stream).experiences
+                assert trxp.encode([found]) == trxp.encode([experience])
+
+
+# --- who has none
+
+
+@pytest.mark.parametrize("problem", [PermissionError("another user's"), ValueError("not it")])
+def test_who_may_not_open_it_goes_over_grpc(
+    shared_server: Server,
+    client: Client,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Exception,
+) -> None:
+    def refuse(*_: object, **__: object) -> memoryview:
+        raise problem
+
+    client.create_buffer(config(name))
+    monkeypatch.setattr(_shared_memory, "attach", refuse)
+    with client.writer(buffer=name) as writer:
+        for group in GROUPS:
+            writer.append(group)
+    with client.stream(NUM_GROUPS, buffer=name, consumer="trxp") as stream:
+        found = {one.eid.uid: trxp.encode([one]) for one in next(stream).experiences}
+    assert found == PAYLOADS
+
+
+def test_a_server_that_shares_none(make_server: Callable[..., Server], name: str) -> None:
+    server = make_server(toml="[server]\nmax_shared_bytes = 0\n")
+    with Client(server.address) as client:
+        client.create_buffer(config(name))
+        with client.writer(buffer=name) as writer:
+            writer.append([one for group in GROUPS for one in group])
+        with client.stream(NUM_GROUPS, buffer=name, consumer="trxp") as stream:
+            assert len(next(stream).experiences) == len(PAYLOADS)
+        assert figures(server) == {
+            "_bytes": 0.0,
+            '_streams_total{result="max_shared_bytes"}': 2.0,
+        } | {name: value for name, value in figures(server).items() if "_created" in name}
+
+
+# --- what is left of it
+
+
+def memory_files(server: Server) -> list[str]:
+    """Shared memory that a server has open or mapped."""
+    folder = f"/proc/{server.pid}/fd"
+    found = []
+    for number in os.listdir(folder):
+        try:
+            found.append(os.readlink(f"{folder}/{number}"))
+        except FileNotFoundError:
+            continue  # Closed meanwhile.
+    with open(f"/proc/{server.pid}/maps") as maps:
+        found += [line for line in maps if _shared_memory.NAME_PREFIX in line]
+    return [path for path in found if _shared_memory.NAME_PREFIX in path]
+
+
+def test_it_goes_with_its_stream(make_server: Callable[..., Server], name: str) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(config(name))
+        for _ in range(3):
+            written_once = client.writer(buffer=name)
+            written_once.append([one for group in GROUPS for one in group])
+            written_once.flush()
+            with client.stream(1, buffer=name, consumer="packed", format="packed") as stream:
+                next(stream)
+                assert figures(server)["_bytes"] > 0
+                assert memory_files(server)
+            written_once.close()
+            eventually(lambda: figures(server)["_bytes"] == 0, "the end of both streams")
+        eventually(lambda: not memory_files(server), "nothing of it to be left")
+
+
+def test_a_server_that_comes_back_shares_memory_again(
+    make_server: Callable[..., Server], name: str
+) -> None:
+    """What was under way in the memory of the dead one is pushed again, and is stored once."""
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(config(name))
+        with client.writer(buffer=name) as writer:
+            for place, group in enumerate(GROUPS):
+                writer.append(group)
+                if place in (3, 7):
+                    server.restart()
+            writer.flush()
+            assert writer.counts.num_stored + writer.counts.num_duplicates == len(PAYLOADS)
+            writer.append(member(99, 0))
+            eventually(lambda: writer._memory._memory is not None, "memory of the new server")
+        for consumer in FORMATS:
+            assert sampled(client, name, consumer) == PAYLOADS
+
+
+# --- whatever a client says
+
+
+class SpokenPushes:
+    """A PushStream by hand, with the memory that it has got."""
+
+    def __init__(self, stub: ExperienceBufferStub, name: str) -> None:
+        self._name = name
+        self._requests: queue.SimpleQueue[service_pb2.PushStreamRequest | None] = (
+            queue.SimpleQueue()
+        )
+        self.call = stub.PushStream(iter(self._requests.get, None))
+        self.memory: mmap.mmap | None = None
+
+    def say(self, sequence: int, **fields: Any) -> None:
+        """Send one message."""
+        push = {"push": service_pb2.PushRequest(buffer=self._name)} | fields
+        self._requests.put(service_pb2.PushStreamRequest(sequence=sequence, **push))
+
+    def share(self) -> None:
+        """Ask for memory, and map it."""
+        self.say(1, memory=HERE)
+        answer = next(self.call)
+        assert (answer.sequence, answer.WhichOneof("result")) == (1, "memory")
+        path = f"/proc/{answer.memory.process_id}/fd/{answer.memory.descriptor}"
+        descriptor = os.open(path, os.O_RDWR)
+        self.memory = mmap.mmap(descriptor, answer.memory.num_bytes)
+        os.close(descriptor)
+
+    def put(self, payload: bytes, offset: int) -> types_pb2.MemorySpan:
+        """Write a payload into the memory."""
+        assert self.memory is not None
+        self.memory[offset : offset + len(payload)] = payload
+        return types_pb2.MemorySpan(offset=offset, num_bytes=len(payload))
+
+    def outcome(self, sequence: int) -> str:
+        """What became of a push: the statuses of its items, or what was wrong with all of it."""
+        answer = next(self.call)
+        assert answer.sequence == sequence
+        if answer.WhichOneof("result") == "error":
+            return str(answer.error.message)
+        return ",".join(
+            types_pb2.PushStatus.Name(one.status).removeprefix("PUSH_STATUS_")
+            for one in answer.response.outcomes
+        )
+
+
+@contextmanager
+def pushing(stub: ExperienceBufferStub, name: str) -> Iterator[SpokenPushes]:
+    """A push stream that is cancelled in the end."""
+    stream = SpokenPushes(stub, name)
+    try:
+        yield stream
+    finally:
+        stream.call.cancel()
+        stream._requests.put(None)
+
+
+def test_payloads_in_memory_and_in_the_message_belong_together(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(config(name))
+    payloads = [trxp.encode([one]) for one in GROUPS[0]]
+    with pushing(stub, name) as stream:
+        stream.share()
+        spans = [stream.put(payloads[1], 100_001), stream.put(payloads[2], 3)]
+        push = service_pb2.PushRequest(buffer=name, payload=payloads[0])
+        stream.say(2, push=push, spans=spans)
+        assert stream.outcome(2) == "STORED,STORED,STORED"
+        stream.say(3, push=push, spans=spans)
+        assert stream.outcome(3) == "DUPLICATE,DUPLICATE,DUPLICATE"
+        # What lies there is written over: others are known by their own bytes.
+        stream.say(4, spans=[stream.put(trxp.encode([GROUPS[1][0]]), 3)])
+        assert stream.outcome(4) == "STORED"
+    for one in GROUPS[0]:
+        assert client.get(one.eid.uid, buffer=name).payload == PAYLOADS[one.eid.uid]
+
+
+@pytest.mark.parametrize(
+    ("spans", "words"),
+    [
+        ([{"offset": 0, "num_bytes": 0}], "0 bytes at 0 don't lie in shared memory"),
+        ([{"offset": 2**64 - 1, "num_bytes": 7}], "don't lie in shared memory of 16777216"),
+        ([{"offset": 16_777_216, "num_bytes": 1}], "don't lie in shared memory"),
+        ([{"offset": 16_777_215, "num_bytes": 2}], "don't lie in shared memory"),
+        ([{"offset": 0, "num_bytes": 2**64 - 1}], "don't lie in shared memory"),
+        ([{"offset": 0, "num_bytes": 16_777_216}] * 5, "over the limit: server.max_message_bytes"),
+        ([{"offset": 4096, "num_bytes": 100}], "100 bytes"),
+    ],
+)
+def test_payloads_that_aren_t_there_are_refused_and_the_stream_goes_on(
+    client: Client,
+    stub: ExperienceBufferStub,
+    name: str,
+    spans: list[Mapping[str, int]],
+    words: str,
+) -> None:
+    client.create_buffer(config(name))
+    with pushing(stub, name) as stream:
+        stream.share()
+        stream.say(2, spans=[types_pb2.MemorySpan(**span) for span in spans])
+        found = stream.outcome(2)
+        assert words in found or "TRXP" in found
+        assert "STORED" not in found
+        stream.say(3, spans=[stream.put(trxp.encode([GROUPS[0][0]]), 0)])
+        assert stream.outcome(3) == "STORED"
+
+
+def test_a_stream_without_memory_has_no_payloads_there(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(config(name))
+    with pushing(stub, name) as stream:
+        stream.say(1, memory=types_pb2.MemoryRequest(machine="another/4026531836"))
+        stream.say(2, spans=[types_pb2.MemorySpan(offset=0, num_bytes=100)])
+        assert "the stream has no shared memory" in stream.outcome(2)
+
+
+def test_memory_is_asked_for_once(client: Client, stub: ExperienceBufferStub, name: str) -> None:
+    client.create_buffer(config(name))
+    with pushing(stub, name) as stream:
+        stream.share()
+        stream.say(2, memory=HERE)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream.call)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "ask once" in str(caught.value)
+
+
+def test_a_client_that_goes_on_writing_gets_what_was_copied_or_nothing(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    """What it changes while it is read can't be half of one and half of another."""
+    client.create_buffer(BufferConfig(name, group_by="none", consumers=(ConsumerConfig("t"),)))
+    sent = {}
+    with pushing(stub, name) as stream:
+        stream.share()
+        for number in range(2, 60):
+            one = member(number, 0)
+            sent[one.eid.uid] = trxp.encode([one])
+            stream.say(number, spans=[stream.put(sent[one.eid.uid], 0)])
+            stream.put(os.urandom(50_000), 20_000)
+            found = stream.outcome(number)
+            if found == "STORED":
+                stored = client.get(one.eid.uid, buffer=name)
+                # Whatever it was when it was copied: that has been read, and has its digest.
+                assert len(stored.payload) == len(sent[one.eid.uid])
+                assert trxp.decode(stored.payload)[0].eid == one.eid
+
+
+def opened(stream: SpokenStream, name: str, *, ready: bool = True) -> types_pb2.SharedMemory:
+    """A sample stream with memory."""
+    stream.open(name, 1, consumer="trxp", memory=HERE)
+    offer = stream.next()
+    assert offer.WhichOneof("message") == "memory", offer
+    if ready:
+        stream.say(memory_ready=service_pb2.MemoryReady())
+    return offer.memory
+
+
+def test_nothing_is_put_into_memory_that_the_client_hasn_t_got(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(config(name))
+    written(client, name)
+    with speaking(stub) as stream:
+        opened(stream, name, ready=False)
+        stream.say(credits=1)
+        assert len(stream.batch().experiences) == GROUP_SIZE
+        stream.say(memory_ready=service_pb2.MemoryReady())
+        stream.say(credits=1)
+        assert stream.next().WhichOneof("message") == "span"
+
+
+def test_a_reader_that_releases_nothing_gets_the_rest_over_grpc(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    client.create_buffer(BufferConfig(name, group_by="none", consumers=(ConsumerConfig("trxp"),)))
+    client.push([member(task, 0, 1_000_003) for task in range(6)], buffer=name)
+    kinds: list[str] = []
+    with speaking(stub) as stream:
+        opened(stream, name)
+        stream.say(credits=6)
+        while kinds.count("span") + kinds.count("last") < 6:
+            message = stream.next()
+            kind = message.WhichOneof("message")
+            kinds.append("last" if kind == "frame" and message.frame.last else str(kind))
+    # 9 MB each: three of them have room.
+    assert kinds.count("span") == 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"released": types_pb2.MemorySpan(offset=0, num_bytes=1)},
+        {"released": types_pb2.MemorySpan(offset=2**64 - 1)},
+    ],
+)
+def test_a_reader_that_releases_what_it_has_not_got_is_told(
+    client: Client, stub: ExperienceBufferStub, name: str, message: dict[str, Any]
+) -> None:
+    client.create_buffer(config(name))
+    with speaking(stub) as stream:
+        opened(stream, name)
+        stream.say(**message)
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.next()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("kind", ["released", "memory_ready"])
+def test_a_reader_without_memory_has_nothing_to_say_of_it(
+    client: Client, stub: ExperienceBufferStub, name: str, kind: str
+) -> None:
+    client.create_buffer(config(name))
+    with speaking(stub) as stream:
+        stream.open(name, 1, consumer="trxp")
+        said: Any = types_pb2.MemorySpan() if kind == "released" else service_pb2.MemoryReady()
+        stream.say(**{kind: said})
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.next()
+    assert f"unexpected message '{kind}'" in str(caught.value)

@@ -1,0 +1,260 @@
+"""Memory shared with a server, from the client's side: what is taken, what goes where, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experience_buffer import _sample_wire, _shared_memory, _wire
+from experience_buffer._push_memory import PushMemory
+from experience_buffer._queue import Request
+from experience_buffer._sample_memory import SampleMemory
+from experience_buffer._shared_memory import MIN_BYTES, attach, machine, part
+from experience_buffer.errors import InternalServerError
+from experience_buffer.v1 import service_pb2 as pb
+from experience_buffer.v1.types_pb2 import MemorySpan, SharedMemory
+
+NAME = "experience-buffer-" + "0123456789abcdef" * 2
+NUM_BYTES = 1 << 20
+FIELDS = _wire.push_fields(buffer="math", group_size=7)
+
+
+class Made:
+    """Memory as a server makes it."""
+
+    def __init__(self, name: str = NAME, num_bytes: int = NUM_BYTES) -> None:
+        self.descriptor = os.memfd_create(name)
+        os.ftruncate(self.descriptor, num_bytes)
+        self.memory = mmap.mmap(self.descriptor, num_bytes)
+        self.offer = SharedMemory(
+            process_id=os.getpid(), descriptor=self.descriptor, name=name, num_bytes=num_bytes
+        )
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    found = Made()
+    yield found
+    os.close(found.descriptor)
+
+
+# --- which machine, and whose memory
+
+
+def test_a_machine_is_its_boot_and_its_processes() -> None:
+    boot, _, namespace = machine().partition("/")
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert namespace == str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+@pytest.mark.parametrize("missing", ["_BOOT", "_NAMESPACE"])
+def test_who_can_t_say_where_it_is_shares_nothing(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(_shared_memory, missing, "/nowhere")
+    assert machine() == ""
+    assert PushMemory(FIELDS, is_wanted=True).opening() == []
+
+
+def test_other_systems_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine() == ""
+
+
+def test_what_one_side_writes_the_other_reads(made: Made) -> None:
+    theirs = attach(made.offer, writable=True)
+    theirs[7:10] = b"abc"
+    assert made.memory[7:10] == b"abc"
+    readable = attach(made.offer, writable=False)
+    assert readable.readonly
+    assert bytes(readable[7:10]) == b"abc"
+
+
+def test_only_memory_of_the_offered_name_is_opened(made: Made, tmp_path: Path) -> None:
+    """Whatever else has that number may be a terminal, a device or a pipe that blocks who opens it."""
+    reading, writing = os.pipe()
+    secret = os.open(tmp_path, os.O_RDONLY)
+    others = Made(name=NAME[:-1] + "0")
+    try:
+        for descriptor in (reading, writing, secret, others.descriptor):
+            made.offer.descriptor = descriptor
+            with pytest.raises(ValueError, match="where the server has its shared memory"):
+                attach(made.offer, writable=True)
+    finally:
+        for descriptor in (reading, writing, secret, others.descriptor):
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", ["", "outbox", NAME + "0", NAME.upper(), f"../{NAME}", NAME[:-1]])
+def test_names_that_no_server_gives_are_refused(made: Made, name: str) -> None:
+    made.offer.name = name
+    with pytest.raises(ValueError, match="names its shared memory"):
+        attach(made.offer, writable=False)
+
+
+def test_memory_of_another_size_is_refused(made: Made) -> None:
+    """To read behind the end of what a file has would end the process."""
+    made.offer.num_bytes += 1
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match=f"has not {NUM_BYTES + 1} bytes"):
+        attach(made.offer, writable=False)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_memory_that_is_gone_is_an_error_of_the_system(made: Made) -> None:
+    made.offer.descriptor = 999_999
+    with pytest.raises(FileNotFoundError):
+        attach(made.offer, writable=False)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_a_part_lies_in_the_memory_or_is_none(offset: int, num_bytes: int) -> None:
+    memory = memoryview(bytes(range(251)))
+    span = MemorySpan(offset=offset, num_bytes=num_bytes)
+    if num_bytes > 0 and offset + num_bytes <= 251:
+        assert part(memory, span) == memory[offset : offset + num_bytes]
+    else:
+        with pytest.raises(ValueError, match="don't lie in shared memory of 251"):
+            part(memory, span)
+
+
+@given(st.integers(0, 250), st.integers(0, 252))
+def test_parts_at_the_edges(offset: int, num_bytes: int) -> None:
+    test_a_part_lies_in_the_memory_or_is_none.hypothesis.inner_test(offset, num_bytes)  # type: ignore[attr-defined]
+
+
+# --- pushes
+
+
+def request(sequence: int, *sizes: int) -> Request:
+    payloads = [os.urandom(size) for size in sizes]
+    return Request(sequence, FIELDS, payloads, range(len(sizes)), sum(sizes))
+
+
+@pytest.fixture
+def memory(made: Made) -> PushMemory:
+    found = PushMemory(FIELDS, is_wanted=True)
+    found.offered(made.offer)
+    return found
+
+
+def read(made: Made, data: bytes) -> tuple[pb.PushStreamRequest, list[bytes]]:
+    message = pb.PushStreamRequest.FromString(data)
+    inline = [message.push.payload, *message.push.payloads]
+    spans = [bytes(made.memory[s.offset : s.offset + s.num_bytes]) for s in message.spans]
+    return message, [payload for payload in [*inline, *spans] if payload]
+
+
+def test_the_first_message_asks_and_names_the_buffer() -> None:
+    [opening] = PushMemory(FIELDS, is_wanted=True).opening()
+    message = pb.PushStreamRequest.FromString(opening)
+    assert (message.memory.machine, message.sequence) == (machine(), 0)
+    assert (message.push.buffer, message.push.payload) == ("math", b"")
+    assert PushMemory(FIELDS, is_wanted=False).opening() == []
+
+
+def test_payloads_lie_in_the_memory_until_they_are_answered(made: Made, memory: PushMemory) -> None:
+    requests = [request(number, 50_021, 40_009, 100_003) for number in range(1, 6)]
+    messages = [memory.message(each) for each in requests]
+    spans = []
+    for each, data in zip(requests, messages, strict=True):
+        assert len(data) < 200
+        message, payloads = read(made, data)
+        assert (message.sequence, message.push.buffer) == (each.sequence, "math")
+        assert message.push.group_size == 7
+        assert payloads == each.payloads
+        spans += [(span.offset, span.offset + span.num_bytes) for span in message.spans]
+    spans.sort()
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    # There is no room for a sixth: it travels in its message.
+    sixth = request(6, 190_027)
+    assert memory.message(sixth) == sixth.message()
+    memory.answered(2)
+    message, payloads = read(made, memory.message(sixth))
+    assert payloads == sixth.payloads
+    assert [span.offset for span in message.spans] == [spans[3][0]]
+    for each, data in zip(requests, messages, strict=True):
+        if each.sequence != 2:
+            assert read(made, data)[1] == each.payloads, "nothing under way is written over"
+
+
+def test_what_is_answered_twice_or_wasn_t_there_frees_nothing(
+    made: Made, memory: PushMemory
+) -> None:
+    first, second = request(1, 500_009), request(2, 500_009)
+    memory.answered(0)
+    memory.message(first)
+    memory.answered(1)
+    memory.answered(1)
+    memory.message(second)
+    memory.answered(1)
+    assert memory.message(request(3, 600_011)) != b""
+    assert read(made, memory.message(request(4, 500_009)))[0].spans
+    assert not read(made, memory.message(request(5, 500_009)))[0].spans
+
+
+def test_little_travels_in_its_message(memory: PushMemory) -> None:
+    small, large = request(1, MIN_BYTES - 1), request(2, MIN_BYTES)
+    assert memory.message(small) == small.message()
+    assert memory.message(large) != large.message()
+
+
+def test_what_was_postponed_is_placed_again(made: Made, memory: PushMemory) -> None:
+    again = request(1, 700_001)
+    memory.message(again)
+    memory.answered(1)
+    assert read(made, memory.message(again))[1] == again.payloads
+
+
+@pytest.mark.parametrize("problem", [PermissionError("not yours"), ValueError("not memory")])
+def test_who_may_not_have_the_memory_goes_without(
+    made: Made, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def refuse(*_: object, **__: object) -> memoryview:
+        raise problem
+
+    monkeypatch.setattr(_shared_memory, "attach", refuse)
+    memory, each = PushMemory(FIELDS, is_wanted=True), request(1, 700_001)
+    memory.offered(made.offer)
+    assert memory.message(each) == each.message()
+    assert SampleMemory().offered(made.offer) == []
+
+
+# --- samples
+
+
+def test_a_response_is_copied_and_released(made: Made) -> None:
+    memory = SampleMemory()
+    [ready] = memory.offered(made.offer)
+    assert ready.HasField("memory_ready")
+    packed = os.urandom(100_003)
+    large = _sample_wire.packed_pieces(pb.SampleFrame, [packed])
+    data = _sample_wire.frame_response(pb.SampleFrame(last=True, num_units=3), large)
+    made.memory[4096 : 4096 + len(data)] = data
+    span = MemorySpan(offset=4096, num_bytes=len(data))
+    received, released = memory.read(span)
+    made.memory[4096 : 4096 + len(data)] = bytes(len(data))
+    assert released.released == span
+    assert received.message.frame.num_units == 3
+    assert received.packed == packed
+    assert isinstance(received.packed, memoryview)
+    assert not received.packed.readonly, "a packed batch's tensors are views on it"
+
+
+@pytest.mark.parametrize("offset", [0, NUM_BYTES - 6, 2**63])
+def test_a_response_that_isn_t_there_is_the_servers_error(made: Made, offset: int) -> None:
+    memory, span = SampleMemory(), MemorySpan(offset=offset, num_bytes=7)
+    with pytest.raises(InternalServerError, match="there is no shared memory"):
+        memory.read(span)
+    memory.offered(made.offer)
+    made.memory[:7] = b"garbage"
+    with pytest.raises(InternalServerError, match="says that a batch lies where none is"):
+        memory.read(span)
