@@ -16,7 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from experience_buffer.v1 import service_pb2
+from experience_buffer import _shared_memory
+from experience_buffer.v1 import service_pb2, types_pb2
 from tests.fuzz import mutations, tables
 from tests.fuzz.bombs import many, one
 
@@ -109,6 +110,8 @@ def seeds() -> list[bytes]:
     change.config.name = "plain"
     change.config.max_items = 5
     change.update_mask.paths.append("max_items")
+    memory = types_pb2.MemoryRequest(machine=_shared_memory.machine())
+    span = types_pb2.MemorySpan(offset=4096, num_bytes=4096)
     priority = pb.PriorityUpdate(uid="1/2/3/5/a", priority=2)
     in_order: list[tuple[str, Message]] = [
         ("Push", push), ("Sample", sample), ("Ack", pb.AckRequest(buffer="plain", lease_id=1, step=1)),
@@ -118,6 +121,10 @@ def seeds() -> list[bytes]:
         ("PushStream", pb.PushStreamRequest(sequence=1, push=push)),
         ("PushStream", pb.PushStreamRequest(sequence=2, push=group)),
         ("PushStream", pb.PushStreamRequest(sequence=3, push=parts)),
+        ("PushStream", pb.PushStreamRequest(sequence=4, push=push, memory=memory)),
+        ("PushStream", pb.PushStreamRequest(sequence=5, push=push, spans=[span])),
+        ("SampleStream", pb.SampleStreamRequest(memory_ready=pb.MemoryReady())),
+        ("SampleStream", pb.SampleStreamRequest(released=span)),
         ("SampleStream", opening), ("SampleStream", pb.SampleStreamRequest(credits=2)),
         ("SampleStream", settle),
         ("SampleStream", pb.SampleStreamRequest(extend=pb.ExtendLeaseRequest(lease_id=1))),

@@ -172,3 +172,12 @@ def test_very_many_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch) 
     assert [type(payload) for payload in read.payloads] == [bytes] * 37
     with pytest.raises(DecodeError, match="37 payloads, 36 are allowed"):
         read_push(data, max_payloads=36)
+
+
+def test_no_more_payloads_lie_in_shared_memory_than_a_push_may_have() -> None:
+    spans = [types_pb2.MemorySpan(offset=number, num_bytes=1) for number in range(37)]
+    data = service_pb2.PushStreamRequest(sequence=7, spans=spans).SerializeToString()
+    read = read_push_stream(data, max_payloads=37)
+    assert [span.offset for span in read.spans] == list(range(37))
+    with pytest.raises(DecodeError, match="37 spans, 36 payloads are allowed"):
+        read_push_stream(data, max_payloads=36)

@@ -16,8 +16,12 @@ from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer_settings import MEBI
 from experience_buffer_server.callers import caller_of
 from experience_buffer_server.config import Settings
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.push_requests import PushStreamRequest, read_push_stream
+from experience_buffer_server.ingest import Push, PushStatus
+from experience_buffer_server.push_requests import (
+    PushRequest,
+    PushStreamRequest,
+    read_push_stream,
+)
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.snapshot_settings import SnapshotsSection
@@ -50,6 +54,30 @@ def streamed(message: service_pb2.PushStreamRequest) -> PushStreamRequest:
 def opening(**fields: Any) -> Request:
     given: dict[str, Any] = {"buffer": "math", "consumer": "trainer", "batch_size": 1} | fields
     return Request(open=service_pb2.SampleStreamOpen(**given))
+
+
+async def test_what_a_client_can_still_change_is_copied_before_it_is_read(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = bytearray(payload((1, 0), (1, 1)))
+    reading = backend.buffer("math").ingest.reading
+    real = reading.admit
+
+    async def change_and_admit(*arguments: Any) -> Any:
+        memory[:] = bytes(len(memory))
+        return await real(*arguments)
+
+    monkeypatch.setattr(reading, "admit", change_and_admit)
+    lent = PushRequest(
+        buffer="math",
+        payloads=[memoryview(memory)],
+        tombstones=(),
+        group_size=0,
+        num_bytes=len(memory),
+        is_lent=True,
+    )
+    pushed = await backend.push(lent)
+    assert [outcome.status for outcome in pushed.outcomes] == [PushStatus.STORED] * 2
 
 
 async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Backend) -> None:
