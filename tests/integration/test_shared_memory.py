@@ -128,8 +128,8 @@ def test_what_goes_through_shared_memory_is_what_goes_over_grpc(
         for consumer in FORMATS:
             assert sampled(client, name, consumer) == PAYLOADS
         assert shared_streams(shared_server) == before + 3
-        for consumer in ("packed2", "trxp2"):
-            assert sampled(other, name, consumer) == PAYLOADS
+        for again in ("packed2", "trxp2"):
+            assert sampled(other, name, again) == PAYLOADS
         assert shared_streams(shared_server) == before + 3
 
 
