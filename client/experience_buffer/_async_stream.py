@@ -176,6 +176,7 @@ class AsyncSampleStream:
             # Also when this task dies of a bug: nobody may wait for it forever.
             self._failure = self._failure or closed_error("sample stream")
             self._drop_connection()
+            self._memory = SampleMemory()  # A closed stream keeps none.
 
     async def _return_dropped(self) -> None:
         """Give back what was read ahead on a connection that broke; the rest next time."""

@@ -184,6 +184,7 @@ class SampleStream:
             with self._changed:
                 self._failure = self._failure or closed_error("sample stream")
                 self._drop_connection()
+            self._memory = SampleMemory()  # A closed stream keeps none.
 
     def _return_dropped(self) -> None:
         """Give back what was read ahead on a connection that broke; the rest next time."""

@@ -207,6 +207,7 @@ class Writer:
             # Also when this thread dies of a bug: nobody may wait for it forever.
             with self._lock:
                 self._failure = self._failure or closed_error("writer")
+                self._memory = self._new_memory()  # A closed writer keeps none.
                 self._progress.notify_all()
 
     def _await_work(self) -> bool:
