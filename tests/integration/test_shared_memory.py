@@ -110,8 +110,8 @@ def sampled(client: Client, name: str, consumer: str) -> dict[str, bytes]:
             assert len({one.eid.tid for one in experiences}) * GROUP_SIZE == len(experiences)
             found |= {one.eid.uid: trxp.encode([one]) for one in experiences}
             batch.ack()
-        has_memory = stream._memory._memory is not None
-    assert has_memory is client.options.shared_memory
+            assert (stream._memory._memory is not None) is client.options.shared_memory
+    assert stream._memory._memory is None, "a closed stream keeps none"
     return found
 
 
@@ -167,9 +167,10 @@ async def test_the_async_client_shares_memory_too(shared_server: Server, name: s
                 async for batch in stream:
                     found |= {one.eid.uid: trxp.encode([one]) for one in batch.experiences}
                     await batch.ack()
+                    assert stream._memory._memory is not None
                     if len(found) == len(PAYLOADS):
                         break
-            assert stream._memory._memory is not None
+            assert stream._memory._memory is None, "a closed stream keeps none"
             assert found == PAYLOADS
     assert shared_streams(shared_server) == before + 3
 
