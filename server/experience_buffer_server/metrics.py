@@ -113,6 +113,8 @@ class Metrics:
             "shared_memory_streams",
             "Streams that asked for shared memory, by what they got: shared, or why none.", "result",
         )  # fmt: skip
+        for result in ("shared", "elsewhere", "max_shared_bytes"):
+            self._memory_asked.labels(result)
         self._shared_bytes = gauge(
             "shared_memory_bytes", "Memory shared with clients on this machine."
         )
