@@ -38,7 +38,7 @@ demo: install-dev ## Train a small model through the server; DEMO_KILL=1 kills t
 	@exec $(RUN) $(DEMO_MODULE) $(if $(filter-out 0,$(DEMO_KILL)),--kill) $(ARGS)
 
 bench: install-dev ## Measure throughput and latency of this server alone, then what each push costs.
-	@$(RUN) $(BENCH_MODULE) --systems ours echo --output bench-output/ours $(ARGS)
+	@$(RUN) $(BENCH_MODULE) --systems ours ours-grpc echo --output bench-output/ours $(ARGS)
 	@exec $(RUN) benchmarks.profile_push
 
 bench-peers: install-dev ## Compare with Redis, Reverb and TransferQueue, in turns; ARGS=--quick for a look.

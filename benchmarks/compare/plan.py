@@ -49,7 +49,7 @@ SYSTEMS = (
     System(
         name="ours-grpc",
         adapter="ours",
-        title="the same over gRPC alone",
+        title="experience buffer, gRPC alone",
         durable=True,
         writes=("writer-grpc",),
         reads=("packed-grpc", "trxp-grpc"),

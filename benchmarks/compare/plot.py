@@ -48,7 +48,7 @@ def _panel(panel: Axes, figures: Figures, case: str, size: str) -> None:
     below = [(rate.median - min(rate.values)) / 1e3 for _, _, rate in found]
     above = [(max(rate.values) - rate.median) / 1e3 for _, _, rate in found]
     colours = [
-        _OURS if system == "ours" else _DURABLE if system in DURABLE else _OTHER
+        _OURS if system.startswith("ours") else _DURABLE if system in DURABLE else _OTHER
         for system, _, _ in found
     ]
     panel.barh(heights, medians, color=colours, xerr=(below, above), error_kw={"lw": 0.8})
