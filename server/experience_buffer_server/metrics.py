@@ -113,7 +113,7 @@ class Metrics:
             "shared_memory_streams",
             "Streams that asked for shared memory, by what they got: shared, or why none.", "result",
         )  # fmt: skip
-        for result in ("shared", "elsewhere", "max_shared_bytes"):
+        for result in ("shared", "elsewhere", "max_shared_bytes", "system"):
             self._memory_asked.labels(result)
         self._shared_bytes = gauge(
             "shared_memory_bytes", "Memory shared with clients on this machine."

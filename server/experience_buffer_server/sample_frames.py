@@ -63,20 +63,14 @@ def packed_messages(
         whole = service_pb2.SampleFrame()
         whole.CopyFrom(frame)
         _finish(whole, buffer, batch, unreadable)
-        if message := _shared(memory, whole, packed_pieces(service_pb2.SampleFrame, pieces)):
+        large = packed_pieces(service_pb2.SampleFrame, pieces)
+        if memory is not None and (message := memory.put(frame_pieces(whole, large))):
             return [message]
         *parts, last = cut(pieces, frame_bytes=_part_bytes(pieces, max_bytes))
         messages = [_packed_message(frame, part) for part in parts]
         return [*messages, _packed_message(whole, last)]
 
     return packed(store, buffer, units, unreadable, join)
-
-
-def _shared(
-    memory: SampleMemory | None, frame: service_pb2.SampleFrame, large: Pieces
-) -> bytes | None:
-    """The message that a response lies in shared memory; None where there is no room for it."""
-    return None if memory is None else memory.put(frame_pieces(frame, large))
 
 
 def _part_bytes(pieces: Pieces, max_bytes: int) -> int:
@@ -136,8 +130,10 @@ def trxp_messages(
         end.CopyFrom(frame)
         if is_last:
             _finish(end, buffer, batch, unreadable)
-        if message := _shared(memory, end, pieces_of(experiences)):
-            return [message]
+        if memory is not None:
+            message = memory.put(frame_pieces(end, pieces_of(experiences)))
+            if message is not None:
+                return [message]
         sizes = [each.num_bytes for each in experiences]
         *others, last = _in_parts(experiences, sizes, min(FRAME_BYTES, max_bytes))
         messages = [frame_response(frame, pieces_of(each)) for each in others]

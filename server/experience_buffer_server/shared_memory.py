@@ -11,8 +11,8 @@ import logging
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from experience_buffer import _shared_memory, errors
 from experience_buffer.v1 import service_pb2, types_pb2
@@ -27,6 +27,7 @@ PUSH_BYTES: Final = 16 << 20
 """Of a push stream: four of the largest requests that a background writer sends by default."""
 SAMPLE_BYTES: Final = 32 << 20
 """Of a sample stream: three batches of 64 long texts."""
+_Made = TypeVar("_Made", bound="PushMemory | SampleMemory")
 
 
 class SharedMemory:
@@ -45,38 +46,33 @@ class SharedMemory:
 
     def for_pushes(self, asked: types_pb2.MemoryRequest) -> PushMemory | None:
         """Memory of a push stream, to be closed with it; None: the stream goes without."""
-        if not self._take(asked, PUSH_BYTES):
-            return None
-        try:
-            return PushMemory(self)
-        except OSError as error:
-            self._refuse(PUSH_BYTES, error)
-            return None
+        return self._made(asked, PUSH_BYTES, PushMemory)
 
     def for_samples(self, asked: types_pb2.MemoryRequest) -> SampleMemory | None:
         """Memory of a sample stream, to be closed with it; None: the stream goes without."""
-        if not self._take(asked, SAMPLE_BYTES):
-            return None
-        try:
-            return SampleMemory(self)
-        except OSError as error:
-            self._refuse(SAMPLE_BYTES, error)
-            return None
+        return self._made(asked, SAMPLE_BYTES, SampleMemory)
 
-    def _take(self, asked: types_pb2.MemoryRequest, num_bytes: int) -> bool:
+    def _made(
+        self,
+        asked: types_pb2.MemoryRequest,
+        num_bytes: int,
+        make: Callable[[SharedMemory], _Made],
+    ) -> _Made | None:
         if not self._machine or asked.machine != self._machine:
             self._metrics.memory_asked("elsewhere")
-            return False
+            return None
         if self._num_bytes + num_bytes > self._max_bytes:
             self._metrics.memory_asked("max_shared_bytes")
-            return False
+            return None
+        try:
+            made = make(self)
+        except OSError as error:
+            self._metrics.memory_asked("system")
+            _log.warning("no shared memory for a stream, which goes without: %s", error)
+            return None
         self._metrics.memory_asked("shared")
         self.give_back(-num_bytes)
-        return True
-
-    def _refuse(self, num_bytes: int, error: OSError) -> None:
-        self.give_back(num_bytes)
-        _log.warning("no shared memory for a stream, which goes without: %s", error)
+        return made
 
     def give_back(self, num_bytes: int) -> None:
         """A stream has ended that had so many."""

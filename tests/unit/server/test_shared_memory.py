@@ -114,6 +114,8 @@ def test_where_the_system_has_none_streams_go_without(
         assert shared.for_pushes(HERE) is None
         assert shared.for_samples(HERE) is None
     assert caplog.text.count("Cannot allocate memory") == 2
+    assert value(metrics, "shared_memory_streams_total", result="system") == 2
+    assert value(metrics, "shared_memory_streams_total", result="shared") == 0
     assert value(metrics, "shared_memory_bytes") == 0
     assert open_descriptors() == before
 
