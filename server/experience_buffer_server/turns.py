@@ -7,10 +7,11 @@ import time
 from collections import OrderedDict, deque
 from typing import Final
 
-_LEAST_SECONDS: Final = 1e-3
-_MOST_SECONDS: Final = 4e-3
-"""Turns rest after as long as everybody else took in the rest before, within these bounds: so each
-side has half of the loop, on a fast machine as on a slow one."""
+_SHARE: Final = 0.75
+_LEAST_SECONDS: Final = 3e-4
+_MOST_SECONDS: Final = 1e-3
+"""Turns rest after so much of the time that everybody else took in the rest before, within these bounds.
+Not after as much: part of that was what follows turns, such as commits and answers."""
 _NUM_STEPS: Final = 8
 """Steps that everybody else may take in each rest. What needs several in a row, one waking the next,
 isn't held up before each of them."""
@@ -103,7 +104,7 @@ class Turns:
     def _rested(self, seconds: float) -> None:
         """Everybody else has taken their steps, and so long for them."""
         self._used_seconds = 0.0
-        self._slice_seconds = min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS)
+        self._slice_seconds = min(max(_SHARE * seconds, _LEAST_SECONDS), _MOST_SECONDS)
 
     def _pass_on(self) -> None:
         while self._lines:

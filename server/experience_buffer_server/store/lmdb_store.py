@@ -278,6 +278,8 @@ class LmdbStore:
         stats.num_operations += work.num_operations
         stats.apply_seconds += work.apply_seconds
         stats.commit_seconds += work.commit_seconds
+        if work.num_transactions:
+            self.backlog.committed(work.commit_seconds / work.num_transactions)
         if work.map_bytes:
             stats.live_bytes = work.live_bytes
             stats.file_bytes = work.file_bytes

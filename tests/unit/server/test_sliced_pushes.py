@@ -179,7 +179,7 @@ async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backen
     assert backend.buffer("math").contents.num_items == NUM_RUNS
 
 
-@pytest.mark.parametrize("limit", ["_MAX_WORK_AHEAD", "_MAX_WORK", "_MAX_BYTES"])
+@pytest.mark.parametrize("limit", ["_MOST_AHEAD", "_MAX_WORK", "_MAX_BYTES"])
 async def test_pushes_wait_until_little_is_in_front_of_them(
     backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
@@ -188,7 +188,8 @@ async def test_pushes_wait_until_little_is_in_front_of_them(
     monkeypatch.setattr(turns, "_MOST_SECONDS", math.inf)
     monkeypatch.setattr(turns, "_LEAST_SECONDS", math.inf)
     monkeypatch.setattr(backlog, limit, 0)
-    monkeypatch.setattr(backlog, "_SECONDS", math.inf if limit == "_MAX_WORK_AHEAD" else 0.0)
+    monkeypatch.setattr(world.store.backlog, "_ahead", 0)
+    monkeypatch.setattr(backlog, "_SECONDS", math.inf if limit == "_MOST_AHEAD" else 0.0)
     one = request(0)
     backlogs = []
     commit = world.store.commit

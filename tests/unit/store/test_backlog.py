@@ -9,7 +9,7 @@ import pytest
 from experience_buffer_server.store import backlog
 from experience_buffer_server.store.backlog import Backlog, Load
 
-TOO_MUCH = backlog._MAX_WORK_AHEAD + 1
+TOO_MUCH = backlog._LEAST_AHEAD + 1
 
 
 @pytest.fixture
@@ -57,18 +57,47 @@ async def test_beside_small_batches_little_may_be_in_front(waiting: Backlog) -> 
     assert await goes_on(waiting)
 
 
-async def test_what_goes_past_the_page_cache_counts_by_its_time(waiting: Backlog) -> None:
-    direct = Load(TOO_MUCH, TOO_MUCH)
+async def test_beside_small_batches_more_may_be_in_front_of_what_goes_past_the_page_cache(
+    waiting: Backlog,
+) -> None:
+    direct = Load(backlog._MAX_DIRECT_AHEAD, backlog._MAX_DIRECT_AHEAD)
     waiting.add(Load(0), is_small=True)
-    for _ in range(3):
-        waiting.add(direct, is_small=False)
-        assert await goes_on(waiting)
     waiting.add(direct, is_small=False)
+    assert await goes_on(waiting)
+    waiting.add(Load(1, 1), is_small=False)
     assert not await goes_on(waiting)
-    for _ in range(4):
-        waiting.remove(direct)
+    waiting.remove(direct)
+    waiting.remove(Load(1, 1))
     waiting.add(Load(TOO_MUCH), is_small=False)
     assert not await goes_on(waiting), "nothing of what has ended counts"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most"),
+    [
+        (0.0, backlog._LEAST_AHEAD),
+        (0.5 * backlog._LEAST_AHEAD / backlog._AHEAD_PER_SECOND, backlog._LEAST_AHEAD),
+        (8e-3, 8e-3 * backlog._AHEAD_PER_SECOND),
+        (1.0, backlog._MOST_AHEAD),
+    ],
+    ids=["memory", "fast disk", "slow disk", "stuck disk"],
+)
+async def test_the_longer_a_commit_waits_for_the_disk_the_more_may_be_in_front(
+    waiting: Backlog, seconds: float, most: float
+) -> None:
+    for _ in range(200):
+        waiting.committed(seconds)
+    waiting.add(Load(0), is_small=True)
+    waiting.add(Load(int(0.99 * most)), is_small=False)
+    assert await goes_on(waiting)
+    waiting.add(Load(int(0.02 * most)), is_small=False)
+    assert not await goes_on(waiting)
+
+
+async def test_one_slow_commit_changes_little(waiting: Backlog) -> None:
+    waiting.committed(10.0)
+    waiting.add(Load(2 * backlog._LEAST_AHEAD), is_small=True)
+    assert not await goes_on(waiting)
 
 
 @pytest.mark.parametrize("end", ["remove", "clear"])
