@@ -111,6 +111,19 @@ async def test_the_writer_outlives_signals_to_the_group(
     await append(store, make_record(1))
 
 
+async def test_the_backlog_hears_how_long_commits_wait_for_the_disk(
+    open_store: OpenStore, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store()
+    heard: list[float] = []
+    monkeypatch.setattr(store.backlog, "committed", heard.append)
+    for seq in (1, 2):
+        await append(store, make_record(seq))
+    assert len(heard) == 2
+    assert all(seconds > 0 for seconds in heard)
+    assert sum(heard) == pytest.approx(store.stats.commit_seconds)
+
+
 async def test_the_writers_death_fails_what_is_pending_and_what_follows(
     open_store: OpenStore, path: Path, make_record: MakeRecord
 ) -> None:
