@@ -26,7 +26,7 @@ _MOST_AHEAD: Final = 2 << 20
 _AHEAD_PER_SECOND: Final = 128 << 20
 """While small batches come, the same of what goes through the page cache, in bytes: so many for each
 second that a commit waits for the disk, within these bounds. A lease waits for the commit before its own
-and for what shares its own, so on a fast disk less keeps it waiting longer than the disk does."""
+and for all that shares its own; a slow disk takes its time for each, and has to be given more at once."""
 _MAX_DIRECT_AHEAD: Final = 12 << 20
 """The same of what goes past the page cache. With less, those who push it get too small a share."""
 _NEWS: Final = 0.1
