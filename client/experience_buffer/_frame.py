@@ -18,6 +18,8 @@ VERSION: Final = 1
 KEYS: Final = ("version", "num_items", "items")
 """Keys of the metadata's outermost dict, in wire order."""
 _FRAME: Final = struct.Struct("<4sBQQ")
+_LENGTH: Final = struct.Struct("<Q")
+"""Of the tensor section's header, with which it begins."""
 FRAME_BYTES: Final = _FRAME.size
 """What precedes the metadata."""
 
@@ -49,6 +51,23 @@ def boundary_of(payload: bytes | bytearray | memoryview, limits: Limits) -> int:
         and FRAME_BYTES + metadata_bytes + tensor_bytes == len(payload)
     )
     return FRAME_BYTES + metadata_bytes if is_sound else 0
+
+
+def head_of(payload: memoryview, limits: Limits) -> memoryview:
+    """A copy of what precedes the tensors' bytes, for a payload that others can change meanwhile.
+
+    What is copied says how long it should be, so whoever reads it has to compare. It is shorter where the
+    limits, or the payload's end, don't allow as much.
+    """
+    # Each length is read once, and only says how much to copy.
+    end = FRAME_BYTES
+    if len(payload) >= end:
+        _, _, metadata_bytes, _ = _FRAME.unpack_from(payload)
+        end += min(metadata_bytes, limits.max_metadata_bytes) + _LENGTH.size
+    if len(payload) >= end:
+        (header_bytes,) = _LENGTH.unpack_from(payload, end - _LENGTH.size)
+        end += min(header_bytes, limits.max_header_bytes)
+    return memoryview(bytes(payload[:end]))
 
 
 def _frame_error(view: memoryview, limits: Limits) -> TrxpError:

@@ -53,6 +53,8 @@ class Push:
     tombstones: Sequence[tuple[EID, str]] = ()
     """Failed rollouts: identity and reason."""
     group_size: int = 0
+    is_lent: bool = False
+    """Whether the sender can still change the payloads."""
 
     @property
     def num_bytes(self) -> int:
@@ -180,7 +182,9 @@ class Reading:
         if not push.payloads:
             self._check_count(count, "experiences")
         for payload in push.payloads:
-            num_items, candidates = self._payloads.read(payload, settings, published=published)
+            num_items, candidates = self._payloads.read(
+                payload, settings, published=published, is_lent=push.is_lent
+            )
             count += num_items
             self._check_count(count, "experiences")
             yield from candidates

@@ -111,13 +111,11 @@ class Backend:
         turn = await self.turns.take(current_caller().peer)
         try:
             buffer = self._open_buffer(buffer.name)
-            payloads = request.payloads
-            if request.is_lent:
-                payloads = [bytes(payload) for payload in payloads]
             push = Push(
-                payloads=payloads,
+                payloads=request.payloads,
                 tombstones=wire.tombstones_from(request.tombstones),
                 group_size=request.group_size,
+                is_lent=request.is_lent,
             )
             admitted = await buffer.ingest.reading.admit(push, turn)
             await self.store.backlog.until_short()

@@ -20,7 +20,12 @@ class Compiled(Protocol):
     """A reader that knows most payloads; see `compiled.candidates`."""
 
     def candidates(
-        self, payload: memoryview, settings: BufferSettings, *, published: int | None
+        self,
+        payload: memoryview,
+        settings: BufferSettings,
+        *,
+        published: int | None,
+        is_lent: bool,
     ) -> list[Candidate] | None:
         """The payload's candidates; None if it has to be read by the checked reader."""
 
@@ -40,7 +45,12 @@ class PayloadReader:
         self._metrics = metrics
 
     def read(
-        self, payload: bytes | memoryview, settings: BufferSettings, *, published: int | None
+        self,
+        payload: bytes | memoryview,
+        settings: BufferSettings,
+        *,
+        published: int | None,
+        is_lent: bool = False,
     ) -> tuple[int, Iterator[Candidate | Refusal]]:
         """Read a payload.
 
@@ -48,6 +58,8 @@ class PayloadReader:
             payload: One TRXP payload.
             settings: Of the buffer that it was pushed to.
             published: The published policy version, if there is one.
+            is_lent: Whether the sender can still change it. Nothing is read twice then, or relied on,
+                that wasn't copied first.
 
         Returns:
             How many experiences it holds, and for each a candidate, or the reason against it.
@@ -56,11 +68,13 @@ class PayloadReader:
             TrxpError: The payload as a whole can't be read.
         """
         if self.compiled is not None:
-            known = self.compiled.candidates(memoryview(payload), settings, published=published)
+            known = self.compiled.candidates(
+                memoryview(payload), settings, published=published, is_lent=is_lent
+            )
             if known is not None:
                 self._metrics.payload_read("compiled")
                 return len(known), iter(known)
-        items = trxp.read(payload, limits=self.limits)
+        items = trxp.read(bytes(payload) if is_lent else payload, limits=self.limits)
         self._metrics.payload_read("checked")
         return len(items), _admitted(items, settings, published)
 

@@ -56,7 +56,7 @@ class PushRequest:
     num_bytes: int
     """Of the request."""
     is_lent: bool = False
-    """Whether the payloads lie in memory that the sender can still change: to be copied first."""
+    """Whether the payloads lie in memory that the sender can still change; see `payload_reader`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

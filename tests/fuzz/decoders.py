@@ -88,6 +88,7 @@ def compiled(data: bytes) -> None:
     """The compiled reader: what it makes of a payload is what the checked one makes of it."""
     settings = _settings()[sum(data[-4:]) % 4]
     found = _compiled().candidates(memoryview(data), settings, published=5)
+    assert found == _compiled().candidates(memoryview(data), settings, published=5, is_lent=True)
     if found is not None:
         items = trxp.read(data)
         expected = [admit(item, settings, published=5) for item in items if isinstance(item, Item)]

@@ -12,6 +12,7 @@ from typing import Final
 
 import xxhash
 
+from experience_buffer._frame import head_of
 from experience_buffer.eid import EID
 from experience_buffer.trxp import Limits, TensorView
 from experience_buffer_server.admission import (
@@ -29,6 +30,7 @@ from experience_buffer_server.compiled.scan import Scanner
 from experience_buffer_server.inputs import COLUMNS, INPUT_BITS, Needs
 from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Payload, Scattered
 from experience_buffer_server.store.scattered import Buffer
+from experience_buffer_server.store.seal import SEAL_BYTES
 
 _MAX_DEPTH: Final = 16
 """What is deeper is rare, and not worth knowing."""
@@ -48,7 +50,7 @@ class CompiledReader:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._max_items = limits.max_items
+        self._limits = limits
         self._scanner = Scanner(
             ws.Bounds(
                 max_metadata_bytes=limits.max_metadata_bytes,
@@ -63,7 +65,12 @@ class CompiledReader:
         self._written = self._scanner.out.data
 
     def candidates(
-        self, payload: memoryview, settings: BufferSettings, *, published: int | None
+        self,
+        payload: memoryview,
+        settings: BufferSettings,
+        *,
+        published: int | None,
+        is_lent: bool = False,
     ) -> list[Candidate] | None:
         """Do what `admission.admit` does, for all experiences of a payload.
 
@@ -71,12 +78,15 @@ class CompiledReader:
             payload: One TRXP payload.
             settings: The buffer's settings.
             published: The published policy version, if there is one.
+            is_lent: Whether others can change it meanwhile. What says how to read it is copied first;
+                the tensors' bytes stay where they are: of these versions alone are looked at.
 
         Returns:
             The candidates; None if the payload has to be read by `trxp.read`.
         """
-        work, num_items = self._work, self._scanner.scan(payload)
-        if not 0 < num_items <= self._max_items:
+        head = head_of(payload, self._limits) if is_lent else payload
+        work, num_items = self._work, self._scanner.scan(head, len(payload))
+        if not 0 < num_items <= self._limits.max_items:
             return None
         # Where neither refuses it nor makes it a tombstone, an experience may lack anything.
         may_lack = settings.on_missing_field == "wait" and settings.on_bad_reward != "tombstone"
@@ -85,7 +95,7 @@ class CompiledReader:
         spans = work[ws.SPANS_TABLE : work[ws.SPAN]].tolist()
         found = []
         for fact in self._facts[:num_items].tolist():
-            candidate = self._candidate(payload, fact, spans, needs, newest)
+            candidate = self._candidate(head, payload, fact, spans, needs, newest)
             if candidate is None:
                 return None
             found.append(candidate)
@@ -93,6 +103,7 @@ class CompiledReader:
 
     def _candidate(
         self,
+        head: memoryview,
         payload: memoryview,
         fact: list[int],
         spans: list[int],
@@ -108,11 +119,11 @@ class CompiledReader:
             versions_dtype, versions_begin, versions_end,
         ) = fact  # fmt: skip
         eid = EID(
-            _text(payload, batch, batch_bytes) if batch_kind == ws.TEXT else batch,
-            _text(payload, task, task_bytes) if task_kind == ws.TEXT else task,
+            _text(head, batch, batch_bytes) if batch_kind == ws.TEXT else batch,
+            _text(head, task, task_bytes) if task_kind == ws.TEXT else task,
             run,
             step,
-            _text(payload, suffix, suffix_bytes),
+            _text(head, suffix, suffix_bytes),
         )
         uid = eid.uid
         if check_uid(uid):
@@ -165,14 +176,16 @@ def _canonical(pieces: list[memoryview]) -> tuple[Payload, bytes]:
         return payload, xxhash.xxh3_128_digest(payload)
     # What the reader has written, it writes over with the next payload.
     parts: list[Buffer] = [bytes(pieces[0]), *pieces[1:]]
-    digest = xxhash.xxh3_128()
+    hashed = xxhash.xxh3_128()
     for part in parts:
-        digest.update(part)
-    return Scattered(parts), digest.digest()
+        hashed.update(part)
+    digest = hashed.digest()
+    # Its lower half is what the same hash of 64 bits says of more than 240 bytes.
+    return Scattered(parts, digest[-SEAL_BYTES:]), digest
 
 
-def _text(payload: memoryview, start: int, num_bytes: int) -> str:
-    return str(payload[start : start + num_bytes], "utf-8")
+def _text(head: memoryview, start: int, num_bytes: int) -> str:
+    return str(head[start : start + num_bytes], "utf-8")
 
 
 def _number(kind: int, number: int) -> float:

@@ -28,6 +28,7 @@ from experience_buffer_server.compiled.workspace import (
     MEMO,
     MEMO_WIDTH,
     NAME,
+    NUM_BYTES,
     NUM_KEPT,
     NUM_MEMO,
     NUM_NOTED,
@@ -142,4 +143,4 @@ def _is_new(data: Array, first: int, key: int, work: Array) -> bool:
             work[COMPARED] += 1 + size
             if are_equal(data, start, work[other + NUMBER], size):
                 return False
-    return bool(work[COMPARED] <= _MIN_COMPARED + _COMPARED_PER_BYTE * data.size)
+    return bool(work[COMPARED] <= _MIN_COMPARED + _COMPARED_PER_BYTE * work[NUM_BYTES])

@@ -49,6 +49,7 @@ from experience_buffer_server.compiled.workspace import (
     MAX_ITEMS,
     MEMO,
     MEMO_WIDTH,
+    NUM_BYTES,
     NUM_FACTS,
     NUM_MEMO,
     NUM_NODES,
@@ -93,7 +94,7 @@ def _begin(data: Array, bounds: Bounds, work: Array) -> int:
     if not 0 <= metadata_bytes <= min(data.size, bounds.max_metadata_bytes):
         return -1
     pos, end = _FRAME_BYTES, _FRAME_BYTES + metadata_bytes
-    if tensor_bytes != data.size - end:
+    if tensor_bytes != work[NUM_BYTES] - end:
         return -1
     if data[pos] != 0x80 or not 4 <= data[pos + 1] <= 5 or data[pos + 2] != 0x95:
         return -1
@@ -170,23 +171,26 @@ _pointer: Any = intrinsic(_to_pointer)
 _array_at: Any = numba.carray  # type: ignore[attr-defined]
 
 
-def _compiled_for(sources: int) -> Callable[[int, int, Bounds, int, int], int]:
+def _compiled_for(sources: int) -> Callable[[int, int, int, Bounds, int, int], int]:
     # Addresses: of arrays, numba keeps the references that inner functions hold when one raises, and
     # so the payload for ever.
     @numba.njit(
-        types.int64(types.int64, types.int64, BOUNDS_TYPE, types.int64, types.int64),
+        types.int64(*[types.int64] * 3, BOUNDS_TYPE, types.int64, types.int64),
         cache=True,
         boundscheck=True,
     )
-    def scan_at(data_at: int, num_bytes: int, bounds: Bounds, work_at: int, out_at: int) -> int:
+    def scan_at(
+        data_at: int, head_bytes: int, num_bytes: int, bounds: Bounds, work_at: int, out_at: int
+    ) -> int:
         # One of the constants by which numba knows again what it has kept.
         _ = sources
-        data = _array_at(_pointer(data_at), (num_bytes,), np.uint8)
+        data = _array_at(_pointer(data_at), (head_bytes,), np.uint8)
         work = _array_at(_pointer(work_at), (WORK_SIZE,), np.int64)
         out = _array_at(_pointer(out_at), (OUT_BYTES,), np.uint8)
+        work[NUM_BYTES] = num_bytes
         return _scan(data, bounds, work, out)
 
-    return cast(Callable[[int, int, Bounds, int, int], int], scan_at)
+    return cast(Callable[[int, int, int, Bounds, int, int], int], scan_at)
 
 
 def _digest() -> int:
@@ -216,16 +220,21 @@ class Scanner:
         self._bounds = bounds
         self._places = _address(self.work), _address(self.out)
         try:
-            _scan_at(_address(_MAGIC), _MAGIC.size, bounds, *self._places)
+            _scan_at(_address(_MAGIC), _MAGIC.size, _MAGIC.size, bounds, *self._places)
         except IndexError:
             return
         raise RuntimeError("it was compiled without checks of its indices (NUMBA_BOUNDSCHECK)")
 
-    def scan(self, payload: Buffer) -> int:
-        """Read a payload; how many experiences it holds, or UNKNOWN."""
-        data = np.frombuffer(payload, np.uint8)
+    def scan(self, head: Buffer, num_bytes: int) -> int:
+        """Read a payload; how many experiences it holds, or UNKNOWN.
+
+        Args:
+            head: What precedes the tensors' bytes, at least; it must not change meanwhile.
+            num_bytes: Of the whole payload.
+        """
+        data = np.frombuffer(head, np.uint8)
         try:
-            return _scan_at(_address(data), data.size, self._bounds, *self._places)
+            return _scan_at(_address(data), data.size, num_bytes, self._bounds, *self._places)
         except IndexError:
             # It ends too early, or there isn't room in `out`.
             return UNKNOWN

@@ -38,6 +38,7 @@ from experience_buffer_server.compiled.workspace import (
     HEADS,
     MAX_TENSORS,
     NEXT,
+    NUM_BYTES,
     OF_ITEM,
     SHAPE_SIZE,
     SHAPE_START,
@@ -113,7 +114,7 @@ def read_table(data: Array, start: int, num_items: int, bounds: Bounds, work: Ar
             return -1
         expected = work[tensor + STOP]
         tensor += TENSOR_WIDTH
-    if pos != stop - 1 or data[pos] != _BRACE or expected != data.size - base:
+    if pos != stop - 1 or data[pos] != _BRACE or expected != work[NUM_BYTES] - base:
         return -1
     return base
 

@@ -83,6 +83,8 @@ LAST: Final = 12
 """Where they end."""
 COMPARED: Final = 13
 """Bytes of keys that were compared with others, at most."""
+NUM_BYTES: Final = 14
+"""Of the payload, of which only what precedes the tensors' bytes need be there to be read."""
 
 # Columns of the stack: kind, number or text as everywhere. Of a text also its name; of a list or
 # dict the number of members in the place of the number, and in that of the bytes the row of what is kept

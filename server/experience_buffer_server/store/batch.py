@@ -42,13 +42,15 @@ class LmdbWriteBatch:
     A verb raises ValueError, and notes nothing, for a key too long for the store.
     """
 
-    __slots__ = ("_pack", "append_bytes", "direct_bytes", "large", "operations")
+    __slots__ = ("_pack", "append_bytes", "checksums", "direct_bytes", "large", "operations")
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
         self.operations: list[SentOperation] = []
         self.large: list[Sequence[Buffer]] = []
         """Values that the operations have only the lengths of, in their order; each as its pieces."""
+        self.checksums: list[bytes] = []
+        """Of these, as `seal.checksum` makes them; empty where one isn't known."""
         self.append_bytes = 0
         """Estimate of what the appends take on disk."""
         self.direct_bytes = 0
@@ -88,7 +90,10 @@ class LmdbWriteBatch:
                 self.operations.append((_PAYLOADS, place, bytes(payload)))
             else:
                 self.operations.append((_PAYLOADS, place, len(payload)))
-                self.large.append(payload.parts if isinstance(payload, Scattered) else (payload,))
+                if not isinstance(payload, Scattered):
+                    payload = Scattered([payload])
+                self.large.append(payload.parts)
+                self.checksums.append(payload.checksum)
                 if len(payload) >= disk.LARGE_PAYLOAD_BYTES:
                     self.direct_bytes += len(payload)
         self.operations.append((code, key, value))

@@ -150,6 +150,7 @@ def encode_request(
     *,
     large: Sequence[Sequence[Buffer]] = (),
     lent: Sequence[Place | None] = (),
+    checksums: Sequence[bytes] = (),
     pack: Callable[[Any], bytes],
 ) -> list[Buffer]:
     """The pieces of a frame, to be sent one after the other.
@@ -161,10 +162,16 @@ def encode_request(
         large: The large values in the order of the operations, each as what it is joined of; they must
             not change any more.
         lent: Where in the outbox each of them is; None: nowhere. Empty: none of them is.
+        checksums: Of those that are there, as `seal.checksum` makes them; an empty one isn't known.
+            Empty: none is known.
         pack: Of a msgpack packer.
     """
-    starts = [None if place is None else place.start for place in lent]
-    document = pack((number, append_bytes, operations, starts))
+    known = checksums or [b""] * len(lent)
+    places = [
+        None if place is None else (place.start, checksum)
+        for place, checksum in zip(lent, known, strict=True)
+    ]
+    document = pack((number, append_bytes, operations, places))
     sent: list[Buffer] = []
     for value, place in zip(large, lent or [None] * len(large), strict=True):
         if place is None:
@@ -179,9 +186,9 @@ def lent_bytes(lent: Iterable[Place | None]) -> int:
 
 def decode_request(document: Buffer, large: memoryview, outbox: memoryview) -> Request:
     """Read one of the owner's frames; see `Operation` for its large values."""
-    number, append_bytes, operations, starts = msgpack.unpackb(document)
-    if large or starts:
-        lent = iter(starts)
+    number, append_bytes, operations, places = msgpack.unpackb(document)
+    if large or places:
+        lent = iter(places)
         start = 0
         for index, (table, key, value) in enumerate(operations):
             if type(value) is not int:
@@ -192,6 +199,7 @@ def decode_request(document: Buffer, large: memoryview, outbox: memoryview) -> R
                 operations[index] = (table, key, large[start:end])
                 start = end
             else:
-                blocks = outbox[place : place + whole_blocks(value)]
-                operations[index] = (table, key, Aligned(blocks[:value], blocks))
+                begin, checksum = place
+                blocks = outbox[begin : begin + whole_blocks(value)]
+                operations[index] = (table, key, Aligned(blocks[:value], blocks, checksum))
     return Request(number, append_bytes, operations)

@@ -113,7 +113,9 @@ class LargeWrites:
         Raises:
             lmdb.Error: See `operations.apply`.
         """
-        payload = given.payload if isinstance(given, Aligned) else given
+        payload, known = given, b""
+        if isinstance(payload, Aligned):
+            payload, _, known = payload
         if not self.remove(txn, key):
             txn.delete(key, db=self._tables[Table.PAYLOADS])
         self.reclaim(txn)
@@ -121,7 +123,7 @@ class LargeWrites:
         if self._room.end > self._most_bytes:
             why = f"{NAME} would grow beyond {self._most_bytes} bytes (max_map_bytes)"
             raise OSError(errno.ENOSPC, why)
-        extent = Extent(offset, len(payload), checksum(Table.PAYLOADS, key, payload))
+        extent = Extent(offset, len(payload), known or checksum(payload))
         row = seal(Table.EXTENTS, key, disk.encode_extent(extent))
         txn.put(key, row, db=self._tables[Table.EXTENTS])
         self._payloads.append((offset, given))

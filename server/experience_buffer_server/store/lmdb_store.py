@@ -231,6 +231,7 @@ class LmdbStore:
                 batch.operations,
                 large=batch.large,
                 lent=lent,
+                checksums=batch.checksums,
                 pack=self._pack,
             )
         except BaseException:

@@ -48,6 +48,8 @@ class Aligned(NamedTuple):
     payload: memoryview
     blocks: memoryview
     """The same up to the end of its last block, zeros behind it."""
+    checksum: bytes = b""
+    """Of the payload, as `seal.checksum` makes it; empty where it isn't known."""
 
 
 Placed: TypeAlias = tuple[int, memoryview | Aligned]

@@ -36,8 +36,8 @@ class Aside:
     `{"format", "store", "time"}`, then `{"table", "key", "value", "why"}` per row, key and value as
     they were stored (`store.format`, `store.seal`).
 
-    Of a row of `EXTENTS` it has the payload, as far as it can be read, as a row of `PAYLOADS`: its
-    blocks are written over soon. The row itself is there only where it says nothing sound, or where
+    Of a row of `EXTENTS` it has the payload, as far as it can be read, as a row of `PAYLOADS`, with the
+    payload's own checksum in place of a seal: its blocks are written over soon. The row itself is there only where it says nothing sound, or where
     nothing of the payload can be read.
     """
 
@@ -56,7 +56,6 @@ class Aside:
         if extent is not None:
             content, num_read = self._salvage.read(extent)
             if content:
-                # What a row of PAYLOADS would be, and damaged wherever the payload is.
                 table, stored = Table.PAYLOADS, content + extent.checksum
             why += f"; {num_read} of its {extent.num_bytes} bytes were read at {extent.offset} of {NAME}"
         row = {"table": table.disk_name.decode(), "key": key, "value": stored, "why": why}

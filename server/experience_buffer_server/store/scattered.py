@@ -11,11 +11,13 @@ Buffer: TypeAlias = bytes | memoryview
 class Scattered:
     """Bytes that lie in several places. None of them may change."""
 
-    __slots__ = ("_num_bytes", "parts")
+    __slots__ = ("_num_bytes", "checksum", "parts")
 
-    def __init__(self, parts: Sequence[Buffer]) -> None:
+    def __init__(self, parts: Sequence[Buffer], checksum: bytes = b"") -> None:
         self.parts = parts
         """One behind the other; views are of bytes."""
+        self.checksum = checksum
+        """Of them joined, as `store.seal.checksum` makes it; empty where it isn't known."""
         self._num_bytes = sum(map(len, parts))
 
     def __len__(self) -> int:

@@ -21,9 +21,12 @@ def seal(table: int, key: bytes, value: bytes) -> bytes:
     return value + xxh3_64_digest(value, xxh3_64_intdigest(key, table))
 
 
-def checksum(table: int, key: bytes | memoryview, value: bytes | memoryview) -> bytes:
-    """What a row is sealed with, by itself: for a value that lies elsewhere."""
-    return xxh3_64_digest(value, xxh3_64_intdigest(key, table))
+def checksum(value: bytes | memoryview) -> bytes:
+    """Of a value that lies elsewhere than its row, which has this and is sealed by itself.
+
+    It is the lower half of the value's digest (`Record.digest`) where there are more than 240 bytes.
+    """
+    return xxh3_64_digest(value)
 
 
 def seal_in_place(table: int, key: bytes, row: memoryview) -> memoryview:

@@ -10,7 +10,7 @@ from xxhash import xxh3_64_hexdigest
 
 from experience_buffer_server.store.base import StoreFormatError
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 MAGIC: Final = b"experience-buffer store "
 FORMAT_KEY: Final = b"format"
 

@@ -15,9 +15,11 @@ import torch
 from hypothesis import strategies as st
 
 from experience_buffer import EID, Experience, trxp
+from experience_buffer._frame import head_of
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.admission import Candidate, admit
 from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.compiled import workspace as ws
 from experience_buffer_server.compiled.candidates import CompiledReader
 from experience_buffer_server.compiled.workspace import KEYS, MAX_ITEMS
 from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Scattered
@@ -53,6 +55,8 @@ def read(
 ) -> list[Candidate] | None:
     """What the compiled reader makes of a payload, which has to be what the checked one does."""
     found = reader.candidates(memoryview(payload), settings, published=published)
+    lent = reader.candidates(memoryview(payload), settings, published=published, is_lent=True)
+    assert lent == found
     if found is not None:
         items = trxp.read(payload)
         assert found == [
@@ -350,6 +354,67 @@ def test_large_payloads_are_left_in_pieces(num_tokens: int) -> None:
     assert kept == expected
     is_large = num_tokens * 8 >= LARGE_PAYLOAD_BYTES
     assert [isinstance(candidate.payload, Scattered) for candidate in kept] == [is_large] * 6
+
+
+# --- payloads that their sender can still change
+
+
+def head_bytes(payload: bytes) -> int:
+    """What precedes the tensors' bytes."""
+    metadata_bytes = int.from_bytes(payload[5:13], "little")
+    start = 21 + metadata_bytes
+    return start + 8 + int.from_bytes(payload[start : start + 8], "little")
+
+
+def test_what_says_how_to_read_a_payload_is_copied_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    payload = trxp.encode([experience(run, info={"step": run}) for run in range(8)])
+    memory, size = bytearray(payload), head_bytes(payload)
+    expected = read(payload)
+    real = READER._scanner.scan
+
+    def change_and_scan(*arguments: Any) -> int:
+        memory[:size] = bytes(size)
+        return real(*arguments)
+
+    monkeypatch.setattr(READER._scanner, "scan", change_and_scan)
+    found = READER.candidates(memoryview(memory), SETTINGS, published=None, is_lent=True)
+    assert memory[:size] == bytes(size)
+    assert found == expected is not None
+
+
+@pytest.mark.parametrize("change", [0x01, 0x80, 0xFF])
+def test_a_head_that_was_changed_while_it_was_copied_reaches_nothing_else(change: int) -> None:
+    payload = trxp.encode([experience(run) for run in range(2)])
+    head = payload[: head_bytes(payload)]
+    for place in range(len(head)):
+        changed = bytearray(head)
+        changed[place] ^= change
+        _scan_head(bytes(changed), len(payload))
+        _scan_head(head[:place], len(payload))
+
+
+def _scan_head(head: bytes, num_bytes: int) -> None:
+    """Whatever is made of it, all tensors lie in the payload."""
+    num_items, work = READER._scanner.scan(head, num_bytes), READER._work
+    if num_items > 0:
+        spans = work[ws.SPANS_TABLE : work[ws.SPAN]].tolist()
+        assert all(len(head) <= place <= num_bytes for place in spans)
+
+
+@pytest.mark.parametrize("place", [5, 13])
+def test_lengths_that_lie_are_copied_as_far_as_the_limits_allow(place: int) -> None:
+    payload = bytearray(SMALL)
+    payload[place : place + 8] = b"\xff" * 8
+    limits = Limits(max_metadata_bytes=1000, max_header_bytes=500)
+    assert len(head_of(memoryview(payload), limits)) <= 21 + 1000 + 8 + 500
+    assert READER.candidates(memoryview(payload), SETTINGS, published=None, is_lent=True) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 21, 28, 29])
+def test_of_a_payload_without_a_whole_head_all_is_copied(size: int) -> None:
+    assert head_of(memoryview(SMALL[:size]), DEFAULT_LIMITS) == SMALL[:size]
 
 
 SMALL = one(info={"model_version": 3, "note": "n", "more": [1, 2.0]})

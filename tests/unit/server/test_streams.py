@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from experience_buffer import errors, trxp
+from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer_settings import MEBI
 from experience_buffer_server.callers import caller_of
+from experience_buffer_server.compiled.candidates import CompiledReader
 from experience_buffer_server.config import Settings
 from experience_buffer_server.ingest import Push, PushStatus
 from experience_buffer_server.push_requests import (
@@ -26,6 +28,7 @@ from experience_buffer_server.registry import Registry
 from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, DamagedRecordError
 from experience_buffer_server.streams import PushSession
 from tests.unit.server.builders import World, experience, payload, push, sampling, settings, want
 
@@ -56,19 +59,8 @@ def opening(**fields: Any) -> Request:
     return Request(open=service_pb2.SampleStreamOpen(**given))
 
 
-async def test_what_a_client_can_still_change_is_copied_before_it_is_read(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = bytearray(payload((1, 0), (1, 1)))
-    reading = backend.buffer("math").ingest.reading
-    real = reading.admit
-
-    async def change_and_admit(*arguments: Any) -> Any:
-        memory[:] = bytes(len(memory))
-        return await real(*arguments)
-
-    monkeypatch.setattr(reading, "admit", change_and_admit)
-    lent = PushRequest(
+def lent(memory: bytearray) -> PushRequest:
+    return PushRequest(
         buffer="math",
         payloads=[memoryview(memory)],
         tombstones=(),
@@ -76,8 +68,60 @@ async def test_what_a_client_can_still_change_is_copied_before_it_is_read(
         num_bytes=len(memory),
         is_lent=True,
     )
-    pushed = await backend.push(lent)
+
+
+def change_when_admitted(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, memory: bytearray
+) -> None:
+    """Have a client write over a push that was read and isn't stored yet."""
+    reading = backend.buffer("math").ingest.reading
+    real = reading.admit
+
+    async def admit_and_change(*arguments: Any) -> Any:
+        admitted = await real(*arguments)
+        memory[:] = bytes(len(memory))
+        return admitted
+
+    monkeypatch.setattr(reading, "admit", admit_and_change)
+
+
+@pytest.mark.parametrize(
+    "compiled", [None, CompiledReader(DEFAULT_LIMITS)], ids=["checked", "compiled"]
+)
+async def test_what_a_client_changes_once_it_was_read_is_stored_as_it_was(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, compiled: CompiledReader | None
+) -> None:
+    backend.registry.payloads.compiled = compiled
+    memory = bytearray(payload((1, 0), (1, 1)))
+    change_when_admitted(backend, monkeypatch, memory)
+    pushed = await backend.push(lent(memory))
     assert [outcome.status for outcome in pushed.outcomes] == [PushStatus.STORED] * 2
+    uids = [outcome.uid for outcome in pushed.outcomes]
+    stored = backend.store.payloads(backend.buffer("math").id, uids)
+    assert stored == [payload((1, 0)), payload((1, 1))]
+
+
+async def test_a_large_one_that_a_client_changes_is_torn_for_itself(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It isn't copied before it is stored, so its checksum is that of what was read."""
+    backend.registry.payloads.compiled = CompiledReader(DEFAULT_LIMITS)
+    buffer = backend.buffer("math")
+    large = experience(
+        2, 0, tokens=torch.arange(LARGE_PAYLOAD_BYTES), prompt_length=9, logprobs=None
+    )
+    small = experience(2, 1)
+    sound = bytearray(trxp.encode([experience(3, 0, tokens=large.tokens, logprobs=None), small]))
+    torn = bytearray(trxp.encode([large]))
+    await backend.push(lent(sound))
+    change_when_admitted(backend, monkeypatch, torn)
+    pushed = await backend.push(lent(torn))
+    assert [outcome.status for outcome in pushed.outcomes] == [PushStatus.STORED]
+    uids = [large.eid.uid, small.eid.uid, experience(3, 0).eid.uid]
+    async with backend.store.fetched(buffer.id, uids):
+        damaged, *others = backend.store.payloads(buffer.id, uids)
+    assert isinstance(damaged, DamagedRecordError)
+    assert others == trxp.split(bytes(sound))[::-1]
 
 
 async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Backend) -> None:

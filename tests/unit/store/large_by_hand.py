@@ -56,7 +56,7 @@ def write(path: Path, payload: bytes) -> int:
 
 def put_large(path: Path, key: bytes, payload: bytes) -> None:
     """Store a payload in the file."""
-    sum_ = checksum(Table.PAYLOADS, key, payload)
+    sum_ = checksum(payload)
     extent = Extent(write(path, payload), len(payload), sum_)
     put(path, Table.EXTENTS, key, encode_extent(extent))
 
@@ -67,7 +67,7 @@ def move_out(path: Path) -> None:
         for key, stored in cursor:
             payload = stored[:-SEAL_BYTES]
             if len(payload) >= LARGE_PAYLOAD_BYTES:
-                extent = Extent(write(path, payload), len(payload), stored[-SEAL_BYTES:])
+                extent = Extent(write(path, payload), len(payload), checksum(payload))
                 row = seal(Table.EXTENTS, key, encode_extent(extent))
                 txn.put(key, row, db=tables[Table.EXTENTS])
                 txn.delete(key, db=tables[Table.PAYLOADS])

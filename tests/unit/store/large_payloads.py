@@ -87,7 +87,7 @@ def _store(path: Path, payloads: Mapping[str, tuple[int, bytes]]) -> None:
         )
         for uid, (offset, payload) in payloads.items():
             key = disk.payload_key(3, uid)
-            value = Extent(offset, len(payload), checksum(Table.PAYLOADS, key, payload))
+            value = Extent(offset, len(payload), checksum(payload))
             txn.put(key, seal(Table.EXTENTS, key, disk.encode_extent(value)), db=extents)
         key = disk.freed_key(10**9, 20 * MEBI)
         txn.put(key, seal(Table.FREED, key, len(JUNK).to_bytes(8, "big")), db=freed)

@@ -183,7 +183,7 @@ def test_what_cannot_be_read_for_want_of_something_is_not_damaged(
 
     monkeypatch.setattr(PayloadReader, "_take", fail)
     payloads = LargePayloads(tmp_path)
-    extent = Extent(0, 1, checksum(Table.PAYLOADS, b"key", b"x"))
+    extent = Extent(0, 1, checksum(b"x"))
     with pytest.raises(StoreFailedError, match=os.strerror(code)), payloads.read(b"key", extent):
         pytest.fail("it can't be read")
 

@@ -23,15 +23,15 @@ def test_its_own_opens() -> None:
     check_format(sealed(FORMAT_VERSION), PATH)
 
 
-@pytest.mark.parametrize("value", [b"experience-buffer store 1", sealed(3)])
+@pytest.mark.parametrize("value", [b"experience-buffer store 1", sealed(4)])
 def test_an_older_store_is_refused_with_the_way_to_the_new_one(value: bytes) -> None:
     text = refusal(value)
-    version = 1 if value.endswith(b"1") else 3
+    version = 1 if value.endswith(b"1") else 4
     assert f"format version {version}, this server reads version {FORMAT_VERSION}" in text
     assert "run the server version that wrote it until what it holds is consumed" in text
 
 
-@pytest.mark.parametrize("value", [sealed(5), sealed(17), b"experience-buffer store 997"])
+@pytest.mark.parametrize("value", [sealed(6), sealed(17), b"experience-buffer store 997"])
 def test_a_newer_store_asks_for_a_newer_server(value: bytes) -> None:
     assert "upgrade this server to the version that wrote it" in refusal(value)
 
