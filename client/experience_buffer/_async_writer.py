@@ -55,6 +55,8 @@ class AsyncWriter:
         self._progress = Signal()
         """Outcomes, or the end; callers wait for it."""
         self._connection = 0
+        self._memory = self._new_memory()
+        """Of the present connection."""
         self._failure: ExperienceBufferError | None = None
         self._closing = False
         self._done = False
@@ -88,17 +90,18 @@ class AsyncWriter:
         self._raise_errors()
         if self._closing:
             raise closed_error("writer")
-        payloads = _push.encode_payloads(many, self._limits)
-        while (piece := await asyncio.to_thread(next, payloads, None)) is not None:
-            start, end, payload = piece
-            if not await self._wait(
-                functools.partial(self._queue.has_room, len(payload)), deadline
-            ):
+        encoded = _push.encode_pieces(many, self._limits)
+        while (found := await asyncio.to_thread(next, encoded, None)) is not None:
+            start, end, pieces = found
+            num_bytes = sum(map(len, pieces))
+            if not await self._wait(functools.partial(self._queue.has_room, num_bytes), deadline):
                 raise _queue.full_error(self._queue, start, len(many))
             if self._failure is not None:
                 raise self._failure
             if self._closing:
                 raise closed_error("writer")
+            # No thread could do this beside the loop, which the copying keeps from running anyway.
+            payload = self._memory.place(pieces, pending_bytes=self._queue.pending_bytes)
             if self._queue.add(payload, end - start):
                 self._work.notify()
             self._start()
@@ -171,9 +174,7 @@ class AsyncWriter:
                 await self._work.wait_for(lambda: self._queue.pending_bytes > 0, None)
                 error: ExperienceBufferError
                 self._connection += 1
-                memory = PushMemory(
-                    self._queue.fields, is_wanted=self._client.options.shared_memory
-                )
+                memory = self._memory = self._new_memory()
                 requests = self._requests(self._connection, memory)
                 call: Any = self._client._open("PushStream", requests)
                 try:
@@ -183,7 +184,8 @@ class AsyncWriter:
                             memory.offered(message.memory)
                             continue
                         memory.answered(message.sequence)
-                        self._queue.answered(message, delay=retry.initial_backoff_seconds)
+                        delay = retry.initial_backoff_seconds
+                        memory.settled(self._queue.answered(message, delay=delay))
                         if message.HasField("error"):
                             self._work.notify()
                         self._progress.notify()
@@ -205,7 +207,12 @@ class AsyncWriter:
         finally:
             # Also when this task dies of a bug: nobody may wait for it forever.
             self._failure = self._failure or closed_error("writer")
+            self._memory = self._new_memory()  # A closed writer keeps none.
             self._progress.notify()
+
+    def _new_memory(self) -> PushMemory:
+        is_wanted = self._client.options.shared_memory
+        return PushMemory(self._queue.fields, is_wanted=is_wanted)
 
     async def _requests(self, connection: int, memory: PushMemory) -> AsyncIterator[bytes]:
         """Requests as they come due, until this connection is over; runs in gRPC's task."""

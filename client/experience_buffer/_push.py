@@ -109,14 +109,6 @@ def split(
         yield Chunk(fields(tombstones=part), range(first, first + len(part)))
 
 
-def encode_payloads(
-    experiences: Sequence[Experience], options: ClientOptions
-) -> Iterator[tuple[int, int, bytes]]:
-    """Do what `encode_pieces` does; the payloads are copies that later changes don't reach."""
-    for start, end, pieces in encode_pieces(experiences, options):
-        yield start, end, b"".join(pieces)
-
-
 def encode_pieces(
     experiences: Sequence[Experience],
     options: ClientOptions,

@@ -1,17 +1,20 @@
 """Pushes of one stream in memory that it shares with the server, as far as there is room in it.
 
-opening -> offered -> message: placed -> answered: free again
+opening -> offered -> place, when a payload is appended ------------> settled: free again
+                      message, for what had no place then -> answered: free again
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from experience_buffer import _shared_memory, _wire
-from experience_buffer._queue import Request
+from experience_buffer._queue import Payload, Request
 from experience_buffer._runs import Runs
+from experience_buffer._wire import Pieces
 from experience_buffer.v1 import types_pb2
 
 logger = logging.getLogger("experience_buffer")
@@ -34,7 +37,9 @@ class PushMemory:
         self._memory: memoryview | None = None
         self._free = Runs()
         self._placed: dict[int, tuple[int, int]] = {}
-        """By the sequence of a request under way: where its payloads lie."""
+        """By the id of a payload that has a place and isn't settled, hence alive: where it lies."""
+        self._copied: dict[int, tuple[int, int]] = {}
+        """By the sequence of a request under way: where those of its payloads lie that had none."""
 
     def opening(self) -> list[bytes]:
         """What is sent first on the connection; nothing where memory can't be shared."""
@@ -51,34 +56,95 @@ class PushMemory:
             self._memory = memory
             self._free.add(0, len(memory) // _LINE_BYTES * _LINE_BYTES)
 
+    def place(self, pieces: Pieces, *, pending_bytes: int) -> Payload:
+        """Join a payload there, where it stays until it is settled, or else anywhere.
+
+        Args:
+            pieces: What it is joined of.
+            pending_bytes: Of all payloads that aren't settled. As long as they and this one have room
+                there together, none that comes later takes the room of one that comes earlier.
+        """
+        memory, num_bytes = self._memory, sum(map(len, pieces))
+        if memory is None or num_bytes < _shared_memory.MIN_BYTES:
+            return b"".join(pieces)
+        run = self._take(num_bytes) if pending_bytes + num_bytes <= len(memory) else None
+        if run is None:
+            return b"".join(pieces)
+        start = run[0]
+        payload = memory[start : start + num_bytes]
+        mapped: Any = memory.obj  # It takes pieces whose elements are described in any way.
+        for piece in pieces:
+            end = start + len(piece)
+            mapped[start:end] = piece
+            start = end
+        with self._lock:
+            self._placed[id(payload)] = run
+        return payload
+
+    def settled(self, payloads: Iterable[Payload]) -> None:
+        """They aren't sent again: what has a place here leaves it."""
+        with self._lock:
+            for payload in payloads:
+                run = self._placed.pop(id(payload), None)
+                if run is not None:
+                    self._free.add(*run)
+
     def message(self, request: Request) -> bytes:
-        """The `PushStreamRequest` to send; copies the payloads, not to be made under a lock."""
+        """The `PushStreamRequest` to send; copies payloads that have no place here.
+
+        Not to be made under a lock.
+        """
         memory = self._memory
         if memory is None or request.num_bytes < _shared_memory.MIN_BYTES:
             return request.message()
-        sizes = [-(-len(payload) // _LINE_BYTES) * _LINE_BYTES for payload in request.payloads]
-        start = self._take(request.sequence, sum(sizes))
-        if start is None:
+        starts = self._starts(memory, request)
+        if starts is None:
             return request.message()
-        spans = []
-        for payload, size in zip(request.payloads, sizes, strict=True):
-            memory[start : start + len(payload)] = payload
-            spans.append(types_pb2.MemorySpan(offset=start, num_bytes=len(payload)))
-            start += size
+        spans = [
+            types_pb2.MemorySpan(offset=start, num_bytes=len(payload))
+            for start, payload in zip(starts, request.payloads, strict=True)
+        ]
         return _wire.push_by_spans(request.sequence, request.fields, spans)
 
-    def answered(self, sequence: int) -> None:
-        """The server has read a request: what lay there may be written over."""
+    def _starts(self, memory: memoryview, request: Request) -> list[int] | None:
+        """Where the payloads of a request lie; copies those that lie elsewhere. None: there's no room."""
         with self._lock:
-            place = self._placed.pop(sequence, None)
-            if place is not None:
-                self._free.add(*place)
+            runs = [self._placed.get(id(payload)) for payload in request.payloads]
+        sizes = [_whole_lines(len(payload)) for payload in request.payloads]
+        free = 0
+        num_bytes = sum(size for size, run in zip(sizes, runs, strict=True) if run is None)
+        if num_bytes:
+            copied = self._take(num_bytes)
+            if copied is None:
+                return None
+            free = copied[0]
+            with self._lock:
+                self._copied[request.sequence] = copied
+        starts = []
+        for payload, size, run in zip(request.payloads, sizes, runs, strict=True):
+            if run is None:
+                memory[free : free + len(payload)] = payload
+                starts.append(free)
+                free += size
+            else:
+                starts.append(run[0])
+        return starts
 
-    def _take(self, sequence: int, num_bytes: int) -> int | None:
-        """Where the payloads of a request go; None: there is no room."""
+    def answered(self, sequence: int) -> None:
+        """The server has read a request: what was copied for it may be written over."""
+        with self._lock:
+            run = self._copied.pop(sequence, None)
+            if run is not None:
+                self._free.add(*run)
+
+    def _take(self, num_bytes: int) -> tuple[int, int] | None:
+        """From where to where there is room for so many bytes; None: nowhere."""
+        size = _whole_lines(num_bytes)
         with self._lock:
             # From the beginning on: the same pages serve again and again.
-            start = self._free.take(num_bytes, near=0)
-            if start is not None:
-                self._placed[sequence] = start, start + num_bytes
-            return start
+            start = self._free.take(size, near=0)
+            return None if start is None else (start, start + size)
+
+
+def _whole_lines(num_bytes: int) -> int:
+    return -(-num_bytes // _LINE_BYTES) * _LINE_BYTES

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from experience_buffer import _convert, _wire, status
 from experience_buffer.errors import (
@@ -33,12 +33,15 @@ logger = logging.getLogger("experience_buffer")
 MAX_KEPT_REFUSALS: Final = 1000
 """Refused outcomes kept for the next call to raise; more are only counted."""
 
+Payload: TypeAlias = bytes | memoryview
+"""A view is of shared memory (`_push_memory`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """An encoded payload, not yet in a request."""
 
-    payload: bytes
+    payload: Payload
     start: int
     """Position of its first experience, counted since the writer was opened."""
     num_items: int
@@ -53,7 +56,7 @@ class Request:
     sequence: int
     fields: bytes
     """Of `_wire.push_fields`."""
-    payloads: Sequence[bytes]
+    payloads: Sequence[Payload]
     positions: range
     """Of its experiences, counted since the writer was opened."""
     num_bytes: int
@@ -127,7 +130,7 @@ class PushQueue:
         pending = self.pending_bytes
         return pending == 0 or pending + num_bytes <= self._options.max_pending_bytes
 
-    def add(self, payload: bytes, num_items: int) -> bool:
+    def add(self, payload: Payload, num_items: int) -> bool:
         """Queue one encoded payload; whether this changes when there is something to send."""
         was_empty = not self._waiting
         piece = Piece(payload, self.num_appended, num_items, self._clock())
@@ -171,41 +174,46 @@ class PushQueue:
             return 0.0
         return max(self._waiting[0].time + self._options.linger_seconds - now, 0.0)
 
-    def answered(self, message: service_pb2.PushStreamResponse, *, delay: float) -> None:
+    def answered(
+        self, message: service_pb2.PushStreamResponse, *, delay: float
+    ) -> Sequence[Payload]:
         """Note the answer to a request.
 
         Args:
             message: The answer. One to a request that was answered before is ignored.
             delay: Seconds after which a request that the server postponed is sent again, unless
                 the server asked for more.
+
+        Returns:
+            The payloads that have their outcome now; none where the request is to be sent again.
         """
         if message.sequence not in self._under_way:
-            return
+            return ()
         if message.WhichOneof("result") == "error":
             error = status.from_request_error(message.error)
             if error.retry_delay_seconds is not None:
                 self.last_delay = error
                 self._not_before = self._clock() + max(delay, error.retry_delay_seconds)
                 bisect.insort(self._resend, message.sequence)
-                return
-            self._fail(message.sequence, error)
-            return
+                return ()
+            return self._fail(message.sequence, error)
         self.last_delay = None
         outcomes = message.response.outcomes
         num_items = len(self._under_way[message.sequence].positions)
         if len(outcomes) != num_items:
-            self._fail(
+            return self._fail(
                 message.sequence,
                 InternalServerError(f"{num_items} items pushed, {len(outcomes)} outcomes received"),
             )
-            return
-        for position, outcome in zip(self._pop(message.sequence).positions, outcomes, strict=True):
+        sent = self._pop(message.sequence)
+        for position, outcome in zip(sent.positions, outcomes, strict=True):
             if outcome.status == types_pb2.PUSH_STATUS_STORED:
                 self.num_stored += 1
             elif outcome.status == types_pb2.PUSH_STATUS_DUPLICATE:
                 self.num_duplicates += 1
             else:
                 self._note_refusal(_convert.outcome(outcome, position))
+        return sent.payloads
 
     def rewind(self) -> None:
         """The stream broke: send everything unanswered again, in the order of the first time."""
@@ -242,7 +250,7 @@ class PushQueue:
 
     def _form_request(self) -> Request:
         start = self._waiting[0].start
-        payloads: list[bytes] = []
+        payloads: list[Payload] = []
         num_items = num_bytes = 0
         while self._waiting:
             piece = self._waiting[0]
@@ -264,9 +272,11 @@ class PushQueue:
         self._next_sequence += 1
         return request
 
-    def _fail(self, sequence: int, error: ExperienceBufferError) -> None:
-        self.num_failed += len(self._pop(sequence).positions)
+    def _fail(self, sequence: int, error: ExperienceBufferError) -> Sequence[Payload]:
+        sent = self._pop(sequence)
+        self.num_failed += len(sent.positions)
         self._errors.append(error)
+        return sent.payloads
 
     def _pop(self, sequence: int) -> Request:
         sent = self._under_way.pop(sequence)

@@ -94,17 +94,27 @@ class Writer:
             self._raise_errors()
             if self._closing:
                 raise closed_error("writer")
-        for start, end, payload in _push.encode_payloads(many, self._limits):
-            with self._lock:
-                if not self._wait(functools.partial(self._queue.has_room, len(payload)), deadline):
-                    raise _queue.full_error(self._queue, start, len(many))
-                if self._failure is not None:
-                    raise self._failure
-                if self._closing:
-                    raise closed_error("writer")
-                if self._queue.add(payload, end - start):
-                    self._work.notify_all()
-                self._start()
+        for start, end, pieces in _push.encode_pieces(many, self._limits):
+            memory = self._memory
+            payload = memory.place(pieces, pending_bytes=self._queue.pending_bytes)
+            try:
+                with self._lock:
+                    has_room = functools.partial(self._queue.has_room, len(payload))
+                    if not self._wait(has_room, deadline):
+                        raise _queue.full_error(self._queue, start, len(many))
+                    self._add(payload, end - start)
+            except BaseException:
+                memory.settled([payload])
+                raise
+
+    def _add(self, payload: _queue.Payload, num_items: int) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise closed_error("writer")
+        if self._queue.add(payload, num_items):
+            self._work.notify_all()
+        self._start()
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything appended before has its outcome.
@@ -250,7 +260,8 @@ class Writer:
             return
         self._memory.answered(message.sequence)
         with self._lock:
-            self._queue.answered(message, delay=self._client.options.retry.initial_backoff_seconds)
+            delay = self._client.options.retry.initial_backoff_seconds
+            self._memory.settled(self._queue.answered(message, delay=delay))
             if message.HasField("error"):
                 self._work.notify_all()
             self._progress.notify_all()

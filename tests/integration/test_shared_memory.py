@@ -5,6 +5,7 @@ Whatever a client says of it, true or not, costs its own stream at most.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import queue
@@ -24,6 +25,7 @@ from experience_buffer import (
     Client,
     ClientOptions,
     ConsumerConfig,
+    DeadlineExceededError,
     Experience,
     WriterOptions,
     _shared_memory,
@@ -148,6 +150,57 @@ def test_batches_keep_what_they_hold_while_others_follow(
         expected = torch.cat([one.tokens for one in GROUPS[task] if one.tokens is not None])
         assert torch.equal(tensor, torch.zeros_like(expected) if task % 2 == 0 else expected)
         assert torch.equal(batch.packed.tensor("tokens"), tensor)
+
+
+LINGERING = WriterOptions(linger_seconds=60, max_pending_bytes=250_000)
+"""One group waits until it is flushed; a second one has no room."""
+
+
+def test_what_waits_lies_in_the_memory_already(
+    shared_server: Server, client: Client, name: str
+) -> None:
+    client.create_buffer(config(name))
+    with client.writer(buffer=name, options=LINGERING) as writer:
+        writer.append(GROUPS[0][0])
+        writer.flush()
+        memory = writer._memory
+        eventually(lambda: memory._memory is not None, "shared memory")
+        whole = memory._free.num_bytes
+        writer.append(GROUPS[1])
+        taken = whole - memory._free.num_bytes
+        assert taken >= len(trxp.encode(GROUPS[1]))
+        with pytest.raises(DeadlineExceededError, match="0 of 3 experiences were queued"):
+            writer.append(GROUPS[2], timeout=0.05)
+        assert whole - memory._free.num_bytes == taken, "what wasn't queued has left its place"
+        writer.flush()
+        assert memory._free.num_bytes == whole
+    for one in GROUPS[1]:
+        assert client.get(one.eid.uid, buffer=name).payload == PAYLOADS[one.eid.uid]
+
+
+async def test_what_waits_in_an_async_writer_lies_there_too(
+    shared_server: Server, name: str
+) -> None:
+    async with AsyncClient(shared_server.address) as client:
+        await client.create_buffer(config(name))
+        async with client.writer(buffer=name, options=LINGERING) as writer:
+            await writer.append(GROUPS[0][0])
+            await writer.flush()
+            memory = writer._memory
+            while memory._memory is None:
+                await asyncio.sleep(0.01)
+            whole = memory._free.num_bytes
+            await writer.append(GROUPS[1])
+            taken = whole - memory._free.num_bytes
+            assert taken >= len(trxp.encode(GROUPS[1]))
+            with pytest.raises(DeadlineExceededError):
+                await writer.append(GROUPS[2], timeout=0.05)
+            assert whole - memory._free.num_bytes == taken
+            await writer.flush()
+            assert memory._free.num_bytes == whole
+        for one in GROUPS[1]:
+            found = await client.get(one.eid.uid, buffer=name)
+            assert found.payload == PAYLOADS[one.eid.uid]
 
 
 async def test_the_async_client_shares_memory_too(shared_server: Server, name: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from experience_buffer import _sample_wire, _shared_memory, _wire
 from experience_buffer._push_memory import PushMemory
-from experience_buffer._queue import Request
+from experience_buffer._queue import Payload, Request
 from experience_buffer._sample_memory import SampleMemory
 from experience_buffer._shared_memory import MIN_BYTES, attach, machine, part
 from experience_buffer.errors import InternalServerError
@@ -212,6 +214,70 @@ def test_what_was_postponed_is_placed_again(made: Made, memory: PushMemory) -> N
     memory.message(again)
     memory.answered(1)
     assert read(made, memory.message(again))[1] == again.payloads
+
+
+def place(memory: PushMemory, *sizes: int, pending_bytes: int = 0) -> tuple[bytes, Payload]:
+    """What a payload is joined of, and the payload."""
+    # Described as the memory of tensors is.
+    pieces: list[Any] = [
+        os.urandom(7),
+        *((ctypes.c_ubyte * size)(*os.urandom(size)) for size in sizes),
+    ]
+    views = [memoryview(piece) for piece in pieces]
+    return b"".join(views), memory.place(views, pending_bytes=pending_bytes)
+
+
+def holding(sequence: int, *payloads: Payload) -> Request:
+    positions = range(len(payloads))
+    return Request(sequence, FIELDS, payloads, positions, sum(map(len, payloads)))
+
+
+def test_what_has_a_place_is_not_copied_again(made: Made, memory: PushMemory) -> None:
+    joined, payload = place(memory, 100_003, 70_001)
+    assert payload == joined
+    assert isinstance(payload, memoryview)
+    other = os.urandom(90_007)
+    both, again = holding(1, payload, other), holding(2, payload)
+    before = memory._free.num_bytes
+    message, payloads = read(made, memory.message(again))
+    assert (payloads, memory._free.num_bytes) == ([joined], before)
+    message, payloads = read(made, memory.message(both))
+    assert (payloads, before - memory._free.num_bytes) == ([joined, other], 90_048)
+    assert message.sequence == 1
+    memory.answered(1)
+    assert memory._free.num_bytes == before, "what was copied has gone, what has a place stays"
+    assert read(made, memory.message(again))[1] == [joined]
+    memory.settled([other, payload, payload])
+    assert memory._free.num_bytes == NUM_BYTES // 64 * 64
+
+
+def test_what_has_no_place_is_joined_elsewhere(memory: PushMemory) -> None:
+    for sizes, pending_bytes in (((MIN_BYTES - 8,), 0), ((70_000,), NUM_BYTES - 70_006)):
+        joined, payload = place(memory, *sizes, pending_bytes=pending_bytes)
+        assert isinstance(payload, bytes)
+        assert payload == joined
+    _, kept = place(memory, 600_000)
+    assert isinstance(place(memory, 600_000)[1], bytes), "there is no room in one piece"
+    memory.settled([kept])
+    assert isinstance(place(memory, 70_000, pending_bytes=NUM_BYTES - 70_007)[1], memoryview)
+    assert isinstance(place(PushMemory(FIELDS, is_wanted=True), 70_000)[1], bytes)
+
+
+def test_a_place_in_the_memory_of_a_stream_that_broke_is_elsewhere(
+    made: Made, memory: PushMemory
+) -> None:
+    joined, payload = place(memory, 100_003)
+    other = Made(name=NAME[:-1] + "0")
+    try:
+        following = PushMemory(FIELDS, is_wanted=True)
+        assert following.message(holding(1, payload)) == holding(1, joined).message()
+        following.offered(other.offer)
+        assert read(other, following.message(holding(1, payload)))[1] == [joined]
+        following.settled([payload])
+        following.answered(1)
+        assert following._free.num_bytes == NUM_BYTES // 64 * 64
+    finally:
+        os.close(other.descriptor)
 
 
 @pytest.mark.parametrize("problem", [PermissionError("not yours"), ValueError("not memory")])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from experience_buffer import EID, Experience, _push, trxp
+from experience_buffer._push_memory import PushMemory
 from experience_buffer.options import ClientOptions
 
 
@@ -19,7 +20,8 @@ def made(tokens: Tensor) -> Experience:
 def test_what_a_writer_was_given_can_be_changed_afterwards() -> None:
     given = made(torch.arange(7))
     before = trxp.encode([given])
-    [(start, end, payload)] = _push.encode_payloads([given], ClientOptions())
+    [(start, end, pieces)] = _push.encode_pieces([given], ClientOptions())
+    payload = PushMemory(b"", is_wanted=False).place(pieces, pending_bytes=0)
     given.tokens += 1
     given.info["x"] = 1
     assert (start, end, payload) == (0, 1, before)

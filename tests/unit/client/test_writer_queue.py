@@ -106,6 +106,21 @@ def test_room_is_given_back_by_answers_only() -> None:
     assert queue.pending_bytes == 0
 
 
+def test_payloads_are_given_back_with_their_outcome() -> None:
+    queue, clock = make(linger_seconds=0, max_batch_items=2)
+    for payload in (b"a", b"b", b"c", b"d", b"e"):
+        queue.add(payload, 1)
+    for _ in range(3):
+        assert queue.next_request() is not None
+    assert queue.answered(failure(1, 8, 2.5), delay=0) == (), "it is sent again"
+    assert queue.answered(failure(2, 3, 0), delay=0) == [b"c", b"d"]
+    assert queue.answered(answer(3, 1, 1), delay=0) == [b"e"], "too many outcomes"
+    clock.now += 3
+    assert queue.next_request() is not None
+    assert queue.answered(answer(1, 1, 3), delay=0) == [b"a", b"b"]
+    assert queue.answered(answer(1, 1, 1), delay=0) == (), "it was answered before"
+
+
 def test_flush_waits_for_what_came_before_and_not_for_what_comes_after() -> None:
     queue, _ = make(linger_seconds=60)
     queue.add(b"a", 2)
