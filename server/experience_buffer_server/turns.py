@@ -9,9 +9,12 @@ from typing import Final
 
 _SHARE: Final = 0.75
 _LEAST_SECONDS: Final = 3e-4
-_MOST_SECONDS: Final = 1e-3
-"""Turns rest after so much of the time that everybody else took in the rest before, within these bounds.
-Not after as much: part of that was what follows turns, such as commits and answers."""
+_MOST_SECONDS: Final = 1.5e-3
+"""Turns rest after so much of the time that everybody else takes in a rest, within these bounds. Not after
+as much: part of that is what follows turns, such as commits and answers."""
+_NEWS: Final = 0.1
+"""What the last rest weighs in how long everybody else takes: one in ten is long, when a batch is put
+together, and most take next to nothing."""
 _NUM_STEPS: Final = 8
 """Steps that everybody else may take in each rest. What needs several in a row, one waking the next,
 isn't held up before each of them."""
@@ -61,6 +64,8 @@ class Turns:
         self._is_taken = False
         self._used_seconds = 0.0
         """By the turns that ended since the last rest."""
+        self._rest_seconds = 0.0
+        """How long everybody else takes in a rest."""
         self._slice_seconds = _LEAST_SECONDS
         """After which there is the next one."""
 
@@ -104,7 +109,9 @@ class Turns:
     def _rested(self, seconds: float) -> None:
         """Everybody else has taken their steps, and so long for them."""
         self._used_seconds = 0.0
-        self._slice_seconds = min(max(_SHARE * seconds, _LEAST_SECONDS), _MOST_SECONDS)
+        self._rest_seconds += _NEWS * (seconds - self._rest_seconds)
+        slice_seconds = max(_SHARE * self._rest_seconds, _LEAST_SECONDS)
+        self._slice_seconds = min(slice_seconds, _MOST_SECONDS)
 
     def _pass_on(self) -> None:
         while self._lines:

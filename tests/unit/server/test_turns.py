@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from experience_buffer_server import turns as turns_module
-from experience_buffer_server.turns import Turns
+from experience_buffer_server.turns import Turn, Turns
 
 
 class Clock:
@@ -75,7 +75,7 @@ async def test_short_turns_rest_together(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("of_others", "most"),
-    [(0.0, 0.3e-3), (0.8e-3, 0.6e-3), (40e-3, 1e-3)],
+    [(0.0, 0.3e-3), (0.8e-3, 0.6e-3), (40e-3, 1.5e-3)],
     ids=["idle", "busy", "slow"],
 )
 async def test_turns_last_nearly_as_long_as_others_take(
@@ -83,14 +83,41 @@ async def test_turns_last_nearly_as_long_as_others_take(
 ) -> None:
     """About half of the loop for each side, but never long enough to be noticed."""
     turn = await Turns().take("")
+    for _ in range(60):
+        await rest(turn, clock, of_others)
+    assert slice_of(turn, clock) == pytest.approx(most, abs=0.03e-3)
+    turn.end()
+
+
+async def test_one_long_rest_in_ten_counts_for_all_of_them(clock: Clock) -> None:
+    """Or turns would be short after most, and others have the loop for most of the time."""
+    turn = await Turns().take("")
+    for _ in range(30):
+        lasted = []
+        for number in range(10):
+            await rest(turn, clock, 0.0 if number else 8e-3)
+            lasted.append(slice_of(turn, clock))
+    assert sum(lasted) == pytest.approx(0.75 * 8e-3, rel=0.05)
+    assert lasted == sorted(lasted, reverse=True)
+    assert max(lasted) < 1e-3
+    turn.end()
+
+
+async def rest(turn: Turn, clock: Clock, of_others: float) -> None:
+    """A pause in which everybody else takes so long."""
     busy = asyncio.create_task(others(clock, [], seconds=of_others / turns_module._NUM_STEPS))
     await turn.pause()
+    busy.cancel()
+    await asyncio.sleep(0)
+
+
+def slice_of(turn: Turn, clock: Clock) -> float:
+    """How long a turn lasts until the next pause is due."""
     began = clock.now
     while not turn.is_long:
-        clock.work(0.02e-3)
-    assert clock.now - began == pytest.approx(most, abs=0.03e-3)
-    turn.end()
-    busy.cancel()
+        clock.work(0.01e-3)
+    lasted, clock.now = clock.now - began, began
+    return lasted
 
 
 async def test_lines_take_turns() -> None:
