@@ -14,6 +14,9 @@ from experience_buffer.errors import (
 )
 from experience_buffer.options import RetryOptions
 
+_LEAST_SECONDS = 0.02
+"""An attempt with less time ends without an answer, which says less than what failed before it."""
+
 
 class Deadline:
     """An instant until which a call of several requests must end."""
@@ -78,7 +81,7 @@ class Attempts:
         self._last_error = error
         delay = self._delay(error)
         last_attempt = 0 < self._options.max_attempts <= self._num_failed
-        if last_attempt or self._clock() + delay >= self._deadline:
+        if last_attempt or self._clock() + delay > self._deadline - _LEAST_SECONDS:
             passed = self._clock() - self._start_time
             error.add_note(f"gave up after {self._num_failed} attempts in {passed:.1f} s")
             raise error

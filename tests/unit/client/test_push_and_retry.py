@@ -113,6 +113,18 @@ def test_backoff_doubles_up_to_its_limit() -> None:
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
+@pytest.mark.parametrize(("asked", "is_tried"), [(9.97, True), (9.99, False), (10.0, False)])
+def test_no_attempt_begins_that_can_only_run_out_of_time(asked: float, is_tried: bool) -> None:
+    """What it would end with says less than what the one before has said."""
+    tries, _ = attempts(timeout=10.0, jitter=lambda: 0.0)
+    full = ResourceExhaustedError("full", retry_delay_seconds=asked)
+    if is_tried:
+        assert tries.delay_after(full, idempotent=False) == asked
+    else:
+        with pytest.raises(ResourceExhaustedError, match="full"):
+            tries.delay_after(full, idempotent=False)
+
+
 def test_jitter_takes_up_to_half_away_but_never_below_what_the_server_asks() -> None:
     tries, _ = attempts(initial_backoff_seconds=2.0, jitter=lambda: 1.0)
     assert tries.delay_after(UnavailableError("x"), idempotent=True) == pytest.approx(1.0)
