@@ -19,6 +19,8 @@ from experience_buffer.errors import ExperienceBufferError
 if TYPE_CHECKING:
     from typing import Self
 
+    from experience_buffer._push_body import PushBody
+
 T = TypeVar("T")
 
 
@@ -76,10 +78,10 @@ class AsyncConnection(ClientSettings):
         method = getattr(self._get_stub(), call.method)
         if call.method != "Push":
             return await method(call.request, timeout=timeout, metadata=self._metadata)
-        lane = self._lane
-        answer: Any = await lane.push(self, cast("bytes", call.request), timeout)
+        lane, body = self._lane, cast("PushBody", call.request)
+        answer: Any = await lane.push(self, body, timeout)
         if answer is None:
-            answer = await method(call.request, timeout=timeout, metadata=self._metadata)
+            answer = await method(body.request(), timeout=timeout, metadata=self._metadata)
         lane.pushed()
         return answer
 

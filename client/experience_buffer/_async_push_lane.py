@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from experience_buffer import _push_lane, _wire
-from experience_buffer._push_lane import KEEP_SECONDS, MAX_BYTES, PAUSE_SECONDS
+from experience_buffer import _push_lane
+from experience_buffer._lane_memory import LaneMemory
+from experience_buffer._push_body import PushBody
+from experience_buffer._push_lane import KEEP_SECONDS, PAUSE_SECONDS
 from experience_buffer.errors import UnavailableError
 from experience_buffer.v1 import service_pb2 as pb
 
@@ -25,6 +27,8 @@ class AsyncPushLane:
     def __init__(self) -> None:
         self._is_busy = False
         self._call: Any = None
+        self._memory = LaneMemory(is_wanted=False)
+        """Of that stream."""
         self._closing: asyncio.TimerHandle | None = None
         """Ends the stream when nobody has used it for a while."""
         self._soon_until = -math.inf
@@ -32,15 +36,19 @@ class AsyncPushLane:
         self._num_sent = 0
 
     async def push(
-        self, client: AsyncConnection, request: bytes, timeout: float
+        self, client: AsyncConnection, body: PushBody, timeout: float
     ) -> pb.PushResponse | None:
         """Do what `PushLane.push` does; what cancels it ends the stream."""
         is_time = self._not_before < time.monotonic() < self._soon_until
-        if self._is_busy or not is_time or len(request) > MAX_BYTES:
+        if self._is_busy or not is_time:
+            return None
+        if self._call is None or self._call.done():
+            self._call, self._memory = None, LaneMemory(is_wanted=client.options.shared_memory)
+        if not self._memory.takes(body.num_bytes):
             return None
         self._is_busy = True
         try:
-            return await self._exchange(client, request, timeout)
+            return await self._exchange(client, body, timeout)
         finally:
             self._is_busy = False
 
@@ -57,15 +65,18 @@ class AsyncPushLane:
             call.cancel()
 
     async def _exchange(
-        self, client: AsyncConnection, request: bytes, timeout: float
+        self, client: AsyncConnection, body: PushBody, timeout: float
     ) -> pb.PushResponse:
         is_answered = False
         self._num_sent += 1
         try:
             async with asyncio.timeout(timeout):
                 call = self._taken(client)
-                await call.write(_wire.push_on_stream(self._num_sent, request, timeout))
+                for message in self._memory.messages(self._num_sent, body, timeout):
+                    await call.write(message)
                 answer = await call.read()
+                if answer is not grpc.aio.EOF and self._memory.is_offer(answer):
+                    answer = await call.read()
             if answer is grpc.aio.EOF:
                 raise UnavailableError("the server ended the push stream")
             is_answered = answer.sequence == self._num_sent
@@ -78,13 +89,15 @@ class AsyncPushLane:
             raise client._translate(error, "PushStream") from None
         finally:
             self._put_back(is_answered)
+        if is_answered:
+            self._memory.answered(answer, body)
         return _push_lane.response_of(answer, self._num_sent)
 
     def _taken(self, client: AsyncConnection) -> Any:
         """The stream, opened if need be."""
         if self._closing is not None:
             self._closing.cancel()
-        if self._call is None or self._call.done():
+        if self._call is None:
             self._call = client._open("PushStream", None)
         return self._call
 

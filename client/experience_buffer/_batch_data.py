@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from experience_buffer._limits import DEFAULT_LIMITS
+
 if TYPE_CHECKING:
     from experience_buffer.experience import Experience
     from experience_buffer.packed import PackedBatch
@@ -43,16 +45,19 @@ class LazyPacked:
 
 
 class LazyPayloads:
-    """The payloads of a batch, copied out of the messages they came in when first asked for.
+    """The payloads of a batch, and the experiences made of them when first asked for.
 
     It can be shared between threads.
 
     Args:
-        views: The payloads; views keep their messages in memory until they are copied.
+        views: The payloads. What is writable is taken over: tensors become views on it. Others keep
+            the messages they came in in memory until they are copied.
     """
 
     def __init__(self, views: Iterable[bytes | memoryview]) -> None:
         self._views: tuple[bytes | memoryview, ...] = tuple(views)
+        self._experiences: list[Experience] | None = None
+        self._lock = threading.Lock()
 
     @property
     def views(self) -> tuple[bytes | memoryview, ...]:
@@ -61,12 +66,32 @@ class LazyPayloads:
 
     def copies(self) -> tuple[bytes, ...]:
         """The payloads, from now on without their messages."""
-        copies = tuple(map(bytes, self._views))
-        self._views = copies
-        return copies
+        with self._lock:
+            copies = tuple(map(bytes, self._views))
+            self._views = copies
+            return copies
+
+    def experiences(self) -> list[Experience]:
+        """The experiences, always the same ones, in a list of the caller's.
+
+        Raises:
+            TrxpError: A payload is damaged.
+        """
+        with self._lock:
+            if self._experiences is None:
+                self._experiences = [each for view in self._views for each in _decoded(view)]
+            return list(self._experiences)
 
     def __reduce__(self) -> tuple[type[LazyPayloads], tuple[tuple[bytes, ...]]]:
         return LazyPayloads, (self.copies(),)
+
+
+def _decoded(payload: bytes | memoryview) -> list[Experience]:
+    from experience_buffer import _torch
+
+    if isinstance(payload, memoryview) and not payload.readonly:
+        return _torch.decode_on(payload, limits=DEFAULT_LIMITS)
+    return _torch.decode(payload, limits=DEFAULT_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -138,7 +163,10 @@ class BatchData:
 
     @property
     def payloads(self) -> tuple[bytes, ...]:
-        """Each experience as a TRXP payload of its own."""
+        """Each experience as a TRXP payload of its own.
+
+        Take them before you change a tensor in place: some tensors are views on them.
+        """
         return self.content.copies()
 
     @property
@@ -158,7 +186,10 @@ class BatchData:
 
     @property
     def experiences(self) -> list[Experience]:
-        """The decoded experiences; needs torch. Decodes anew each time: keep the list.
+        """The decoded experiences; needs torch. Always the same ones, in a list of its own.
+
+        Each one's tensors share memory, which lives as long as any of them: `clone()` what is to be
+        kept for long.
 
         Raises:
             TrxpError: A payload is damaged.
@@ -166,6 +197,4 @@ class BatchData:
         if self.columns is not None:
             packed = self.packed
             return [packed.of(index) for index in range(len(packed))]
-        from experience_buffer import trxp
-
-        return [each for payload in self.content.views for each in trxp.decode(payload)]
+        return self.content.experiences()

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from experience_buffer import _convert
 from experience_buffer._names import STATE
+from experience_buffer._push_body import PushBody
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.outcomes import AnnotateOutcome
 from experience_buffer.v1 import service_pb2 as pb
@@ -36,8 +37,7 @@ class Call(Generic[T]):
     """One unary call."""
 
     method: str
-    request: Message | bytes
-    """As bytes where the stub takes them; see `_wire`."""
+    request: Message | PushBody
     parse: Callable[[Any], T]
     idempotent: bool = True
     """Doing it twice is as good as doing it once."""
@@ -64,9 +64,9 @@ def build(message: type[M], **fields: Any) -> M:
     return request
 
 
-def push(request: bytes) -> Call[pb.PushResponse]:
+def push(body: PushBody) -> Call[pb.PushResponse]:
     """Store one request's share of a push."""
-    return Call("Push", request, lambda response: response)
+    return Call("Push", body, lambda response: response)
 
 
 def seal_group(group: str, *, buffer: str, group_size: int) -> Call[SealedGroup]:

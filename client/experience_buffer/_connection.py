@@ -19,6 +19,8 @@ from experience_buffer.errors import ExperienceBufferError
 if TYPE_CHECKING:
     from typing import Self
 
+    from experience_buffer._push_body import PushBody
+
 T = TypeVar("T")
 _INHERITED: Final[list[object]] = []
 """Channels and streams of a parent process: never used here, and never finalised, which could hang."""
@@ -76,10 +78,10 @@ class Connection(ClientSettings):
         if call.method != "Push":
             return self._begin(call.method, call.request, timeout=timeout)
         self._get_stub()  # In a process that was forked off the lane is a new one.
-        lane = self._lane
-        answer: Any = lane.push(self, cast("bytes", call.request), timeout)
+        lane, body = self._lane, cast("PushBody", call.request)
+        answer: Any = lane.push(self, body, timeout)
         if answer is None:
-            answer = self._begin(call.method, call.request, timeout=timeout)
+            answer = self._begin(call.method, body.request(), timeout=timeout)
         lane.pushed()
         return answer
 

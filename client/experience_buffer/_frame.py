@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any, Final
 
-from experience_buffer import _safetensors
+from experience_buffer import _memory, _safetensors
 from experience_buffer._limits import Limits
 from experience_buffer._safetensors import TensorView
 from experience_buffer._trxp_error import trxp_error
@@ -22,6 +22,7 @@ _LENGTH: Final = struct.Struct("<Q")
 """Of the tensor section's header, with which it begins."""
 FRAME_BYTES: Final = _FRAME.size
 """What precedes the metadata."""
+_ALIGNMENT_BYTES: Final = 16
 
 
 def split_frame(
@@ -68,6 +69,18 @@ def head_of(payload: memoryview, limits: Limits) -> memoryview:
         (header_bytes,) = _LENGTH.unpack_from(payload, end - _LENGTH.size)
         end += min(header_bytes, limits.max_header_bytes)
     return memoryview(bytes(payload[:end]))
+
+
+def aligned(payload: bytes | bytearray | memoryview, limits: Limits) -> memoryview:
+    """A writable copy in which the tensors' bytes, sorted by element size, are aligned.
+
+    So tensors can be made on it. One whose frame isn't sound is copied as it is.
+    """
+    whole = memoryview(payload)
+    boundary = boundary_of(whole, limits)
+    header_bytes = int.from_bytes(whole[boundary : boundary + _LENGTH.size], "little")
+    padding = -(boundary + _LENGTH.size + header_bytes) % _ALIGNMENT_BYTES
+    return memoryview(_memory.joined((bytes(padding), whole)))[padding:]
 
 
 def _frame_error(view: memoryview, limits: Limits) -> TrxpError:

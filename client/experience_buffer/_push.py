@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from experience_buffer import _convert, _wire
+from experience_buffer._push_body import PushBody
 from experience_buffer._wire import Pieces
 from experience_buffer.errors import InvalidRequestError, MessageTooLargeError
 from experience_buffer.options import ClientOptions, WriterOptions
@@ -26,8 +27,8 @@ ENVELOPE_BYTES: Final = 16 * 1024
 class Chunk:
     """One request's share of a push."""
 
-    request: bytes
-    """The `PushRequest` to send."""
+    body: PushBody
+    """The request to send."""
     positions: Sequence[int]
     """Each item's position in what the caller pushed; empty when the payload is the caller's."""
 
@@ -92,7 +93,7 @@ def split(
     if isinstance(experiences, (bytes, bytearray, memoryview)):
         payload = bytes(experiences)
         check_size(len(payload), "the payload", options)
-        yield Chunk(_wire.push_request(fields(tombstones=tombstones), [[payload]]), ())
+        yield Chunk(PushBody(fields(tombstones=tombstones), [payload]), ())
         return
     if not hasattr(experiences, "__len__"):
         kind = type(experiences).__name__
@@ -102,11 +103,11 @@ def split(
         )
     alike = fields()
     for start, end, pieces in encode_pieces(experiences, options):
-        yield Chunk(_wire.push_request(alike, [pieces]), range(start, end))
+        yield Chunk(PushBody(alike, pieces), range(start, end))
     for start in range(0, len(tombstones), options.max_push_items):
         part = tombstones[start : start + options.max_push_items]
         first = len(experiences) + start
-        yield Chunk(fields(tombstones=part), range(first, first + len(part)))
+        yield Chunk(PushBody(fields(tombstones=part)), range(first, first + len(part)))
 
 
 def encode_pieces(

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from experience_buffer import _wire, status
+from experience_buffer import status
+from experience_buffer._lane_memory import LaneMemory
+from experience_buffer._push_body import PushBody
 from experience_buffer.errors import (
     DeadlineExceededError,
     InternalServerError,
@@ -32,9 +34,6 @@ KEEP_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 10.0
 """For which there are only calls after a stream has failed: something between here and the server may
 let these pass, and no streams."""
-MAX_BYTES: Final = 256 * 1024
-"""Larger requests are calls: a message on the stream is one copy more, and a call isn't what they
-take long for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +42,8 @@ class _Stream:
 
     call: Any
     outbox: queue.SimpleQueue[bytes | None]
+    memory: LaneMemory
+    """Belongs to the push that uses the stream."""
     deadline: float = math.inf
     """Of the push under way, by `time.monotonic`; infinity while there is none."""
     idle_since: float = field(default_factory=time.monotonic)
@@ -67,12 +68,12 @@ class PushLane:
         self._wakes_at = math.inf
         """When the thread that watches the stream looks again."""
 
-    def push(self, client: Connection, request: bytes, timeout: float) -> pb.PushResponse | None:
-        """Send a `PushRequest` and wait for its answer.
+    def push(self, client: Connection, body: PushBody, timeout: float) -> pb.PushResponse | None:
+        """Send a push and wait for its answer.
 
         Args:
             client: Opens the stream.
-            request: As it goes over the wire.
+            body: What to push.
             timeout: Seconds until the answer must be there.
 
         Returns:
@@ -83,12 +84,16 @@ class PushLane:
             UnavailableError: The stream ended before the answer.
             ExperienceBufferError: What the server says, or gRPC.
         """
-        if len(request) > MAX_BYTES or not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(blocking=False):
             return None
         try:
             if not self._not_before < time.monotonic() < self._soon_until:
                 return None
-            return self._exchange(client, request, timeout)
+            stream = self._stream
+            memory = self._new_memory(client) if stream is None else stream.memory
+            if not memory.takes(body.num_bytes):
+                return None
+            return self._exchange(client, body, timeout)
         finally:
             self._busy.release()
 
@@ -102,13 +107,16 @@ class PushLane:
             if self._stream is not None:
                 self._end(self._stream)
 
-    def _exchange(self, client: Connection, request: bytes, timeout: float) -> pb.PushResponse:
+    def _exchange(self, client: Connection, body: PushBody, timeout: float) -> pb.PushResponse:
         stream = self._taken(client, time.monotonic() + timeout)
         self._num_sent += 1
         is_answered = False
         try:
-            stream.outbox.put(_wire.push_on_stream(self._num_sent, request, timeout))
+            for message in stream.memory.messages(self._num_sent, body, timeout):
+                stream.outbox.put(message)
             answer: pb.PushStreamResponse = next(stream.call)
+            if stream.memory.is_offer(answer):
+                answer = next(stream.call)
             is_answered = answer.sequence == self._num_sent
         except StopIteration:
             raise UnavailableError("the server ended the push stream") from None
@@ -119,7 +127,13 @@ class PushLane:
         finally:
             # An answer that is still to come would be taken for the next one's.
             self._put_back(stream, is_answered)
+        if is_answered:
+            stream.memory.answered(answer, body)
         return response_of(answer, self._num_sent)
+
+    @staticmethod
+    def _new_memory(client: Connection) -> LaneMemory:
+        return LaneMemory(is_wanted=client.options.shared_memory)
 
     def _taken(self, client: Connection, deadline: float) -> _Stream:
         """The stream, opened if need be, for a push that must end by then."""
@@ -133,7 +147,8 @@ class PushLane:
             if stream is not None:
                 self._end(stream)
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        stream = _Stream(client._open("PushStream", iter(outbox.get, None)), outbox, deadline)
+        call, memory = client._open("PushStream", iter(outbox.get, None)), self._new_memory(client)
+        stream = _Stream(call, outbox, memory, deadline)
         with self._changed:
             self._stream = stream
         threading.Thread(

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from experience_buffer import _shared_memory, _wire
-from experience_buffer._queue import Payload, Request
+from experience_buffer._queue import Request
 from experience_buffer._runs import Runs
-from experience_buffer._wire import Pieces
+from experience_buffer._wire import Payload, Pieces
 from experience_buffer.v1 import types_pb2
 
 logger = logging.getLogger("experience_buffer")
@@ -55,6 +55,10 @@ class PushMemory:
         with self._lock:
             self._memory = memory
             self._free.add(0, len(memory) // _LINE_BYTES * _LINE_BYTES)
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so many bytes have room there when it is empty."""
+        return self._memory is not None and num_bytes <= len(self._memory)
 
     def place(self, pieces: Pieces, *, pending_bytes: int) -> Payload:
         """Join a payload there, where it stays until it is settled, or else anywhere.
@@ -104,7 +108,9 @@ class PushMemory:
             types_pb2.MemorySpan(offset=start, num_bytes=len(payload))
             for start, payload in zip(starts, request.payloads, strict=True)
         ]
-        return _wire.push_by_spans(request.sequence, request.fields, spans)
+        return _wire.push_by_spans(
+            *(request.sequence, request.fields, spans), timeout_seconds=request.timeout_seconds
+        )
 
     def _starts(self, memory: memoryview, request: Request) -> list[int] | None:
         """Where the payloads of a request lie; copies those that lie elsewhere. None: there's no room."""

@@ -15,9 +15,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from experience_buffer import _convert, _wire, status
+from experience_buffer._wire import Payload
 from experience_buffer.errors import (
     DeadlineExceededError,
     ExperienceBufferError,
@@ -32,9 +33,6 @@ logger = logging.getLogger("experience_buffer")
 
 MAX_KEPT_REFUSALS: Final = 1000
 """Refused outcomes kept for the next call to raise; more are only counted."""
-
-Payload: TypeAlias = bytes | memoryview
-"""A view is of shared memory (`_push_memory`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +59,14 @@ class Request:
     """Of its experiences, counted since the writer was opened."""
     num_bytes: int
     """Of all payloads."""
+    timeout_seconds: float = 0.0
+    """For which it may wait at the server; 0: as long as the buffer's settings say."""
 
     def message(self) -> bytes:
         """The `PushStreamRequest` to send: a copy of the payloads, not to be made under a lock."""
         return _wire.push_stream_request(
-            self.sequence, self.fields, [(payload,) for payload in self.payloads]
+            *(self.sequence, self.fields, [(payload,) for payload in self.payloads]),
+            timeout_seconds=self.timeout_seconds,
         )
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from experience_buffer import _memory, trxp
-from experience_buffer._frame import frame_pieces, split_frame
+from experience_buffer import trxp
+from experience_buffer._frame import aligned, frame_pieces
 from experience_buffer._item import DTYPE_NAMES, META_FIELDS, MULTI_MODAL_PREFIX, TENSOR_FIELDS
 from experience_buffer._limits import Limits
 from experience_buffer._metadata import plain_metas
@@ -45,7 +45,6 @@ _DTYPES: Final = {
 if hasattr(torch, "float8_e8m0fnu"):  # torch 2.7
     _DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
 _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
-_ALIGNMENT_BYTES: Final = 16
 
 
 class _Memory(ctypes.Array[ctypes.c_ubyte]):
@@ -123,21 +122,23 @@ def encode_pieces(experiences: Sequence[Experience]) -> list[bytes | memoryview]
 
 def decode(payload: bytes | bytearray | memoryview, *, limits: Limits) -> list[Experience]:
     """Do what `trxp.decode` says."""
+    return decode_on(aligned(payload, limits), limits=limits)
+
+
+def decode_on(payload: memoryview, *, limits: Limits) -> list[Experience]:
+    """Make experiences whose tensors are views on the payload, which must be writable.
+
+    A tensor that isn't aligned there is copied; see `_frame.aligned`.
+
+    Raises:
+        TrxpError: As `trxp.decode`.
+    """
     experiences = []
-    for item in trxp.read(_aligned(payload, limits), limits=limits):
+    for item in trxp.read(payload, limits=limits):
         if isinstance(item, TrxpError):
             raise item
         experiences.append(_experience(item))
     return experiences
-
-
-def _aligned(payload: bytes | bytearray | memoryview, limits: Limits) -> memoryview:
-    """Copy a payload so that its tensors' data, sorted by element size, is aligned."""
-    _, section = split_frame(payload, limits=limits)
-    data_bytes = max(0, len(section) - 8 - int.from_bytes(section[:8], "little"))
-    whole = memoryview(payload)
-    padding = -(len(whole) - data_bytes) % _ALIGNMENT_BYTES
-    return memoryview(_memory.joined((bytes(padding), whole)))[padding:]
 
 
 _read_meta = attrgetter(*META_FIELDS)

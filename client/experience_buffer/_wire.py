@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Pieces: TypeAlias = Sequence[bytes | memoryview]
 """A payload as what it is joined of; views are of bytes."""
+Payload: TypeAlias = bytes | memoryview
+"""A payload in one; a view is of shared memory (`_push_memory`)."""
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 
@@ -50,27 +52,32 @@ def push_request(fields: bytes, payloads: Iterable[Pieces]) -> bytes:
 
     Args:
         fields: What `push_fields` returned.
-        payloads: TRXP payloads, at least one.
+        payloads: TRXP payloads.
     """
     return b"".join(_push_parts(fields, payloads))
 
 
-def push_stream_request(sequence: int, fields: bytes, payloads: Iterable[Pieces]) -> bytes:
-    """A `PushStreamRequest`; see `push_request`."""
-    head = pb.PushStreamRequest(sequence=sequence).SerializeToString()
-    parts = _push_parts(fields, payloads)
-    return b"".join([head, _PUSH, varint(sum(map(len, parts))), *parts])
+def push_stream_request(
+    sequence: int, fields: bytes, payloads: Iterable[Pieces], *, timeout_seconds: float = 0.0
+) -> bytes:
+    """A `PushStreamRequest`; see `push_request`.
 
-
-def push_on_stream(sequence: int, request: bytes, timeout_seconds: float) -> bytes:
-    """A `PushStreamRequest` of a `PushRequest` as it goes over the wire."""
+    It may wait for room for `timeout_seconds`; 0: as long as the buffer's settings say.
+    """
     head = pb.PushStreamRequest(sequence=sequence, timeout_seconds=timeout_seconds)
-    return b"".join([head.SerializeToString(), _PUSH, varint(len(request)), request])
+    parts = _push_parts(fields, payloads)
+    return b"".join([head.SerializeToString(), _PUSH, varint(sum(map(len, parts))), *parts])
 
 
-def push_by_spans(sequence: int, fields: bytes, spans: Iterable[types_pb2.MemorySpan]) -> bytes:
-    """A `PushStreamRequest` whose payloads lie in shared memory; see `push_request`."""
-    head = pb.PushStreamRequest(sequence=sequence, spans=spans)
+def push_by_spans(
+    sequence: int,
+    fields: bytes,
+    spans: Iterable[types_pb2.MemorySpan],
+    *,
+    timeout_seconds: float = 0.0,
+) -> bytes:
+    """A `PushStreamRequest` whose payloads lie in shared memory; see `push_stream_request`."""
+    head = pb.PushStreamRequest(sequence=sequence, timeout_seconds=timeout_seconds, spans=spans)
     return b"".join([head.SerializeToString(), _PUSH, varint(len(fields)), fields])
 
 

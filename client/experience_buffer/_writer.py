@@ -16,6 +16,7 @@ from experience_buffer import _push, _queue
 from experience_buffer._push_memory import PushMemory
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
+from experience_buffer._wire import Payload
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
 from experience_buffer.options import WriterOptions
 from experience_buffer.v1 import service_pb2
@@ -107,7 +108,7 @@ class Writer:
                 memory.settled([payload])
                 raise
 
-    def _add(self, payload: _queue.Payload, num_items: int) -> None:
+    def _add(self, payload: Payload, num_items: int) -> None:
         if self._failure is not None:
             raise self._failure
         if self._closing:

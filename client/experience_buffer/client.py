@@ -83,7 +83,7 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
         for chunk in chunks:
-            response = self._run(_calls.push(chunk.request), deadline.remaining())
+            response = self._run(_calls.push(chunk.body), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
         result = _push.join(outcomes, response)
         if raise_on_refused:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from experience_buffer import EID, Experience, _memory, _sample_wire, _sampling, trxp
 from experience_buffer._batch_data import BatchData, LazyPacked, LazyPayloads
+from experience_buffer._frame import aligned
 from experience_buffer._limits import DEFAULT_LIMITS
-from experience_buffer._torch import _aligned, tensor
+from experience_buffer._torch import tensor
+from experience_buffer.errors import TrxpError
 from experience_buffer.v1 import service_pb2, types_pb2
 
 _FAULTS = """
@@ -85,7 +89,7 @@ def test_tensors_are_aligned_wherever_their_payload_lies(num_chars: int) -> None
     lying = memoryview(b"y" * num_chars + payload)[num_chars:]
     [found] = trxp.decode(lying)
     assert torch.equal(found.tokens, torch.arange(7_001) + 5)
-    [item] = trxp.read(_aligned(lying, DEFAULT_LIMITS))
+    [item] = trxp.read(aligned(lying, DEFAULT_LIMITS))
     assert isinstance(item, trxp.Item)
     for view in item.tensors.values():
         tensor(view)[3] = 1
@@ -136,7 +140,61 @@ def test_a_batch_copies_its_payloads_when_asked_for_them() -> None:
     assert {type(payload) for payload in batch.payloads} == {bytes}
     assert {type(view) for view in batch.content.views} == {bytes}, "the message isn't kept"
     first.tokens[0] = 7
-    assert batch.experiences[0].tokens[0] == 0, "experiences are their own"
+    batch.experiences.clear()
+    assert batch.experiences[0] is first, "they are decoded once, and the list is the caller's"
+    assert batch.payloads == tuple(payloads)
+
+
+def test_tensors_are_views_on_payloads_that_nobody_else_has() -> None:
+    payloads = [trxp.encode([rollout(run, text="x" * run)]) for run in range(17)]
+    own = [aligned(payload, DEFAULT_LIMITS) for payload in payloads]
+    content = LazyPayloads(own)
+    experiences = content.experiences()
+    for payload, view, one in zip(payloads, own, experiences, strict=True):
+        assert view == payload
+        one.tokens[3] = -5
+        assert view != payload, "nothing was copied once more"
+    assert pickle.loads(pickle.dumps(content)).experiences()[1].tokens[3] == -5
+    assert content.views[1] == bytes(own[1])
+
+
+def test_what_can_be_written_by_others_is_copied() -> None:
+    """Bytes of a message are read-only; a view of them may not become a tensor."""
+    payload = trxp.encode([rollout(5)])
+    same = bytes(bytearray(payload))
+    for lent in (payload, memoryview(payload)):
+        [one] = LazyPayloads([lent]).experiences()
+        one.tokens[3] = -5
+        assert payload == same
+
+
+@pytest.mark.parametrize("damage", ["cut", "magic", "length"])
+def test_damaged_payloads_are_aligned_as_they_are(damage: str) -> None:
+    payload = bytearray(trxp.encode([rollout(5)]))
+    if damage == "cut":
+        del payload[20:]
+    payload[0 if damage == "magic" else 12] = 255
+    assert aligned(payload, DEFAULT_LIMITS) == payload
+    with pytest.raises(TrxpError):
+        LazyPayloads([aligned(payload, DEFAULT_LIMITS)]).experiences()
+
+
+def test_threads_get_the_same_experiences() -> None:
+    payloads = [trxp.encode([rollout(run)]) for run in range(20)]
+    start, interval = threading.Barrier(8), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        content = LazyPayloads(payloads)
+
+        def decode() -> list[int]:
+            start.wait(30)
+            return [id(one) for one in content.experiences()]
+
+        with ThreadPoolExecutor(8) as threads:
+            calls = [threads.submit(decode) for _ in range(8)]
+            assert len({tuple(call.result()) for call in calls}) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_contents_travel_between_processes() -> None:

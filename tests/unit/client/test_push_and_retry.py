@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experience_buffer import _push
+from experience_buffer._push_body import PushBody
 from experience_buffer._retry import Attempts
 from experience_buffer.errors import (
     BufferFullError,
@@ -88,7 +89,7 @@ def test_raw_payload_over_the_limit_is_refused() -> None:
 def test_outcomes_of_a_raw_payload_keep_the_servers_index() -> None:
     response = service_pb2.PushResponse()
     response.outcomes.add(index=7, uid="a", status=1)
-    [outcome] = _push.Chunk(b"", ()).outcomes(response)
+    [outcome] = _push.Chunk(PushBody(b""), ()).outcomes(response)
     assert (outcome.index, outcome.status) == (7, "stored")
 
 

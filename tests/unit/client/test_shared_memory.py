@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer import _sample_wire, _shared_memory, _wire
+from experience_buffer import Experience, _sample_wire, _shared_memory, _wire, trxp
+from experience_buffer._batch_data import LazyPayloads
 from experience_buffer._push_memory import PushMemory
-from experience_buffer._queue import Payload, Request
+from experience_buffer._queue import Request
 from experience_buffer._sample_memory import SampleMemory
 from experience_buffer._shared_memory import MIN_BYTES, attach, machine, part
+from experience_buffer._wire import Payload
 from experience_buffer.errors import InternalServerError
 from experience_buffer.v1 import service_pb2 as pb
-from experience_buffer.v1.types_pb2 import MemorySpan, SharedMemory
+from experience_buffer.v1.types_pb2 import MemorySpan, SampledExperience, SharedMemory
 
 NAME = "experience-buffer-" + "0123456789abcdef" * 2
 NUM_BYTES = 1 << 20
@@ -313,6 +316,33 @@ def test_a_response_is_copied_and_released(made: Made) -> None:
     assert received.packed == packed
     assert isinstance(received.packed, memoryview)
     assert not received.packed.readonly, "a packed batch's tensors are views on it"
+
+
+@pytest.mark.parametrize("num_bytes", [5_003, 100_003])
+def test_payloads_of_a_response_are_copied_one_by_one(made: Made, num_bytes: int) -> None:
+    """Small ones by protobuf, others so that tensors can be made on them."""
+    memory = SampleMemory()
+    memory.offered(made.offer)
+    payloads = [
+        trxp.encode([Experience(tokens=torch.arange(num_bytes // 4) + run, prompt_length=run)])
+        for run in (1, 2, 3)
+    ]
+    rest = SampledExperience(uid="u", group="g").SerializeToString()
+    large = [
+        piece for payload in payloads for piece in _sample_wire.experience_pieces(rest, [payload])
+    ]
+    data = _sample_wire.frame_response(pb.SampleFrame(last=True, num_units=3), large)
+    made.memory[: len(data)] = data
+    received, _ = memory.read(MemorySpan(offset=0, num_bytes=len(data)))
+    made.memory[: len(data)] = bytes(len(data))
+    assert list(received.payloads) == payloads
+    experiences = LazyPayloads(received.payloads).experiences()
+    for run, one in enumerate(experiences, 1):
+        assert torch.equal(one.tokens, torch.arange(num_bytes // 4) + run)
+        assert one.tokens.data_ptr() % 8 == 0
+    if num_bytes > 16_384:
+        experiences[0].tokens[0] = -1
+        assert received.payloads[0] != payloads[0], "tensors are views on the copies"
 
 
 @pytest.mark.parametrize("offset", [0, NUM_BYTES - 6, 2**63])

@@ -22,13 +22,15 @@ from experience_buffer import (
     RetryOptions,
     _async_push_lane,
     _connection,
+    _lane_memory,
     _push_lane,
     _wire,
 )
 from experience_buffer.aio import AsyncClient
 from experience_buffer.errors import InternalServerError
 
-FAST = ClientOptions(retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05))
+RETRY = RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05)
+FAST = ClientOptions(retry=RETRY)
 SECONDS = 10.0
 
 
@@ -41,22 +43,22 @@ def experience(run: int, length: int = 7) -> Experience:
 class Pusher:
     """Either client, driven from here in the same way."""
 
-    def __init__(self, kind: str, address: str) -> None:
+    def __init__(self, kind: str, address: str, options: ClientOptions = FAST) -> None:
         self.lane: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         if kind == "aio":
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever)
             self._thread.start()
-            self._aio = AsyncClient(address, token="secret", options=FAST)
+            self._aio = AsyncClient(address, token="secret", options=options)
         else:
-            self._sync = Client(address, token="secret", options=FAST)
+            self._sync = Client(address, token="secret", options=options)
 
     def push(self, *runs: int, **options: Any) -> Any:
         return self._do("push", [experience(run) for run in runs], **options)
 
     def push_large(self, run: int) -> Any:
-        return self._do("push", [experience(run, _push_lane.MAX_BYTES // 4)])
+        return self._do("push", [experience(run, _lane_memory.MAX_BYTES // 4)])
 
     def close(self) -> None:
         self._do("close")
@@ -213,10 +215,22 @@ def test_who_comes_while_the_stream_is_in_use_makes_a_call(script: Any, pusher: 
     assert len(script.stored) == 4
 
 
-def test_a_large_push_is_a_call(script: Any, pusher: Pusher) -> None:
+@pytest.mark.parametrize("kind", ["sync", "aio"])
+def test_a_large_push_is_a_call(script: Any, server: tuple[Any, str], kind: str) -> None:
+    pusher = Pusher(kind, server[1], ClientOptions(retry=RETRY, shared_memory=False))
     pusher.push(0)
     assert pusher.push_large(1).num_stored == 1
-    assert ways(script) == ["Push", "Push"]
+    assert pusher.push(2).num_stored == 1
+    assert pusher.push_large(3).num_stored == 1
+    pusher.end()
+    assert ways(script) == ["Push", "Push", "PushStream", "Push"]
+
+
+def test_large_pushes_are_calls_once_a_stream_has_no_memory(script: Any, pusher: Pusher) -> None:
+    pusher.push(0)
+    assert [pusher.push_large(run).num_stored for run in (1, 2)] == [1, 1]
+    assert [pusher.push(3).num_stored, pusher.push_large(4).num_stored] == [1, 1]
+    assert ways(script) == ["Push", "PushStream", "Push", "PushStream", "Push"]
 
 
 def test_the_answer_to_another_push_is_not_taken(
@@ -224,8 +238,10 @@ def test_the_answer_to_another_push_is_not_taken(
 ) -> None:
     pusher.push(0)
     pusher.push(1)
-    write = _wire.push_on_stream
-    monkeypatch.setattr(_wire, "push_on_stream", lambda _, *rest: write(77, *rest))
+    write = _wire.push_stream_request
+    monkeypatch.setattr(
+        _wire, "push_stream_request", lambda _, *rest, **options: write(77, *rest, **options)
+    )
     with pytest.raises(InternalServerError, match="push 2 was answered as push 77"):
         pusher.push(2)
     monkeypatch.undo()

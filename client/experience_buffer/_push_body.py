@@ -1,0 +1,49 @@
+"""One push on its way: its payload is joined once, where it is sent from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from experience_buffer import _wire
+from experience_buffer._wire import Payload, Pieces
+
+if TYPE_CHECKING:
+    from experience_buffer._push_memory import PushMemory
+
+
+class PushBody:
+    """What a `PushRequest` says. Belongs to one thread or event loop at a time.
+
+    Args:
+        fields: Of `_wire.push_fields`.
+        pieces: The payload, if there is one. What they refer to may change once it is sent.
+    """
+
+    def __init__(self, fields: bytes, pieces: Pieces = ()) -> None:
+        self.fields = fields
+        self.num_bytes = len(fields) + sum(map(len, pieces))
+        """Of the request, nearly."""
+        self._pieces = pieces
+        self._payload: Payload | None = None
+        self._request: bytes | None = None
+
+    def request(self) -> bytes:
+        """The `PushRequest`; always the same bytes."""
+        if self._request is None:
+            pieces = self._pieces if self._payload is None else (self._payload,)
+            self._request = _wire.push_request(self.fields, [pieces] if pieces else [])
+        return self._request
+
+    def payloads(self, memory: PushMemory) -> Sequence[Payload]:
+        """The payload, if there is one: in shared memory from its first time on, if there is room."""
+        if not self._pieces:
+            return ()
+        if self._payload is None:
+            self._payload = memory.place(self._pieces, pending_bytes=0)
+        return (self._payload,)
+
+    def keep(self) -> None:
+        """It may have to be sent again, and its place in shared memory is about to be another's."""
+        if self._payload is not None:
+            self._payload = bytes(self._payload)
