@@ -50,16 +50,13 @@ class LaneMemory:
             timeout: Seconds for which it may wait at the server.
         """
         messages: list[bytes] = []
-        memory = self._memory
-        if memory is None:
-            memory = PushMemory(body.fields, is_wanted=self._is_wanted)
-            if body.num_bytes >= MIN_BYTES:
-                self._memory = memory
-                messages = memory.opening()
-        payloads = body.payloads(memory)
+        if self._memory is None and self._is_wanted and body.num_bytes >= MIN_BYTES:
+            self._memory = PushMemory(body.fields, is_wanted=True)
+            messages = self._memory.opening()
+        memory, payloads = self._memory, body.payloads(self._memory)
         num_bytes = sum(map(len, payloads))
         request = Request(sequence, body.fields, payloads, range(0), num_bytes, timeout)
-        return [*messages, memory.message(request)]
+        return [*messages, request.message() if memory is None else memory.message(request)]
 
     def is_offer(self, answer: pb.PushStreamResponse) -> bool:
         """Take the memory that an answer offers; False: it is the answer to a push."""

@@ -35,12 +35,13 @@ class PushBody:
             self._request = _wire.push_request(self.fields, [pieces] if pieces else [])
         return self._request
 
-    def payloads(self, memory: PushMemory) -> Sequence[Payload]:
-        """The payload, if there is one: in shared memory from its first time on, if there is room."""
+    def payloads(self, memory: PushMemory | None) -> Sequence[Payload]:
+        """The payload, if there is one; it is joined the first time, in the memory if that has room."""
         if not self._pieces:
             return ()
         if self._payload is None:
-            self._payload = memory.place(self._pieces, pending_bytes=0)
+            pieces = self._pieces
+            self._payload = memory.place(pieces, pending_bytes=0) if memory else b"".join(pieces)
         return (self._payload,)
 
     def keep(self) -> None:

@@ -34,6 +34,7 @@ class PushSession:
         self._requests = requests
         self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_MAX_PUSHES)
         self._memory: PushMemory | None = None
+        self._is_receiving = False
 
     async def responses(self) -> AsyncIterator[bytes]:
         """A `PushStreamResponse` per request, in order, each after its commit."""
@@ -53,16 +54,11 @@ class PushSession:
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
-        stopping = loop.create_task(self._backend.draining.wait())
-        requests = aiter(self._requests)
-        following: asyncio.Future[PushStreamRequest | None] | None = None
+        stopping = loop.create_task(self._stop(_this_task()))
+        requests, draining = aiter(self._requests), self._backend.draining
         try:
-            while not self._backend.draining.is_set():
-                following = asyncio.ensure_future(anext(requests, None))
-                await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    break
-                request = following.result()
+            while not draining.is_set():
+                request = await self._received(requests)
                 if request is None:
                     break
                 if request.asked is not None:
@@ -78,11 +74,28 @@ class PushSession:
                 except asyncio.CancelledError:
                     push.cancel()
                     raise
+        except asyncio.CancelledError:
+            if not draining.is_set():
+                raise
         finally:
             stopping.cancel()
-            if following is not None:
-                following.cancel()
             await self._answers.put(None)
+
+    async def _received(
+        self, requests: AsyncIterator[PushStreamRequest]
+    ) -> PushStreamRequest | None:
+        """The next request; None: there is none any more."""
+        self._is_receiving = True
+        try:
+            return await anext(requests, None)
+        finally:
+            self._is_receiving = False
+
+    async def _stop(self, reader: asyncio.Task[None]) -> None:
+        """When the server drains nothing more is read; what was read is answered."""
+        await self._backend.draining.wait()
+        if self._is_receiving:
+            reader.cancel()
 
     def _share(self, asked: types_pb2.MemoryRequest) -> None:
         """Have memory that is shared with the client, if there is any.
@@ -161,6 +174,12 @@ async def policy_versions(
                 waiting.cancel()
     finally:
         stopping.cancel()
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def _patience(request: PushStreamRequest) -> float | None:
