@@ -61,6 +61,7 @@ class AsyncPushLane:
         if self._closing is not None:
             self._closing.cancel()
         call, self._call = self._call, None
+        self._memory = LaneMemory(is_wanted=False)  # That of a stream that is gone.
         if call is not None:
             call.cancel()
 

@@ -262,6 +262,8 @@ async def test_pushes_of_the_async_client_share_memory(shared_server: Server, na
             for one in group:
                 found = await client.get(one.eid.uid, buffer=name)
                 assert found.payload == PAYLOADS[one.eid.uid]
+        client._lane.close()
+        assert client._lane._memory._memory is None, "nothing is kept of a stream that is gone"
 
 
 def test_a_push_without_room_is_pushed_again_from_where_it_was(
