@@ -186,8 +186,9 @@ class BatchData:
 
     @property
     def experiences(self) -> list[Experience]:
-        """The decoded experiences; needs torch. Always the same ones, in a list of its own.
+        """The decoded experiences, in a list of its own; needs torch.
 
+        They are decoded once, and always the same ones; those of a packed batch are made anew each time.
         Each one's tensors share memory, which lives as long as any of them: `clone()` what is to be
         kept for long.
 

@@ -11,14 +11,12 @@ from typing import Final
 from experience_buffer._push_body import PushBody
 from experience_buffer._push_memory import PushMemory
 from experience_buffer._queue import Request
-from experience_buffer._shared_memory import MIN_BYTES
+from experience_buffer._shared_memory import MIN_BYTES, PUSH_BYTES
 from experience_buffer.v1 import service_pb2 as pb
 
 MAX_BYTES: Final = 256 * 1024
 """Larger requests that don't lie in shared memory are calls: a message on the stream is one copy more, and a
 call isn't what they take long for."""
-_MAX_FIRST_BYTES: Final = 16 * 1024 * 1024
-"""Of a request that asks for memory: what is larger has no room there, as servers make it."""
 
 
 class LaneMemory:
@@ -38,7 +36,7 @@ class LaneMemory:
         if num_bytes <= MAX_BYTES:
             return True
         if self._memory is None:
-            return self._is_wanted and num_bytes <= _MAX_FIRST_BYTES
+            return self._is_wanted and num_bytes <= PUSH_BYTES
         return self._memory.has_room(num_bytes)
 
     def messages(self, sequence: int, body: PushBody, timeout: float) -> list[bytes]:

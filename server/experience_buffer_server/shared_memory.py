@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from experience_buffer import _shared_memory, errors
+from experience_buffer._shared_memory import PUSH_BYTES
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.store.arena import Arena, make_memory
@@ -24,8 +25,6 @@ from experience_buffer_server.store.scattered import Buffer
 
 _log = logging.getLogger(__name__)
 
-PUSH_BYTES: Final = 16 << 20
-"""Of a push stream: four of the largest requests that a background writer sends by default."""
 SAMPLE_BYTES: Final = 32 << 20
 """Of a sample stream: three batches of 64 long texts."""
 _Made = TypeVar("_Made", bound="PushMemory | SampleMemory")

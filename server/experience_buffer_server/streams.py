@@ -38,12 +38,15 @@ class PushSession:
 
     async def responses(self) -> AsyncIterator[bytes]:
         """A `PushStreamResponse` per request, in order, each after its commit."""
-        reader = asyncio.get_running_loop().create_task(self._read())
+        loop = asyncio.get_running_loop()
+        reader = loop.create_task(self._read())
+        stopping = loop.create_task(self._stop(reader))
         try:
             while (answer := await self._answers.get()) is not None:
                 yield await answer
             await reader
         finally:
+            stopping.cancel()
             reader.cancel()
             # What is under way is stored all the same; what still waits for room is given up.
             for push in _taken(self._answers):
@@ -54,7 +57,6 @@ class PushSession:
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
-        stopping = loop.create_task(self._stop(_this_task()))
         requests, draining = aiter(self._requests), self._backend.draining
         try:
             while not draining.is_set():
@@ -78,7 +80,6 @@ class PushSession:
             if not draining.is_set():
                 raise
         finally:
-            stopping.cancel()
             await self._answers.put(None)
 
     async def _received(
@@ -174,12 +175,6 @@ async def policy_versions(
                 waiting.cancel()
     finally:
         stopping.cancel()
-
-
-def _this_task() -> asyncio.Task[None]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
 
 
 def _patience(request: PushStreamRequest) -> float | None:

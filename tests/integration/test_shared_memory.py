@@ -232,7 +232,7 @@ async def test_the_async_client_shares_memory_too(shared_server: Server, name: s
 def test_pushes_that_follow_one_another_share_memory(
     shared_server: Server, client: Client, name: str
 ) -> None:
-    """The first is a call, the second asks for it; what is refused is pushed again."""
+    """The first is a call, the second asks for it."""
     client.create_buffer(config(name))
     before = shared_streams(shared_server)
     for group in GROUPS:

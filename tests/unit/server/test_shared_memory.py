@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from experience_buffer._shared_memory import MIN_BYTES, attach, machine
+from experience_buffer._shared_memory import MIN_BYTES, PUSH_BYTES, attach, machine
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1.types_pb2 import MemoryRequest, MemorySpan
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.shared_memory import (
-    PUSH_BYTES,
     SAMPLE_BYTES,
     PushMemory,
     SampleMemory,

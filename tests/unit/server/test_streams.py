@@ -13,6 +13,7 @@ import torch
 from experience_buffer import errors, trxp
 from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer_server import streams
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer_settings import MEBI
 from experience_buffer_server.callers import caller_of
@@ -177,6 +178,52 @@ async def test_a_drain_ends_both_streams(backend: Backend) -> None:
     await asyncio.sleep(0)
     backend.draining.set()
     assert await asyncio.wait_for(asyncio.gather(*waits), 10) == [None, None, None]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_drain_answers_what_was_read(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """Whether the stream waits for its next request then, or for room for an answer."""
+    if is_full:
+        monkeypatch.setattr(streams, "_MAX_PUSHES", 1)
+    read: list[int] = []
+
+    async def said() -> AsyncIterator[PushStreamRequest]:
+        for number in range(3):
+            read.append(number)
+            push = service_pb2.PushRequest(buffer="math", payload=payload((number, 0)))
+            yield streamed(service_pb2.PushStreamRequest(sequence=number, push=push))
+        await asyncio.Event().wait()
+
+    answers = PushSession(backend, said()).responses()
+    written = [await asyncio.wait_for(anext(answers), 10)]
+    assert read == [0, 1, 2]
+    await asyncio.sleep(0)
+    backend.draining.set()
+    async with asyncio.timeout(10):
+        written += [answer async for answer in answers]
+    sequences = [service_pb2.PushStreamResponse.FromString(each).sequence for each in written]
+    assert sequences == [0, 1, 2]
+
+
+async def test_a_stream_that_is_cancelled_stops_reading(backend: Backend) -> None:
+    ended = asyncio.Event()
+
+    async def said() -> AsyncIterator[PushStreamRequest]:
+        push = service_pb2.PushRequest(buffer="math", payload=payload((0, 0)))
+        try:
+            yield streamed(service_pb2.PushStreamRequest(push=push))
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    answers = PushSession(backend, said()).responses()
+    await asyncio.wait_for(anext(answers), 10)
+    waiting = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait_for(ended.wait(), 10)
 
 
 @pytest.mark.parametrize("message", [opening(), Request()])

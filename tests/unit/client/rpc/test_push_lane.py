@@ -218,11 +218,13 @@ def test_who_comes_while_the_stream_is_in_use_makes_a_call(script: Any, pusher: 
 @pytest.mark.parametrize("kind", ["sync", "aio"])
 def test_a_large_push_is_a_call(script: Any, server: tuple[Any, str], kind: str) -> None:
     pusher = Pusher(kind, server[1], ClientOptions(retry=RETRY, shared_memory=False))
-    pusher.push(0)
-    assert pusher.push_large(1).num_stored == 1
-    assert pusher.push(2).num_stored == 1
-    assert pusher.push_large(3).num_stored == 1
-    pusher.end()
+    try:
+        pusher.push(0)
+        assert pusher.push_large(1).num_stored == 1
+        assert pusher.push(2).num_stored == 1
+        assert pusher.push_large(3).num_stored == 1
+    finally:
+        pusher.end()
     assert ways(script) == ["Push", "Push", "PushStream", "Push"]
 
 
