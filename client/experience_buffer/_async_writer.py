@@ -57,6 +57,8 @@ class AsyncWriter:
         self._connection = 0
         self._memory = self._new_memory()
         """Of the present connection."""
+        self._is_short = False
+        """The next request waits for room there."""
         self._failure: ExperienceBufferError | None = None
         self._closing = False
         self._done = False
@@ -186,7 +188,8 @@ class AsyncWriter:
                         memory.answered(message.sequence)
                         delay = retry.initial_backoff_seconds
                         memory.settled(self._queue.answered(message, delay=delay))
-                        if message.HasField("error"):
+                        if message.HasField("error") or self._is_short:
+                            self._is_short = False
                             self._work.notify()
                         self._progress.notify()
                     error = UnavailableError("the server ended the push stream")
@@ -220,7 +223,12 @@ class AsyncWriter:
             yield message
         while connection == self._connection:
             request = self._queue.next_request()
-            if request is not None:
-                yield memory.message(request)
-            else:
+            if request is None:
                 await self._work.wait(self._queue.seconds_until_next())
+                continue
+            while not memory.reserve(request):
+                self._is_short = True
+                await self._work.wait(None)
+                if connection != self._connection:
+                    return
+            yield memory.message(request)

@@ -54,7 +54,10 @@ class LaneMemory:
         memory, payloads = self._memory, body.payloads(self._memory)
         num_bytes = sum(map(len, payloads))
         request = Request(sequence, body.fields, payloads, range(0), num_bytes, timeout)
-        return [*messages, request.message() if memory is None else memory.message(request)]
+        if memory is None:
+            return [*messages, request.message()]
+        memory.reserve(request)
+        return [*messages, memory.message(request)]
 
     def is_offer(self, answer: pb.PushStreamResponse) -> bool:
         """Take the memory that an answer offers; False: it is the answer to a push."""

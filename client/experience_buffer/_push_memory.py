@@ -1,7 +1,7 @@
 """Pushes of one stream in memory that it shares with the server, as far as there is room in it.
 
 opening -> offered -> place, when a payload is appended ------------> settled: free again
-                      message, for what had no place then -> answered: free again
+                      reserve, for what had no place then -> answered: free again
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class PushMemory:
         self._placed: dict[int, tuple[int, int]] = {}
         """By the id of a payload that has a place and isn't settled, hence alive: where it lies."""
         self._copied: dict[int, tuple[int, int]] = {}
-        """By the sequence of a request under way: where those of its payloads lie that had none."""
+        """By the sequence of a request under way: the room for those of its payloads that had none."""
+        self._under_way: set[int] = set()
+        """The sequences of all requests that have a place and aren't answered."""
 
     def opening(self) -> list[bytes]:
         """What is sent first on the connection; nothing where memory can't be shared."""
@@ -71,7 +73,8 @@ class PushMemory:
         memory, num_bytes = self._memory, sum(map(len, pieces))
         if memory is None or num_bytes < _shared_memory.MIN_BYTES:
             return b"".join(pieces)
-        run = self._take(num_bytes) if pending_bytes + num_bytes <= len(memory) else None
+        with self._lock:
+            run = self._take(num_bytes) if pending_bytes + num_bytes <= len(memory) else None
         if run is None:
             return b"".join(pieces)
         start = run[0]
@@ -93,63 +96,62 @@ class PushMemory:
                 if run is not None:
                     self._free.add(*run)
 
-    def message(self, request: Request) -> bytes:
-        """The `PushStreamRequest` to send; copies payloads that have no place here.
+    def reserve(self, request: Request) -> bool:
+        """Take room for the payloads of a request that have none, before it is sent.
 
-        Not to be made under a lock.
+        Returns:
+            False: there is too little, and will be more once another request is answered. True without
+            room where there is none to wait for: the payloads travel in the message then.
         """
         memory = self._memory
-        if memory is None or request.num_bytes < _shared_memory.MIN_BYTES:
+        if memory is None or not _shared_memory.MIN_BYTES <= request.num_bytes <= len(memory):
+            return True
+        with self._lock:
+            missing = [each for each in request.payloads if id(each) not in self._placed]
+            if missing:
+                run = self._take(sum(_whole_lines(len(each)) for each in missing))
+                if run is None:
+                    return not self._under_way
+                self._copied[request.sequence] = run
+            self._under_way.add(request.sequence)
+        return True
+
+    def message(self, request: Request) -> bytes:
+        """The `PushStreamRequest` to send, with the payloads where room was reserved, or in itself.
+
+        Not to be made under a lock: it copies.
+        """
+        memory = self._memory
+        if memory is None or request.sequence not in self._under_way:
             return request.message()
-        starts = self._starts(memory, request)
-        if starts is None:
-            return request.message()
-        spans = [
-            types_pb2.MemorySpan(offset=start, num_bytes=len(payload))
-            for start, payload in zip(starts, request.payloads, strict=True)
-        ]
+        with self._lock:
+            runs = [self._placed.get(id(payload)) for payload in request.payloads]
+            free, _ = self._copied.get(request.sequence, (0, 0))
+        spans = []
+        for payload, run in zip(request.payloads, runs, strict=True):
+            start = free if run is None else run[0]
+            if run is None:
+                memory[start : start + len(payload)] = payload
+                free += _whole_lines(len(payload))
+            spans.append(types_pb2.MemorySpan(offset=start, num_bytes=len(payload)))
         return _wire.push_by_spans(
             *(request.sequence, request.fields, spans), timeout_seconds=request.timeout_seconds
         )
 
-    def _starts(self, memory: memoryview, request: Request) -> list[int] | None:
-        """Where the payloads of a request lie; copies those that lie elsewhere. None: there's no room."""
-        with self._lock:
-            runs = [self._placed.get(id(payload)) for payload in request.payloads]
-        sizes = [_whole_lines(len(payload)) for payload in request.payloads]
-        free = 0
-        num_bytes = sum(size for size, run in zip(sizes, runs, strict=True) if run is None)
-        if num_bytes:
-            copied = self._take(num_bytes)
-            if copied is None:
-                return None
-            free = copied[0]
-            with self._lock:
-                self._copied[request.sequence] = copied
-        starts = []
-        for payload, size, run in zip(request.payloads, sizes, runs, strict=True):
-            if run is None:
-                memory[free : free + len(payload)] = payload
-                starts.append(free)
-                free += size
-            else:
-                starts.append(run[0])
-        return starts
-
     def answered(self, sequence: int) -> None:
         """The server has read a request: what was copied for it may be written over."""
         with self._lock:
+            self._under_way.discard(sequence)
             run = self._copied.pop(sequence, None)
             if run is not None:
                 self._free.add(*run)
 
     def _take(self, num_bytes: int) -> tuple[int, int] | None:
-        """From where to where there is room for so many bytes; None: nowhere."""
+        """From where to where there is room for so many bytes; None: nowhere. Call with the lock held."""
         size = _whole_lines(num_bytes)
-        with self._lock:
-            # From the beginning on: the same pages serve again and again.
-            start = self._free.take(size, near=0)
-            return None if start is None else (start, start + size)
+        # From the beginning on: the same pages serve again and again.
+        start = self._free.take(size, near=0)
+        return None if start is None else (start, start + size)
 
 
 def _whole_lines(num_bytes: int) -> int:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from experience_buffer.v1 import types_pb2
 
-PUSH_BYTES: Final = 16 << 20
-"""Of a push stream's memory: four of the largest requests that a background writer sends by default."""
+PUSH_BYTES: Final = 32 << 20
+"""Of a push stream's memory: three images of 8 MB, or eight of the largest requests that a background writer
+sends by default."""
 NAME_PREFIX: Final = "experience-buffer-"
 MIN_BYTES: Final = 64 * 1024
 """What is smaller travels in its message: gRPC takes nothing worth saving for it."""

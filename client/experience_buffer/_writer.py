@@ -59,6 +59,8 @@ class Writer:
         self._connection = 0
         self._memory = self._new_memory()
         """Of the present connection."""
+        self._is_short = False
+        """The next request waits for room there."""
         self._call: Any = None
         self._failure: ExperienceBufferError | None = None
         self._closing = False
@@ -253,6 +255,11 @@ class Writer:
                     if request is not None:
                         break
                     self._work.wait(self._queue.seconds_until_next())
+                while not memory.reserve(request):
+                    self._is_short = True
+                    self._work.wait()
+                    if connection != self._connection:
+                        return
             yield memory.message(request)
 
     def _receive(self, message: service_pb2.PushStreamResponse) -> None:
@@ -263,6 +270,7 @@ class Writer:
         with self._lock:
             delay = self._client.options.retry.initial_backoff_seconds
             self._memory.settled(self._queue.answered(message, delay=delay))
-            if message.HasField("error"):
+            if message.HasField("error") or self._is_short:
+                self._is_short = False
                 self._work.notify_all()
             self._progress.notify_all()

@@ -9,6 +9,7 @@ import asyncio
 import mmap
 import os
 import queue
+import signal
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,8 @@ from experience_buffer import (
     _shared_memory,
     trxp,
 )
+from experience_buffer._queue import Request
+from experience_buffer._shared_memory import PUSH_BYTES
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
@@ -204,6 +207,59 @@ async def test_what_waits_in_an_async_writer_lies_there_too(
             assert found.payload == PAYLOADS[one.eid.uid]
 
 
+MANY_LARGE = [member(task, 0, 350_003) for task in range(14)]
+"""Three megabytes each: more than the memory holds, less than may wait."""
+
+
+@pytest.fixture
+def by_message(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of large requests that didn't go through shared memory, as they are sent."""
+    found: list[int] = []
+    real = Request.message
+
+    def note(request: Request) -> bytes:
+        if request.num_bytes >= _shared_memory.MIN_BYTES:
+            found.append(request.num_bytes)
+        return real(request)
+
+    monkeypatch.setattr(Request, "message", note)
+    return found
+
+
+def test_more_than_the_memory_holds_waits_for_room_there(
+    shared_server: Server, client: Client, name: str, by_message: list[int]
+) -> None:
+    client.create_buffer(BufferConfig(name, group_by="none"))
+    with client.writer(buffer=name) as writer:
+        writer.append(member(99, 0, 20))
+        eventually(lambda: writer._memory._memory is not None, "shared memory")
+        for one in MANY_LARGE:
+            writer.append(one)
+        writer.flush()
+        assert writer.counts.num_stored == 1 + len(MANY_LARGE)
+    assert by_message == []
+    for one in MANY_LARGE:
+        assert client.get(one.eid.uid, buffer=name).payload == trxp.encode([one])
+
+
+async def test_more_than_the_memory_holds_waits_in_an_async_writer_too(
+    shared_server: Server, name: str, by_message: list[int]
+) -> None:
+    async with AsyncClient(shared_server.address) as client:
+        await client.create_buffer(BufferConfig(name, group_by="none"))
+        async with client.writer(buffer=name) as writer:
+            await writer.append(member(99, 0, 20))
+            while writer._memory._memory is None:
+                await asyncio.sleep(0.01)
+            await writer.append(MANY_LARGE)
+            await writer.flush()
+            assert writer.counts.num_stored == 1 + len(MANY_LARGE)
+        assert by_message == []
+        for one in MANY_LARGE:
+            found = await client.get(one.eid.uid, buffer=name)
+            assert found.payload == trxp.encode([one])
+
+
 async def test_the_async_client_shares_memory_too(shared_server: Server, name: str) -> None:
     before = shared_streams(shared_server)
     async with AsyncClient(shared_server.address) as client:
@@ -242,7 +298,7 @@ def test_pushes_that_follow_one_another_share_memory(
     stream = client._lane._stream
     assert stream is not None
     memory: Any = stream.memory._memory
-    assert memory._free.num_bytes == len(memory._memory) == 16 << 20, "nothing is left in it"
+    assert memory._free.num_bytes == len(memory._memory) == PUSH_BYTES, "nothing is left in it"
     assert bytes(memory._memory[:4]) == b"TRXP"
     for consumer in FORMATS:
         assert sampled(client, name, consumer) == PAYLOADS
@@ -256,7 +312,7 @@ async def test_pushes_of_the_async_client_share_memory(shared_server: Server, na
             assert (await client.push(group, buffer=name)).num_stored == GROUP_SIZE
         assert shared_streams(shared_server) == before + 1
         memory: Any = client._lane._memory._memory
-        assert memory._free.num_bytes == 16 << 20
+        assert memory._free.num_bytes == PUSH_BYTES
         assert bytes(memory._memory[:4]) == b"TRXP"
         for group in GROUPS:
             for one in group:
@@ -412,6 +468,30 @@ def test_a_server_that_comes_back_shares_memory_again(
             assert sampled(client, name, consumer) == PAYLOADS
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_stream_that_ends_while_a_request_waits_for_room(
+    make_server: Callable[..., Server], name: str, is_closed: bool
+) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(BufferConfig(name, group_by="none"))
+        writer = client.writer(buffer=name)
+        writer.append(member(99, 0, 20))
+        eventually(lambda: writer._memory._memory is not None, "shared memory")
+        server.signal(signal.SIGSTOP)
+        for one in MANY_LARGE:
+            writer.append(one)
+        eventually(lambda: writer._is_short, "a request that waits")
+        if is_closed:
+            with pytest.raises(DeadlineExceededError):
+                writer.close(timeout=0.1)
+            server.signal(signal.SIGCONT)
+            return
+        server.restart()
+        writer.close()
+        assert writer.counts.num_stored + writer.counts.num_duplicates == 1 + len(MANY_LARGE)
+
+
 # --- whatever a client says
 
 
@@ -494,11 +574,11 @@ def test_payloads_in_memory_and_in_the_message_belong_together(
     ("spans", "words"),
     [
         ([{"offset": 0, "num_bytes": 0}], "0 bytes at 0 don't lie in shared memory"),
-        ([{"offset": 2**64 - 1, "num_bytes": 7}], "don't lie in shared memory of 16777216"),
-        ([{"offset": 16_777_216, "num_bytes": 1}], "don't lie in shared memory"),
-        ([{"offset": 16_777_215, "num_bytes": 2}], "don't lie in shared memory"),
+        ([{"offset": 2**64 - 1, "num_bytes": 7}], f"don't lie in shared memory of {PUSH_BYTES}"),
+        ([{"offset": PUSH_BYTES, "num_bytes": 1}], "don't lie in shared memory"),
+        ([{"offset": PUSH_BYTES - 1, "num_bytes": 2}], "don't lie in shared memory"),
         ([{"offset": 0, "num_bytes": 2**64 - 1}], "don't lie in shared memory"),
-        ([{"offset": 0, "num_bytes": 16_777_216}] * 5, "over the limit: server.max_message_bytes"),
+        ([{"offset": 0, "num_bytes": PUSH_BYTES}] * 3, "over the limit: server.max_message_bytes"),
         ([{"offset": 4096, "num_bytes": 100}], "TRXP"),
     ],
 )

@@ -151,6 +151,11 @@ def memory(made: Made) -> PushMemory:
     return found
 
 
+def sent(memory: PushMemory, each: Request) -> bytes:
+    assert memory.reserve(each)
+    return memory.message(each)
+
+
 def read(made: Made, data: bytes) -> tuple[pb.PushStreamRequest, list[bytes]]:
     message = pb.PushStreamRequest.FromString(data)
     inline = [message.push.payload, *message.push.payloads]
@@ -168,7 +173,7 @@ def test_the_first_message_asks_and_names_the_buffer() -> None:
 
 def test_payloads_lie_in_the_memory_until_they_are_answered(made: Made, memory: PushMemory) -> None:
     requests = [request(number, 50_021, 40_009, 100_003) for number in range(1, 6)]
-    messages = [memory.message(each) for each in requests]
+    messages = [sent(memory, each) for each in requests]
     spans = []
     for each, data in zip(requests, messages, strict=True):
         assert len(data) < 200
@@ -179,11 +184,10 @@ def test_payloads_lie_in_the_memory_until_they_are_answered(made: Made, memory: 
         spans += [(span.offset, span.offset + span.num_bytes) for span in message.spans]
     spans.sort()
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
-    # There is no room for a sixth: it travels in its message.
     sixth = request(6, 190_027)
-    assert memory.message(sixth) == sixth.message()
+    assert not memory.reserve(sixth), "it waits for room"
     memory.answered(2)
-    message, payloads = read(made, memory.message(sixth))
+    message, payloads = read(made, sent(memory, sixth))
     assert payloads == sixth.payloads
     assert [span.offset for span in message.spans] == [spans[3][0]]
     for each, data in zip(requests, messages, strict=True):
@@ -196,27 +200,45 @@ def test_what_is_answered_twice_or_wasn_t_there_frees_nothing(
 ) -> None:
     first, second = request(1, 500_009), request(2, 500_009)
     memory.answered(0)
-    memory.message(first)
+    sent(memory, first)
     memory.answered(1)
     memory.answered(1)
-    memory.message(second)
+    sent(memory, second)
     memory.answered(1)
-    assert memory.message(request(3, 600_011)) != b""
-    assert read(made, memory.message(request(4, 500_009)))[0].spans
-    assert not read(made, memory.message(request(5, 500_009)))[0].spans
+    assert not memory.reserve(request(3, 600_011))
+    assert read(made, sent(memory, request(4, 500_009)))[0].spans
+    assert not memory.reserve(request(5, 500_009))
+
+
+def test_where_there_is_no_room_to_wait_for_payloads_travel_in_the_message(
+    made: Made, memory: PushMemory
+) -> None:
+    larger = request(1, NUM_BYTES + 1)
+    assert sent(memory, larger) == larger.message()
+    _, kept = place(memory, 600_000)
+    other = request(2, 600_011)
+    assert sent(memory, other) == other.message(), "what has the room isn't under way"
+    under_way = holding(3, kept)
+    assert read(made, sent(memory, under_way))[1] == [kept]
+    waiting = request(4, 600_013)
+    assert not memory.reserve(waiting)
+    assert sent(memory, larger) == larger.message(), "it never has room"
+    memory.answered(3)
+    memory.settled([kept])
+    assert read(made, sent(memory, waiting))[1] == waiting.payloads
 
 
 def test_little_travels_in_its_message(memory: PushMemory) -> None:
     small, large = request(1, MIN_BYTES - 1), request(2, MIN_BYTES)
-    assert memory.message(small) == small.message()
-    assert memory.message(large) != large.message()
+    assert sent(memory, small) == small.message()
+    assert sent(memory, large) != large.message()
 
 
 def test_what_was_postponed_is_placed_again(made: Made, memory: PushMemory) -> None:
     again = request(1, 700_001)
-    memory.message(again)
+    sent(memory, again)
     memory.answered(1)
-    assert read(made, memory.message(again))[1] == again.payloads
+    assert read(made, sent(memory, again))[1] == again.payloads
 
 
 def place(memory: PushMemory, *sizes: int, pending_bytes: int = 0) -> tuple[bytes, Payload]:
@@ -242,14 +264,14 @@ def test_what_has_a_place_is_not_copied_again(made: Made, memory: PushMemory) ->
     other = os.urandom(90_007)
     both, again = holding(1, payload, other), holding(2, payload)
     before = memory._free.num_bytes
-    message, payloads = read(made, memory.message(again))
+    message, payloads = read(made, sent(memory, again))
     assert (payloads, memory._free.num_bytes) == ([joined], before)
-    message, payloads = read(made, memory.message(both))
+    message, payloads = read(made, sent(memory, both))
     assert (payloads, before - memory._free.num_bytes) == ([joined, other], 90_048)
     assert message.sequence == 1
     memory.answered(1)
     assert memory._free.num_bytes == before, "what was copied has gone, what has a place stays"
-    assert read(made, memory.message(again))[1] == [joined]
+    assert read(made, sent(memory, again))[1] == [joined]
     memory.settled([other, payload, payload])
     assert memory._free.num_bytes == NUM_BYTES // 64 * 64
 
@@ -273,9 +295,9 @@ def test_a_place_in_the_memory_of_a_stream_that_broke_is_elsewhere(
     other = Made(name=NAME[:-1] + "0")
     try:
         following = PushMemory(FIELDS, is_wanted=True)
-        assert following.message(holding(1, payload)) == holding(1, joined).message()
+        assert sent(following, holding(1, payload)) == holding(1, joined).message()
         following.offered(other.offer)
-        assert read(other, following.message(holding(1, payload)))[1] == [joined]
+        assert read(other, sent(following, holding(1, payload)))[1] == [joined]
         following.settled([payload])
         following.answered(1)
         assert following._free.num_bytes == NUM_BYTES // 64 * 64
@@ -293,7 +315,7 @@ def test_who_may_not_have_the_memory_goes_without(
     monkeypatch.setattr(_shared_memory, "attach", refuse)
     memory, each = PushMemory(FIELDS, is_wanted=True), request(1, 700_001)
     memory.offered(made.offer)
-    assert memory.message(each) == each.message()
+    assert sent(memory, each) == each.message()
     assert SampleMemory().offered(made.offer) == []
 
 
