@@ -10,7 +10,7 @@ import pytest
 from experience_buffer import _wire
 from experience_buffer._lane_memory import MAX_BYTES, LaneMemory
 from experience_buffer._push_body import PushBody
-from experience_buffer._shared_memory import MIN_BYTES, machine
+from experience_buffer._shared_memory import MIN_BYTES, PUSH_BYTES, machine
 from experience_buffer.errors import BufferFullError
 from experience_buffer.status import to_request_error
 from experience_buffer.v1 import service_pb2 as pb
@@ -124,8 +124,8 @@ def test_what_a_broken_stream_had_is_sent_on_the_next_one(made: Made) -> None:
 
 def test_without_memory_only_small_pushes_are_for_the_stream() -> None:
     lane = LaneMemory(is_wanted=True)
-    assert lane.takes(MAX_BYTES + 1)
-    assert not lane.takes(17 << 20)
+    assert lane.takes(PUSH_BYTES)
+    assert not lane.takes(PUSH_BYTES + 1)
     lane.messages(1, body(os.urandom(MIN_BYTES)), 1.0)
     assert not lane.takes(MAX_BYTES + 1), "nobody has offered any"
     assert lane.takes(MAX_BYTES)
