@@ -9,7 +9,7 @@ from typing import Final
 
 _SHARE: Final = 0.75
 _LEAST_SECONDS: Final = 3e-4
-_MOST_SECONDS: Final = 1.5e-3
+_MOST_SECONDS: Final = 6e-3
 """Turns rest after so much of the time that everybody else takes in a rest, within these bounds. Not after
 as much: part of that is what follows turns, such as commits and answers."""
 _NEWS: Final = 0.1
