@@ -210,7 +210,7 @@ class AsyncSampleStream:
             self._say(*self._memory.offered(message.memory))
         elif kind == "span":
             received, released = self._memory.read(message.span)
-            self._say(released)
+            self._say(*released)
             message, kind = received.message, "frame"
         if kind == "waiting":
             self._waiting = message.waiting
@@ -222,6 +222,7 @@ class AsyncSampleStream:
         elif kind == "frame":
             fields = self._assembler.add(received, received_time=time.monotonic())
             if fields is not None:
+                self._say(*self._memory.joined())
                 self._waiting = ""
                 settle = functools.partial(self._ack, connection=self._connection)
                 self._ready.append(AsyncBatch(client=self._client, settle=settle, **fields))

@@ -6,7 +6,7 @@ import logging
 
 from google.protobuf.message import DecodeError
 
-from experience_buffer import _memory, _sample_wire, _shared_memory
+from experience_buffer import _sample_wire, _shared_memory
 from experience_buffer._frame import aligned
 from experience_buffer._limits import DEFAULT_LIMITS
 from experience_buffer.errors import InternalServerError
@@ -21,6 +21,8 @@ class SampleMemory:
 
     def __init__(self) -> None:
         self._memory: memoryview | None = None
+        self._parts: list[types_pb2.MemorySpan] = []
+        """Where the parts of the present packed batch lie."""
 
     def offered(self, offer: types_pb2.SharedMemory) -> list[pb.SampleStreamRequest]:
         """Take the memory that the server has, if this process may; what to say to that."""
@@ -33,10 +35,12 @@ class SampleMemory:
 
     def read(
         self, span: types_pb2.MemorySpan
-    ) -> tuple[_sample_wire.Received[pb.SampleStreamResponse], pb.SampleStreamRequest]:
-        """Read a response, and copy what is large; and what tells the server that its place is free.
+    ) -> tuple[_sample_wire.Received[pb.SampleStreamResponse], list[pb.SampleStreamRequest]]:
+        """Read a response; and what tells the server that its place is free.
 
-        Nothing else refers to the copies, and they are writable: tensors may be views on them.
+        Payloads are copied: nothing else refers to the copies, and they are writable, so tensors may be
+        views on them. Packed bytes stay where they are: they may be a part of a batch, which is joined
+        once all of them are there. `joined` says then that their places are free.
 
         Raises:
             InternalServerError: There is none.
@@ -45,23 +49,21 @@ class SampleMemory:
             if self._memory is None:
                 raise ValueError("there is no shared memory")
             part = _shared_memory.part(self._memory, span)
-            received = _copied(_sample_wire.read_stream_response(part))
+            received = _sample_wire.read_stream_response(part)
         except (ValueError, DecodeError) as error:
             raise InternalServerError(
                 f"the server says that a batch lies where none is: {error}"
             ) from error
-        return received, pb.SampleStreamRequest(released=span)
+        if received.packed:
+            self._parts.append(span)
+            return received, []
+        payloads = [
+            aligned(payload, DEFAULT_LIMITS) if isinstance(payload, memoryview) else payload
+            for payload in received.payloads
+        ]
+        return received._replace(payloads=payloads), [pb.SampleStreamRequest(released=span)]
 
-
-def _copied(
-    received: _sample_wire.Received[pb.SampleStreamResponse],
-) -> _sample_wire.Received[pb.SampleStreamResponse]:
-    """A response without views of the memory that it lies in."""
-    payloads = [
-        aligned(payload, DEFAULT_LIMITS) if isinstance(payload, memoryview) else payload
-        for payload in received.payloads
-    ]
-    packed = received.packed
-    if isinstance(packed, memoryview):
-        packed = memoryview(_memory.joined([packed]))
-    return received._replace(payloads=payloads, packed=packed)
+    def joined(self) -> list[pb.SampleStreamRequest]:
+        """A batch is whole, and nothing refers to where its parts lie; what tells the server so."""
+        parts, self._parts = self._parts, []
+        return [pb.SampleStreamRequest(released=span) for span in parts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -156,16 +155,6 @@ def wait_reason(stats: Stats, plan: StreamPlan) -> str:
     return ""
 
 
-def _one(pieces: Sequence[bytes | memoryview]) -> bytearray | memoryview:
-    """The pieces of a packed batch in one, writable: its tensors are views on it.
-
-    They are copied, but for what was copied out of shared memory just for this.
-    """
-    if len(pieces) == 1 and isinstance(pieces[0], memoryview) and not pieces[0].readonly:
-        return pieces[0]
-    return _memory.joined(pieces)
-
-
 class FrameAssembler:
     """Collects the frames of one stream until a batch is complete.
 
@@ -205,7 +194,8 @@ class FrameAssembler:
             frame.lease if frame.HasField("lease") else None,
             frame,
             payloads=self._payloads,
-            packed=_one(self._packed),
+            # Writable, and nothing else refers to it: its tensors are views on it.
+            packed=_memory.joined(self._packed),
             num_bytes=frame.batch_bytes,
             received_time=received_time,
         )

@@ -218,12 +218,17 @@ class SampleStream:
     def _receive(self, received: Message) -> None:
         message = received.message
         kind = message.WhichOneof("message")
-        answers = []
+        answers, fields = [], None
         if kind == "memory":
             answers = self._memory.offered(message.memory)
         elif kind == "span":
-            received, released = self._memory.read(message.span)
-            message, kind, answers = received.message, "frame", [released]
+            received, answers = self._memory.read(message.span)
+            message, kind = received.message, "frame"
+        if kind == "frame":
+            # Nobody else adds to it, and copying a batch takes too long to keep others waiting.
+            fields = self._assembler.add(received, received_time=time.monotonic())
+            if fields is not None:
+                answers += self._memory.joined()
         with self._changed:
             if self._outbox is None:
                 return
@@ -236,13 +241,11 @@ class SampleStream:
                 future = self._acks.pop(message.lease_result.lease_id, None)
                 if future is not None:
                     future.set_result(message.lease_result)
-            elif kind == "frame":
-                fields = self._assembler.add(received, received_time=time.monotonic())
-                if fields is not None:
-                    self._waiting = ""
-                    settle = functools.partial(self._ack, connection=self._connection)
-                    self._ready.append(Batch(client=self._client, settle=settle, **fields))
-                    self._changed.notify_all()
+            elif fields is not None:
+                self._waiting = ""
+                settle = functools.partial(self._ack, connection=self._connection)
+                self._ready.append(Batch(client=self._client, settle=settle, **fields))
+                self._changed.notify_all()
 
     def _drop_connection(self) -> None:
         """Forget everything that belongs to the present connection. Call with the lock held."""

@@ -40,13 +40,13 @@ def packed_messages(
     least: int,
     max_bytes: int,
 ) -> list[bytes]:
-    """A packed batch, in shared memory or in messages of about `FRAME_BYTES`.
+    """A packed batch, in shared memory or in parts of about `FRAME_BYTES`.
 
     Args:
         store: Where the experiences are.
         buffer: Whose they are.
         batch: The batch.
-        memory: Where all of it is put if there is room.
+        memory: Where all of it is put if there is room; otherwise as many of its parts as have some.
         least: The fewest units worth sending.
         max_bytes: The most of the batch in a message.
 
@@ -67,8 +67,8 @@ def packed_messages(
         if memory is not None and (message := memory.put(frame_pieces(whole, large))):
             return [message]
         *parts, last = cut(pieces, frame_bytes=_part_bytes(pieces, max_bytes))
-        messages = [_packed_message(frame, part) for part in parts]
-        return [*messages, _packed_message(whole, last)]
+        messages = [_packed_message(frame, part, memory) for part in parts]
+        return [*messages, _packed_message(whole, last, memory)]
 
     return packed(store, buffer, units, unreadable, join)
 
@@ -79,8 +79,13 @@ def _part_bytes(pieces: Pieces, max_bytes: int) -> int:
     return min(-(-num_bytes // max(round(num_bytes / FRAME_BYTES), 1)), max_bytes)
 
 
-def _packed_message(frame: service_pb2.SampleFrame, part: Pieces) -> bytes:
-    return frame_response(frame, packed_pieces(service_pb2.SampleFrame, part))
+def _packed_message(
+    frame: service_pb2.SampleFrame, part: Pieces, memory: SampleMemory | None
+) -> bytes:
+    large = packed_pieces(service_pb2.SampleFrame, part)
+    if memory is not None and (message := memory.put(frame_pieces(frame, large))):
+        return message
+    return frame_response(frame, large)
 
 
 def trxp_parts(units: Sequence[Unit], most: int) -> list[Sequence[Unit]]:

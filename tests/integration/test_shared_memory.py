@@ -156,6 +156,72 @@ def test_batches_keep_what_they_hold_while_others_follow(
         assert torch.equal(batch.packed.tensor("tokens"), tensor)
 
 
+LARGER = [member(task, 0, 1_000_003) for task in range(10)]
+"""Of 9 MB: a batch of five has more than a stream's memory holds."""
+
+
+def larger(client: Client, name: str) -> None:
+    """A buffer of these, and two consumers."""
+    consumers = [ConsumerConfig(name) for name in FORMATS]
+    client.create_buffer(BufferConfig(name, group_by="none", consumers=tuple(consumers)))
+    client.push(LARGER, buffer=name)
+
+
+@pytest.mark.parametrize("options", [None, OVER_GRPC], ids=["shared", "grpc"])
+def test_a_batch_larger_than_the_memory_lies_there_as_far_as_it_has_room(
+    shared_server: Server, name: str, options: ClientOptions | None
+) -> None:
+    with Client(shared_server.address, options=options) as client:
+        larger(client, name)
+        with client.stream(5, buffer=name, consumer="packed", format="packed") as stream:
+            batches = [next(stream) for _ in range(2)]
+        tokens = [batch.packed.tensor("tokens") for batch in batches]
+        tokens[0].zero_()  # They are the trainer's own.
+    assert torch.equal(tokens[1], torch.cat([one.tokens for one in LARGER[5:]]))
+    for batch, expected in zip(batches, (LARGER[:5], LARGER[5:]), strict=True):
+        logprobs = [one.logprobs for one in expected if one.logprobs is not None]
+        assert torch.equal(batch.packed.tensor("logprobs"), torch.cat(logprobs))
+
+
+async def test_a_batch_larger_than_the_memory_comes_to_the_async_client_too(
+    shared_server: Server, client: Client, name: str
+) -> None:
+    larger(client, name)
+    async with AsyncClient(shared_server.address) as other:
+        stream = other.stream(5, buffer=name, consumer="packed", format="packed")
+        async with stream:
+            batches = [await anext(stream) for _ in range(2)]
+    for batch, expected in zip(batches, (LARGER[:5], LARGER[5:]), strict=True):
+        assert torch.equal(
+            batch.packed.tensor("tokens"), torch.cat([one.tokens for one in expected])
+        )
+
+
+def test_parts_of_a_batch_have_room_again_once_it_is_whole(
+    client: Client, stub: ExperienceBufferStub, name: str
+) -> None:
+    larger(client, name)
+    kinds: list[list[str]] = [[], []]
+    with speaking(stub) as stream:
+        opened(stream, name, num_packed=5)
+        for told in kinds:
+            stream.say(credits=1)
+            spans: list[types_pb2.MemorySpan] = []
+            is_last = False
+            while not is_last:
+                message = stream.next()
+                told.append(str(message.WhichOneof("message")))
+                if told[-1] == "span":
+                    spans.append(message.span)
+                is_last = told[-1] == "frame" and message.frame.last
+            for span in spans:
+                stream.say(released=span)
+    # 45 MB in parts of 1: 31 of them have room, and as many again.
+    assert kinds[0] == kinds[1]
+    assert kinds[0].count("span") > 25
+    assert kinds[0].count("frame") > 10
+
+
 LINGERING = WriterOptions(linger_seconds=60, max_pending_bytes=250_000)
 """One group waits until it is flushed; a second one has no room."""
 
@@ -640,9 +706,14 @@ def test_a_client_that_goes_on_writing_gets_what_was_copied_or_nothing(
                 assert trxp.decode(stored.payload)[0].eid == one.eid
 
 
-def opened(stream: SpokenStream, name: str, *, ready: bool = True) -> types_pb2.SharedMemory:
-    """A sample stream with memory."""
-    stream.open(name, 1, consumer="trxp", memory=HERE)
+def opened(
+    stream: SpokenStream, name: str, *, ready: bool = True, num_packed: int = 0
+) -> types_pb2.SharedMemory:
+    """A sample stream with memory: of payloads, or of packed batches of so many."""
+    asked: dict[str, Any] = {"consumer": "trxp", "memory": HERE}
+    if num_packed:
+        asked |= {"consumer": "packed", "format": types_pb2.SAMPLE_FORMAT_PACKED}
+    stream.open(name, num_packed or 1, **asked)
     offer = stream.next()
     assert offer.WhichOneof("message") == "memory", offer
     if ready:

@@ -21,6 +21,7 @@ from experience_buffer._batch_data import LazyPayloads
 from experience_buffer._push_memory import PushMemory
 from experience_buffer._queue import Request
 from experience_buffer._sample_memory import SampleMemory
+from experience_buffer._sampling import FrameAssembler, StreamPlan
 from experience_buffer._shared_memory import MIN_BYTES, attach, machine, part
 from experience_buffer._wire import Payload
 from experience_buffer.errors import InternalServerError
@@ -30,6 +31,20 @@ from experience_buffer.v1.types_pb2 import MemorySpan, SampledExperience, Shared
 NAME = "experience-buffer-" + "0123456789abcdef" * 2
 NUM_BYTES = 1 << 20
 FIELDS = _wire.push_fields(buffer="math", group_size=7)
+PLAN = StreamPlan(
+    batch_size=2,
+    buffer="b",
+    consumer="c",
+    prefetch=2,
+    max_bytes=0,
+    min_batch_size=0,
+    timeout_seconds=1,
+    first_timeout=1,
+    lease_seconds=1,
+    rank=None,
+    world_size=None,
+    format="packed",
+)
 
 
 class Made:
@@ -322,22 +337,34 @@ def test_who_may_not_have_the_memory_goes_without(
 # --- samples
 
 
-def test_a_response_is_copied_and_released(made: Made) -> None:
-    memory = SampleMemory()
+def put(made: Made, offset: int, frame: pb.SampleFrame, large: _sample_wire.Pieces) -> MemorySpan:
+    """Write a response into the memory."""
+    data = _sample_wire.frame_response(frame, large)
+    made.memory[offset : offset + len(data)] = data
+    return MemorySpan(offset=offset, num_bytes=len(data))
+
+
+def test_parts_of_a_packed_batch_are_released_once_it_is_joined(made: Made) -> None:
+    memory, assembler = SampleMemory(), FrameAssembler(PLAN)
     [ready] = memory.offered(made.offer)
     assert ready.HasField("memory_ready")
-    packed = os.urandom(100_003)
-    large = _sample_wire.packed_pieces(pb.SampleFrame, [packed])
-    data = _sample_wire.frame_response(pb.SampleFrame(last=True, num_units=3), large)
-    made.memory[4096 : 4096 + len(data)] = data
-    span = MemorySpan(offset=4096, num_bytes=len(data))
-    received, released = memory.read(span)
-    made.memory[4096 : 4096 + len(data)] = bytes(len(data))
-    assert released.released == span
-    assert received.message.frame.num_units == 3
-    assert received.packed == packed
-    assert isinstance(received.packed, memoryview)
-    assert not received.packed.readonly, "a packed batch's tensors are views on it"
+    parts = [os.urandom(size) for size in (100_003, 7, 50_000)]
+    spans, fields = [], None
+    for number, part_bytes in enumerate(parts):
+        assert fields is None
+        frame = pb.SampleFrame(last=number == 2, num_units=3)
+        large = _sample_wire.packed_pieces(pb.SampleFrame, [part_bytes])
+        spans.append(put(made, 4096 + 200_000 * number, frame, large))
+        received, released = memory.read(spans[-1])
+        assert released == []
+        fields = assembler.add(received, received_time=1.0)
+    assert [request.released for request in memory.joined()] == spans
+    assert memory.joined() == [], "each once"
+    made.memory[:] = bytes(NUM_BYTES)
+    assert fields is not None
+    joined = fields["columns"]._data
+    assert joined == b"".join(parts)
+    assert not memoryview(joined).readonly, "a packed batch's tensors are views on it"
 
 
 @pytest.mark.parametrize("num_bytes", [5_003, 100_003])
@@ -353,10 +380,10 @@ def test_payloads_of_a_response_are_copied_one_by_one(made: Made, num_bytes: int
     large = [
         piece for payload in payloads for piece in _sample_wire.experience_pieces(rest, [payload])
     ]
-    data = _sample_wire.frame_response(pb.SampleFrame(last=True, num_units=3), large)
-    made.memory[: len(data)] = data
-    received, _ = memory.read(MemorySpan(offset=0, num_bytes=len(data)))
-    made.memory[: len(data)] = bytes(len(data))
+    span = put(made, 0, pb.SampleFrame(last=True, num_units=3), large)
+    received, [released] = memory.read(span)
+    made.memory[:] = bytes(NUM_BYTES)
+    assert released.released == span
     assert list(received.payloads) == payloads
     experiences = LazyPayloads(received.payloads).experiences()
     for run, one in enumerate(experiences, 1):
