@@ -7,17 +7,20 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from experience_buffer import EID, Experience, _memory, _sample_wire, _sampling, trxp
+from experience_buffer import EID, Experience, _memory, _sample_wire, trxp
 from experience_buffer._batch_data import BatchData, LazyPacked, LazyPayloads
 from experience_buffer._frame import aligned
 from experience_buffer._limits import DEFAULT_LIMITS
+from experience_buffer._sampling import FrameAssembler
 from experience_buffer._torch import tensor
 from experience_buffer.errors import TrxpError
 from experience_buffer.v1 import service_pb2, types_pb2
+from tests.unit.client.stream_plans import PLAN
 
 _FAULTS = """
 import resource
@@ -96,22 +99,6 @@ def test_tensors_are_aligned_wherever_their_payload_lies(num_chars: int) -> None
         assert tensor(view)[3] == 1, "a view: what is misaligned would be copied"
 
 
-PLAN = _sampling.StreamPlan(
-    batch_size=2,
-    buffer="b",
-    consumer="c",
-    prefetch=2,
-    max_bytes=0,
-    min_batch_size=0,
-    timeout_seconds=1,
-    first_timeout=1,
-    lease_seconds=1,
-    rank=None,
-    world_size=None,
-    format="trxp",
-)
-
-
 def delivered(payloads: list[bytes]) -> BatchData:
     """A batch of one frame, as it comes."""
     pieces = [
@@ -123,7 +110,7 @@ def delivered(payloads: list[bytes]) -> BatchData:
     ]
     frame = service_pb2.SampleFrame(last=True, num_units=1, batch_bytes=7)
     received = _sample_wire.read_stream_response(_sample_wire.frame_response(frame, pieces))
-    fields = _sampling.FrameAssembler(PLAN).add(received, received_time=1.0)
+    fields = FrameAssembler(replace(PLAN, format="trxp")).add(received, received_time=1.0)
     assert fields is not None
     return BatchData(**fields)
 

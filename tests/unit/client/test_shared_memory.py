@@ -21,30 +21,17 @@ from experience_buffer._batch_data import LazyPayloads
 from experience_buffer._push_memory import PushMemory
 from experience_buffer._queue import Request
 from experience_buffer._sample_memory import SampleMemory
-from experience_buffer._sampling import FrameAssembler, StreamPlan
+from experience_buffer._sampling import FrameAssembler
 from experience_buffer._shared_memory import MIN_BYTES, attach, machine, part
 from experience_buffer._wire import Payload
 from experience_buffer.errors import InternalServerError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1.types_pb2 import MemorySpan, SampledExperience, SharedMemory
+from tests.unit.client.stream_plans import PLAN
 
 NAME = "experience-buffer-" + "0123456789abcdef" * 2
 NUM_BYTES = 1 << 20
 FIELDS = _wire.push_fields(buffer="math", group_size=7)
-PLAN = StreamPlan(
-    batch_size=2,
-    buffer="b",
-    consumer="c",
-    prefetch=2,
-    max_bytes=0,
-    min_batch_size=0,
-    timeout_seconds=1,
-    first_timeout=1,
-    lease_seconds=1,
-    rank=None,
-    world_size=None,
-    format="packed",
-)
 
 
 class Made:
