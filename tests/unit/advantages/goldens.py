@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from experience_buffer_server.advantages import ExperienceInput, GroupResult, compute, plan
+from experience_buffer_server.advantages.batch import Batch
 from experience_buffer_server.advantages.devices import token_stages
 from experience_buffer_server.advantages.moments import RunningMoments
 from experience_buffer_server.advantages.normalise import (
@@ -29,6 +30,7 @@ from experience_buffer_server.advantages.normalise import (
 from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.parameters import AdvantageParameters
 from experience_buffer_server.advantages.registry import estimator_functions
+from experience_buffer_server.advantages.tokens import TokenStages
 from experience_buffer_server.advantages.values import GroupDetails
 
 from .builders import computed, floats
@@ -37,6 +39,8 @@ GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
 TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "bfloat16": 3e-5}
 PIPELINE_TOLERANCE = 2e-3
 CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16"}
+device = "cpu"
+"""What is computed on; the fixture `each_device` sets it."""
 Case = dict[str, Any]
 Rows = list[list[Any]]
 Groups = Sequence[Sequence[ExperienceInput]]
@@ -101,7 +105,9 @@ def launch(
     moments: RunningMoments | None = None,
 ) -> tuple[list[Computed], list[GroupResult]]:
     """Results per experience, and per group; one statistics batch."""
-    outcomes = compute(groups, estimator=estimator, parameters=parameters, moments=moments)
+    outcomes = compute(
+        groups, estimator=estimator, parameters=parameters, moments=moments, device=device
+    )
     results = [computed(outcome) for outcome in outcomes]
     return [
         Computed(floats(item.advantages), floats(item.returns))
@@ -110,11 +116,16 @@ def launch(
     ], results
 
 
+def stages_of(batch: Batch) -> TokenStages:
+    """The stages over a batch's tokens, in float64."""
+    return token_stages(batch, device=device, threads=1, precision="float64")
+
+
 def exact(groups: Groups, estimator: str, parameters: Mapping[str, Any]) -> list[Computed]:
     """Float64 results of an estimator and the stages over tokens, per experience."""
     planned = plan(estimator, parameters)
     batch = pack(groups, planned, batches=None)
-    stages = token_stages(batch, device="cpu", threads=1, precision="float64")
+    stages = stages_of(batch)
     chosen = planned.parameters
     functions, rewards_B = estimator_functions(planned.spec), batch.rewards
     details: GroupDetails = [{} for _ in groups]

@@ -26,6 +26,8 @@ from .goldens import (
     rows,
 )
 
+pytestmark = pytest.mark.usefixtures("each_device")
+
 ADVANTAGES = cases("areal_advantages", "PPOActor._compute_advantages")
 
 

@@ -20,6 +20,8 @@ from experience_buffer_server.advantages.moments import RunningMoments
 from .builders import experience
 from .goldens import PIPELINE_TOLERANCE, Case, assert_close, cases, chunks, launch, rows
 
+pytestmark = pytest.mark.usefixtures("each_device")
+
 PIPELINE = cases(
     "light_pipeline",
     "FastExperienceMaker._process_experiences + _compute_advantages_and_returns",

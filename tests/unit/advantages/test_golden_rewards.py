@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from experience_buffer_server.advantages import ExperienceInput, ParameterError, plan
-from experience_buffer_server.advantages.devices import token_stages
 from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.tokens import KlTerm
 
@@ -27,7 +26,10 @@ from .goldens import (
     masks_of,
     only,
     rows,
+    stages_of,
 )
+
+pytestmark = pytest.mark.usefixtures("each_device")
 
 
 def kl_inputs(given: dict[str, Any], dtype: str) -> tuple[list[ExperienceInput], Rows]:
@@ -123,7 +125,7 @@ def test_rewards_are_placed_in_float64(case: Case) -> None:
         for mask, row in zip(masks, rows(given["kl"]), strict=True)
     ]
     batch = pack([inputs], plan("reinforce", {}), batches=None)
-    stages = token_stages(batch, device="cpu", threads=1, precision="float64")
+    stages = stages_of(batch)
     low, high = params["reward_clip_range"] or (-math.inf, math.inf)
     placed = stages.exact(stages.rewards(np.clip(given["r"]["data"], low, high), None)).tolist()
     bounds = batch.offsets.tolist()
@@ -156,7 +158,7 @@ def test_each_packed_sequence_keeps_its_own_reward() -> None:
 def test_kl_term_names_what_it_subtracts() -> None:
     inputs, _ = kl_inputs(only("light_kl", "compute_approx_kl", noted=True)["inputs"], "float32")
     batch = pack([inputs], plan("reinforce", {"kl_coef": 1.0}), batches=None)
-    stages = token_stages(batch, device="cpu", threads=1, precision="float64")
+    stages = stages_of(batch)
     kl = KlTerm(coefficient=0.5, estimator="k2", clip=0.0)
     halved = stages.exact(stages.rewards(np.ones(1), kl)).tolist()
     assert halved == [-625.0, -625.0, -2500.0, -2499.0]

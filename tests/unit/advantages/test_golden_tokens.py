@@ -25,6 +25,8 @@ from .goldens import (
     token_results,
 )
 
+pytestmark = pytest.mark.usefixtures("each_device")
+
 
 def check_tokens(
     case: Case,

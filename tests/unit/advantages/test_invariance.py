@@ -24,6 +24,7 @@ from experience_buffer_server.advantages.specs import plan
 
 from .builders import computed, failed, floats
 from .cases import Case, Drawer, draw_parameters, without_idle
+from .devices import DEVICES, TORCH_DEVICES
 from .test_agreement import SEEDS, fields_for
 
 Outcomes = list[GroupResult | GroupFailure]
@@ -63,14 +64,15 @@ ALONE = [name for name in ESTIMATORS if name != "cpgd"]
 LAUNCHES = settings(max_examples=12, deadline=None)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("estimator", ALONE)
 @LAUNCHES
 @given(seed=SEEDS, num_groups=st.integers(1, 5))
 def test_order_neighbours_and_threads_change_no_bit(
-    estimator: str, seed: int, num_groups: int
+    estimator: str, device: str, seed: int, num_groups: int
 ) -> None:
     case, parameters = draw(estimator, seed, num_groups, batch=False)
-    how: dict[str, Any] = {"estimator": estimator, "parameters": parameters}
+    how: dict[str, Any] = {"estimator": estimator, "parameters": parameters, "device": device}
     together = compute(case.inputs, **how)
     assert together == [compute([group], **how)[0] for group in case.inputs]
     assert together == compute(case.inputs, **how, threads=2)
@@ -94,11 +96,12 @@ def broken(case: Case, estimator: str, how: int) -> list[ExperienceInput]:
     return [*members[1:], bad]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
 @LAUNCHES
 @given(seed=SEEDS, num_groups=st.integers(1, 4), how=st.integers(0, 1), where=st.integers(0, 4))
 def test_a_failing_group_changes_no_bit_of_its_neighbours(
-    estimator: str, seed: int, num_groups: int, how: int, where: int
+    estimator: str, device: str, seed: int, num_groups: int, how: int, where: int
 ) -> None:
     running = seed % 3 == 0 and estimator != "on_policy_distill"
     case, parameters = draw(estimator, seed, num_groups, batch=True, running=running)
@@ -106,7 +109,7 @@ def test_a_failing_group_changes_no_bit_of_its_neighbours(
     bad = broken(case, estimator, how)
     batch = [*case.batches, case.batches[-1]][where]
     alone, joined = RunningMoments(), RunningMoments()
-    given: dict[str, Any] = {"estimator": estimator, "parameters": parameters}
+    given: dict[str, Any] = {"estimator": estimator, "parameters": parameters, "device": device}
     expected = compute(case.inputs, **given, batches=case.batches, moments=alone)
     outcomes = compute(
         [*case.inputs[:where], bad, *case.inputs[where:]],
@@ -119,16 +122,17 @@ def test_a_failing_group_changes_no_bit_of_its_neighbours(
     assert joined.to_json() == alone.to_json()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
 @LAUNCHES
 @given(seed=SEEDS, num_groups=st.integers(1, 5))
 def test_statistics_of_a_batch_depend_on_exactly_that_batch(
-    estimator: str, seed: int, num_groups: int
+    estimator: str, device: str, seed: int, num_groups: int
 ) -> None:
     case, parameters = draw(estimator, seed, num_groups, batch=True)
     if "cross_batch" in {f.name for f in dataclasses.fields(ESTIMATORS[estimator].parameters)}:
         parameters["cross_batch"] = "mean_std"
-    how: dict[str, Any] = {"estimator": estimator, "parameters": parameters}
+    how: dict[str, Any] = {"estimator": estimator, "parameters": parameters, "device": device}
     together = compute(case.inputs, **how, batches=case.batches)
     assert together == compute(case.inputs, **how, batches=case.batches, threads=2)
     one_by_one: Outcomes = []
@@ -246,10 +250,11 @@ TORCH = [
 ]
 
 
+@pytest.mark.parametrize("device", TORCH_DEVICES)
 @pytest.mark.parametrize("estimator", TORCH)
 @settings(max_examples=8, deadline=None)
 @given(seed=SEEDS, num_groups=st.integers(0, 4))
-def test_the_torch_path_agrees(estimator: str, seed: int, num_groups: int) -> None:
+def test_the_torch_path_agrees(estimator: str, device: str, seed: int, num_groups: int) -> None:
     case, parameters = draw(estimator, seed, max(num_groups, 1), batch=True)
     # An epsilon that no rounding can blow up.
     parameters = without_idle(
@@ -257,7 +262,7 @@ def test_the_torch_path_agrees(estimator: str, seed: int, num_groups: int) -> No
     )
     how: dict[str, Any] = {"estimator": estimator, "parameters": parameters}
     here = compute(case.inputs[:num_groups], **how)
-    there = compute(case.inputs[:num_groups], **how, device="torch:cpu")
+    there = compute(case.inputs[:num_groups], **how, device=device)
     for one, other in zip(here, there, strict=True):
         for mine, theirs in zip(computed(one).items, computed(other).items, strict=True):
             for a, b in ((mine.advantages, theirs.advantages), (mine.returns, theirs.returns)):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from experience_buffer_server.advantages.scan import ScanLayout, reverse_scan
 
+from .devices import TORCH_DEVICES
+
 LENGTHS = st.lists(
     st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 511, 512, 513, 4096])),
     min_size=1,
@@ -17,8 +19,11 @@ LENGTHS = st.lists(
 )
 
 
-def solve(terms: list[torch.Tensor], factors: list[torch.Tensor]) -> list[torch.Tensor]:
+def solve(
+    terms: list[torch.Tensor], factors: list[torch.Tensor], device: str
+) -> list[torch.Tensor]:
     """All sequences in one scan; the last factor of each is 0."""
+    device = device.removeprefix("torch:")
     lengths = np.array([len(term) for term in terms], dtype=np.int64)
     layout = ScanLayout.of(lengths)
     slots = [
@@ -26,12 +31,12 @@ def solve(terms: list[torch.Tensor], factors: list[torch.Tensor]) -> list[torch.
         for start, length in zip(layout.starts.tolist(), lengths.tolist(), strict=True)
     ]
     solved = reverse_scan(
-        torch.cat(terms),
-        factors_N=torch.cat(factors),
-        slots_N=layout.interleave(torch.cat(slots)),
+        torch.cat(terms).to(device),
+        factors_N=torch.cat(factors).to(device),
+        slots_N=layout.interleave(torch.cat(slots).to(device)),
         layout=layout,
     )
-    return list(torch.split_with_sizes(solved, lengths.tolist()))
+    return list(torch.split_with_sizes(solved.cpu(), lengths.tolist()))
 
 
 def draw(lengths: list[int], seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -43,11 +48,14 @@ def draw(lengths: list[int], seed: int) -> tuple[list[torch.Tensor], list[torch.
     return terms, factors
 
 
+@pytest.mark.parametrize("device", TORCH_DEVICES)
 @settings(max_examples=60, deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 2**32))
-def test_a_scan_agrees_with_a_loop(lengths: list[int], seed: int) -> None:
+def test_a_scan_agrees_with_a_loop(device: str, lengths: list[int], seed: int) -> None:
     terms, factors = draw(lengths, seed)
-    for found, own_terms, own_factors in zip(solve(terms, factors), terms, factors, strict=True):
+    for found, own_terms, own_factors in zip(
+        solve(terms, factors, device), terms, factors, strict=True
+    ):
         later, expected = 0.0, []
         pairs = zip(own_terms.tolist(), own_factors.tolist(), strict=True)
         for term, factor in reversed(list(pairs)):
@@ -56,19 +64,25 @@ def test_a_scan_agrees_with_a_loop(lengths: list[int], seed: int) -> None:
         np.testing.assert_allclose(found.numpy(), expected[::-1], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("device", TORCH_DEVICES)
 @settings(max_examples=60, deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 2**32))
-def test_a_sequence_does_not_depend_on_its_neighbours(lengths: list[int], seed: int) -> None:
+def test_a_sequence_does_not_depend_on_its_neighbours(
+    device: str, lengths: list[int], seed: int
+) -> None:
     terms, factors = draw(lengths, seed)
-    for together, own_terms, own_factors in zip(solve(terms, factors), terms, factors, strict=True):
-        (alone,) = solve([own_terms], [own_factors])
+    for together, own_terms, own_factors in zip(
+        solve(terms, factors, device), terms, factors, strict=True
+    ):
+        (alone,) = solve([own_terms], [own_factors], device)
         assert alone.numpy().tobytes() == together.numpy().tobytes()
 
 
+@pytest.mark.parametrize("device", TORCH_DEVICES)
 @pytest.mark.parametrize("length", [1, 8, 9])
-def test_negative_zero_does_not_come_out(length: int) -> None:
+def test_negative_zero_does_not_come_out(device: str, length: int) -> None:
     (found,) = solve(
-        [torch.full((length,), -0.0, dtype=torch.float64)], [torch.zeros(length).double()]
+        [torch.full((length,), -0.0, dtype=torch.float64)], [torch.zeros(length).double()], device
     )
     assert not torch.signbit(found).any()
 

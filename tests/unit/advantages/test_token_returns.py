@@ -16,9 +16,9 @@ from experience_buffer_server.advantages.registry import REGISTRY, Estimator, es
 from experience_buffer_server.advantages.specs import EstimatorSpec
 
 from .builders import experience
+from .devices import DEVICES
 
 MASK = [True, False, True, True, False]
-DEVICES = ["cpu", "torch:cpu"]
 
 
 @pytest.fixture(params=DEVICES)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from experience_buffer_server.advantages.batch import Batch
 from experience_buffer_server.advantages.tokens import KlTerm
 
+from .devices import DEVICES
 from .token_rows import (
     COLUMNS,
     KL_LOOPS,
@@ -28,7 +29,6 @@ from .token_rows import (
     make_stages,
 )  # fmt: skip
 
-DEVICES = ("cpu", "torch:cpu")
 SEEDS = st.integers(0, 2**32 - 1)
 
 
