@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import advantage_loops as loops
+from benchmarks.advantage_devices import launches
 from benchmarks.advantage_loops import GAMMA, LAM, Padded, Sequences
 from experience_buffer_server.advantages import (
     Column,
@@ -75,6 +76,7 @@ def main() -> int:
     exact = [_gae_on_cpu(cases, options.threads, options.runs), _groups(options.threads)]
     if options.device:
         exact.append(_gae_on_device(cases, options.device, options.runs))
+        exact.append(launches(_own(options.device), options.threads))
     else:
         print("\nGPU: none found, nothing measured")
     return 0 if all(exact) else 1
