@@ -3,7 +3,7 @@
 Waits for the device happen where the host needs numbers, and nowhere else: `sums`, `square_sums`,
 `clip` and `fetch`. Everything that goes in is staged in one buffer and moved at once, when the
 first stage needs it; per-experience numbers that later stages bring are moved on their own, and so
-is the table of powers that mode `count` needs. What is the same for all tokens of an experience
+are the powers that a scan needs. What is the same for all tokens of an experience
 stays on the host (`spread.py`).
 
 Legend: B experiences, R those with valid tokens, N valid tokens, D all tokens.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import cpu_kernels
 from .batch import Batch
-from .scan import ScanLayout, reverse_scan
+from .scan import ScanLayout, reverse_scan, segment_sums
 from .spread import Placed, Spread, is_identity
 from .tokens import Floats, Ints, KlTerm, Tokens
 from .transfers import download, upload
@@ -52,9 +52,20 @@ class TorchTokens:
         self._lengths_R = batch.num_valid[self._rows]
         self._num_valid = int(self._lengths_R.sum())
         self._num_tokens = len(batch.mask)
-        self._layout = ScanLayout.of(self._lengths_R)
+        self._all_valid = self._num_valid == self._num_tokens
+        self._packed = ScanLayout.of(self._lengths_R)
         self._staged_rewards_B = batch.rewards
         self._powers_of: dict[float, Tensor] = {}
+
+    @cached_property
+    def _spaced(self) -> ScanLayout:
+        """As `_packed`, with a slot for each masked token too."""
+        return self._packed if self._all_valid else ScanLayout.of(self._spans_R)
+
+    @cached_property
+    def _spans_R(self) -> Ints:
+        """Tokens of each row, valid or not."""
+        return np.diff(self._batch.offsets)[self._rows]
 
     # Entering: what is moved to the device.
 
@@ -66,24 +77,32 @@ class TorchTokens:
             "lengths": self._lengths_R,
             "starts": ends_R - self._lengths_R,
             "lasts": ends_R - 1,
-            "slot_starts": self._layout.starts,
+            "packed_starts": self._packed.starts,
+            "spaced_starts": self._spaced.starts,
+            "first_tokens": self._batch.offsets[self._rows],
             "rewards": self._staged_rewards_B[self._rows],
             "bootstraps": self._batch.bootstraps[self._rows],
             "has_token_rewards": self._batch.has_token_rewards[self._rows],
         }
         return upload({**per_row, "mask": self._batch.mask, **self._batch.columns}, self._device)
 
-    def _per_row(self, per_experience_B: Floats) -> Tensor:
-        return upload({"": per_experience_B[self._rows]}, self._device)[""]
+    def _per_row(self, *per_experience_B: Floats) -> list[Tensor]:
+        chosen = {str(n): values_B[self._rows] for n, values_B in enumerate(per_experience_B)}
+        return list(upload(chosen, self._device).values())
+
+    @cached_property
+    def _rows_N(self) -> Tensor:
+        rows_R = torch.arange(len(self._rows), device=self._device)
+        return rows_R.repeat_interleave(self._inputs["lengths"], output_size=self._num_valid)
 
     def _per_token(self, per_row_R: Tensor) -> Tensor:
-        return per_row_R.repeat_interleave(self._inputs["lengths"], output_size=self._num_valid)
+        return per_row_R[self._rows_N]
 
     @cached_property
     def _positions_N(self) -> Tensor:
         """Where valid tokens lie among all, without asking the device how many there are."""
         tokens_D = torch.arange(self._num_tokens, device=self._device)
-        if self._num_valid == self._num_tokens:
+        if self._all_valid:
             return tokens_D
         valid_D = self._inputs["mask"] != 0
         ranks_D = torch.where(valid_D, valid_D.cumsum(0) - 1, self._num_valid)
@@ -93,10 +112,17 @@ class TorchTokens:
         return positions[:-1]
 
     @cached_property
-    def _slots_N(self) -> Tensor:
-        shifts_R = self._inputs["slot_starts"] - self._inputs["starts"]
+    def _packed_slots_N(self) -> Tensor:
+        shifts_R = self._inputs["packed_starts"] - self._inputs["starts"]
         tokens_N = torch.arange(self._num_valid, device=self._device)
-        return self._layout.interleave(tokens_N + self._per_token(shifts_R))
+        return tokens_N + self._per_token(shifts_R)
+
+    @cached_property
+    def _spaced_slots_N(self) -> Tensor:
+        if self._all_valid:
+            return self._packed_slots_N
+        shifts_R = self._inputs["spaced_starts"] - self._inputs["first_tokens"]
+        return self._positions_N + self._per_token(shifts_R)
 
     @cached_property
     def _is_last_N(self) -> Tensor:
@@ -105,7 +131,10 @@ class TorchTokens:
 
     def _column(self, name: str) -> Tensor:
         """The valid tokens of a column, in the dtype it came in."""
-        return self._inputs[name][self._positions_N]
+        return self._valid(self._inputs[name])
+
+    def _valid(self, values_D: Tensor) -> Tensor:
+        return values_D if self._all_valid else values_D[self._positions_N]
 
     # Stages.
 
@@ -115,7 +144,7 @@ class TorchTokens:
 
     def from_host(self, values_D: Floats) -> Tokens:
         """See `TokenStages`."""
-        return upload({"": values_D}, self._device)[""][self._positions_N]
+        return self._valid(upload({"": values_D}, self._device)[""])
 
     def rewards(self, rewards_B: Floats, kl: KlTerm | None) -> Tokens:
         """See `TokenStages`."""
@@ -135,7 +164,7 @@ class TorchTokens:
             undiscounted = rewards.returns(gamma)
             if undiscounted is not None:
                 return undiscounted
-        return self._scan(self._tensor(rewards), self._factors(gamma, mask_mode))
+        return self._scan(self._tensor(rewards), gamma, mask_mode)
 
     def gae(
         self, rewards: Tokens, *, gamma: float, lam: float, mask_mode: str
@@ -149,11 +178,10 @@ class TorchTokens:
         values_N = self._column("values").double()
         bootstraps_N = self._per_token(self._inputs["bootstraps"])
         next_values_N = torch.where(self._is_last_N, bootstraps_N, values_N.roll(-1))
-        if mask_mode == "count":
-            reach_N = self._powers(decay)[self._distances_N - 1]
-            next_values_N = next_values_N * reach_N
+        if mask_mode == "count" and not self._all_valid:
+            next_values_N = next_values_N * self._powers(decay)[-self._distances_N]
         deltas_N = rewards_N + gamma * next_values_N - values_N
-        advantages_N = self._scan(deltas_N, self._factors(decay, mask_mode))
+        advantages_N = self._scan(deltas_N, decay, mask_mode)
         return advantages_N, advantages_N + values_N + 0.0
 
     def teacher_gap(self, coefficient: float) -> Tokens:
@@ -167,8 +195,8 @@ class TorchTokens:
             return tokens
         if isinstance(tokens, Spread):
             return tokens.affine(shifts_B=shifts_B, scales_B=scales_B)
-        shifts_N = self._per_token(self._per_row(shifts_B))
-        return (self._tensor(tokens) - shifts_N) * self._per_token(self._per_row(scales_B))
+        shifts_R, scales_R = self._per_row(shifts_B, scales_B)
+        return (self._tensor(tokens) - self._per_token(shifts_R)) * self._per_token(scales_R)
 
     def clip(self, tokens: Tokens, bound: float) -> tuple[Tokens, Ints]:
         """See `TokenStages`. Waits for the device."""
@@ -192,7 +220,8 @@ class TorchTokens:
 
     def square_sums(self, tokens: Tokens, centres_B: Floats) -> Floats:
         """See `TokenStages`. Waits for the device."""
-        gaps_N = self._tensor(tokens) - self._per_token(self._per_row(centres_B))
+        (centres_R,) = self._per_row(centres_B)
+        gaps_N = self._tensor(tokens) - self._per_token(centres_R)
         return self._row_sums(gaps_N * gaps_N)
 
     # Leaving: what is moved to the host.
@@ -212,14 +241,19 @@ class TorchTokens:
         computed = [self._tensor(tokens) for tokens in asked if not isinstance(tokens, Spread)]
         moved: list[_Array] = []
         if computed:
-            dense = torch.zeros(len(computed), self._num_tokens, dtype=dtype, device=self._device)
-            for row, values_N in enumerate(computed):
-                dense[row, self._positions_N] = values_N.to(dtype)
-            moved = list(download(dense))
+            moved = list(download(torch.stack([self._dense(each, dtype) for each in computed])))
         return [
             self._fill(tokens, dtype) if isinstance(tokens, Spread) else moved.pop(0)
             for tokens in asked
         ]
+
+    def _dense(self, values_N: Tensor, dtype: torch.dtype) -> Tensor:
+        """Zero where a token is masked, shape [D]."""
+        if self._all_valid:
+            return values_N.to(dtype)
+        dense_D = torch.zeros(self._num_tokens, dtype=dtype, device=self._device)
+        dense_D[self._positions_N] = values_N.to(dtype)
+        return dense_D
 
     def _fill(self, tokens: Spread, dtype: torch.dtype) -> _Array:
         batch = self._batch
@@ -235,7 +269,7 @@ class TorchTokens:
     def _tensor(self, tokens: Tokens) -> Tensor:
         """Any tokens as a tensor, shape [N]."""
         if isinstance(tokens, Spread):
-            return self._per_token(self._per_row(tokens.scores_B))
+            return self._per_token(*self._per_row(tokens.scores_B))
         if isinstance(tokens, Placed):
             return self._place(tokens.rewards_B)
         assert isinstance(tokens, Tensor)
@@ -246,7 +280,7 @@ class TorchTokens:
         if "_inputs" not in self.__dict__:
             self._staged_rewards_B = rewards_B  # nothing has been moved: these go along
         staged = rewards_B is self._staged_rewards_B
-        rewards_R = self._inputs["rewards"] if staged else self._per_row(rewards_B)
+        rewards_R = self._inputs["rewards"] if staged else self._per_row(rewards_B)[0]
         placed_N = torch.zeros(self._num_valid, dtype=torch.float64, device=self._device)
         placed_N[self._inputs["lasts"]] = rewards_R
         return placed_N
@@ -266,39 +300,46 @@ class TorchTokens:
         return torch.where(self._is_last_N, 1, distances_N)
 
     def _powers(self, base: float) -> Tensor:
-        """Powers 0 to the longest experience's length.
+        """Powers of a base, from the longest row's tokens down to 0: `[-1 - n]` is the n-th.
 
         Made on the host, one from the other: a device's own power may round differently from place
         to place.
         """
         if base not in self._powers_of:
-            factors = np.full(int(np.diff(self._batch.offsets).max(initial=0)) + 1, base)
+            factors = np.full(int(self._spans_R.max(initial=0)) + 1, base)
             factors[0] = 1.0
-            self._powers_of[base] = upload({"": np.cumprod(factors)}, self._device)[""]
+            powers = np.ascontiguousarray(np.cumprod(factors)[::-1])
+            self._powers_of[base] = upload({"": powers}, self._device)[""]
         return self._powers_of[base]
 
-    def _factors(self, base: float, mask_mode: str) -> Tensor:
-        """What the next valid token's result is multiplied by, shape [N]; 0 at the last."""
-        if mask_mode == "count":
-            return torch.where(self._is_last_N, 0.0, self._powers(base)[self._distances_N])
-        return (~self._is_last_N).double() * base
-
-    def _scan(self, terms_N: Tensor, factors_N: Tensor) -> Tensor:
-        """Solve the recursion.
-
-        Infinity times zero would reach other experiences: a stand-in goes through the scan.
-        """
+    def _scan(self, terms_N: Tensor, base: float, mask_mode: str) -> Tensor:
+        """Solve the recursion; in mode `count` a masked token is a step too."""
+        spaced = mask_mode == "count"
         solved_N = reverse_scan(
-            terms_N.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW, neginf=-_OVERFLOW),
-            factors_N=factors_N,
-            slots_N=self._slots_N,
-            layout=self._layout,
+            _finite(terms_N),
+            slots_N=self._spaced_slots_N if spaced else self._packed_slots_N,
+            powers_K=self._powers(base)[:-1],
+            layout=self._spaced if spaced else self._packed,
         )
-        return torch.where(solved_N.abs() < _OVERFLOW_SEEN, solved_N, torch.inf)
+        return _overflowing(solved_N)
 
     def _row_sums(self, values_N: Tensor) -> Floats:
-        """Sums by a scan: in an order that depends on the row alone, unlike atomic additions."""
-        heads_N = self._scan(values_N, (~self._is_last_N).double())
+        """Sums in an order that depends on the row alone, unlike atomic additions."""
+        sums_R = segment_sums(
+            _finite(values_N),
+            slots_N=self._packed_slots_N,
+            starts_R=self._inputs["packed_starts"],
+            layout=self._packed,
+        )
         sums_B = np.zeros(len(self._batch.num_valid))
-        sums_B[self._rows] = heads_N[self._inputs["starts"]].cpu().numpy()
+        sums_B[self._rows] = _overflowing(sums_R).cpu().numpy()
         return sums_B
+
+
+def _finite(terms: Tensor) -> Tensor:
+    """Terms of a scan: infinity times zero would be no number, so that a stand-in goes through."""
+    return terms.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW, neginf=-_OVERFLOW)
+
+
+def _overflowing(solved: Tensor) -> Tensor:
+    return torch.where(solved.abs() < _OVERFLOW_SEEN, solved, torch.inf)

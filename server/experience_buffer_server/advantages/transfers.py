@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,14 +27,15 @@ def upload(arrays: Mapping[str, _Array], device: torch.device) -> dict[str, Tens
         view[start : start + array.nbytes] = np.ascontiguousarray(array).view(np.uint8)
     moved = staged.to(device, non_blocking=True)
     return {
-        name: moved[start : start + array.nbytes].view(_torch_dtype(array))
+        name: moved[start : start + array.nbytes].view(_torch_dtype(array.dtype))
         for start, (name, array) in zip(starts, arrays.items(), strict=True)
     }
 
 
-def _torch_dtype(array: _Array) -> torch.dtype:
-    dtype: torch.dtype = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
-    return dtype
+@functools.cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    found: torch.dtype = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+    return found
 
 
 def download(tensor: Tensor) -> _Array:
