@@ -10,9 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from .tokens import Ints
+from .tokens import Floats, Ints
+
+_OVERFLOW, _OVERFLOW_SEEN = 1e150, 1e140
+"""What stands for infinity, and from where on it is seen: far beyond whatever finite inputs and
+parameters lead to, and small enough to be added up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,17 @@ class ScanLayout:
         return cls(starts=starts, num_slots=int(longer[0]), prefixes=tuple(longer[1:].tolist()))
 
 
+def powers_down(base: float, most: int) -> Floats:
+    """The base to the power of `most`, `most - 1`, ..., 0.
+
+    Made on the host, one from the other: a device's own power may round differently from place to
+    place.
+    """
+    factors = np.full(most + 1, base)
+    factors[0] = 1.0
+    return np.ascontiguousarray(np.cumprod(factors)[::-1])
+
+
 def reverse_scan(
     terms_N: Tensor, *, slots_N: Tensor, powers_K: Tensor, layout: ScanLayout
 ) -> Tensor:
@@ -57,22 +73,22 @@ def reverse_scan(
     their distance. That is one operation per level and no wait for the device.
 
     Args:
-        terms_N: Finite terms, shape [N], float64.
+        terms_N: Terms, shape [N], float64.
         slots_N: Slot of each token, shape [N], int64: its sequence's start plus its position.
-        powers_K: The base to the power of K, K - 1, ..., 1, float64; K is at least half of the
-            longest sequence's slots.
+        powers_K: The base to the power of K, K - 1, ..., 1, float64: `powers_down` without its
+            last. K is at least half of the longest sequence's slots.
         layout: Where the sequences lie.
 
     Returns:
-        The solution y, shape [N], float64; never -0.0.
+        The solution y, shape [N], float64; never -0.0. Infinity where a term that isn't finite
+        reaches, and beyond 1e140.
     """
     solved_S = _in_slots(terms_N, slots_N, layout)
     for level, num_slots in enumerate(layout.prefixes):
         size = 1 << level
         left, right = solved_S[:num_slots].view(-1, 2, size).unbind(1)
         _add_product(left, powers_K[-size:], right[:, :1])
-    # Adding zero turns -0.0 into 0.0, as every level does that a sequence takes part in.
-    return solved_S[slots_N] + 0.0
+    return _taken(solved_S, slots_N)
 
 
 def segment_sums(
@@ -87,19 +103,26 @@ def segment_sums(
         layout: Where the sequences lie.
 
     Returns:
-        The sums, shape [R], float64.
+        The sums, shape [R], float64; in everything else as `reverse_scan`.
     """
     sums_S = _in_slots(terms_N, slots_N, layout)
     for level, num_slots in enumerate(layout.prefixes):
         size = 1 << level
         sums_S[: num_slots : 2 * size].add_(sums_S[size : num_slots : 2 * size])
-    return sums_S[starts_R] + 0.0
+    return _taken(sums_S, starts_R)
 
 
 def _in_slots(terms_N: Tensor, slots_N: Tensor, layout: ScanLayout) -> Tensor:
     terms_S = terms_N.new_zeros(layout.num_slots)
-    terms_S[slots_N] = terms_N
+    # Infinity times zero would be no number: a stand-in goes through.
+    terms_S[slots_N] = terms_N.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW, neginf=-_OVERFLOW)
     return terms_S
+
+
+def _taken(solved_S: Tensor, slots: Tensor) -> Tensor:
+    # Adding zero turns -0.0 into 0.0, as every level does that a sequence takes part in.
+    solved = solved_S[slots] + 0.0
+    return torch.where(solved.abs() < _OVERFLOW_SEEN, solved, torch.inf)
 
 
 def _add_product(sums: Tensor, factors: Tensor, others: Tensor) -> None:

@@ -21,16 +21,12 @@ from torch import Tensor
 
 from . import cpu_kernels
 from .batch import Batch
-from .scan import ScanLayout, reverse_scan, segment_sums
+from .scan import ScanLayout, powers_down, reverse_scan, segment_sums
 from .spread import Placed, Spread, is_identity
 from .tokens import Floats, Ints, KlTerm, Tokens
 from .transfers import download, upload
 
 _Array = NDArray[Any]
-
-_OVERFLOW, _OVERFLOW_SEEN = 1e150, 1e140
-"""What stands for infinity, and from where on it is seen: far beyond whatever finite inputs and
-parameters lead to, and small enough to be added up."""
 
 
 class TorchTokens:
@@ -300,46 +296,30 @@ class TorchTokens:
         return torch.where(self._is_last_N, 1, distances_N)
 
     def _powers(self, base: float) -> Tensor:
-        """Powers of a base, from the longest row's tokens down to 0: `[-1 - n]` is the n-th.
-
-        Made on the host, one from the other: a device's own power may round differently from place
-        to place.
-        """
+        """Powers of a base, from the longest row's tokens down to 0: `[-1 - n]` is the n-th."""
         if base not in self._powers_of:
-            factors = np.full(int(self._spans_R.max(initial=0)) + 1, base)
-            factors[0] = 1.0
-            powers = np.ascontiguousarray(np.cumprod(factors)[::-1])
+            powers = powers_down(base, int(self._spans_R.max(initial=0)))
             self._powers_of[base] = upload({"": powers}, self._device)[""]
         return self._powers_of[base]
 
     def _scan(self, terms_N: Tensor, base: float, mask_mode: str) -> Tensor:
         """Solve the recursion; in mode `count` a masked token is a step too."""
         spaced = mask_mode == "count"
-        solved_N = reverse_scan(
-            _finite(terms_N),
+        return reverse_scan(
+            terms_N,
             slots_N=self._spaced_slots_N if spaced else self._packed_slots_N,
             powers_K=self._powers(base)[:-1],
             layout=self._spaced if spaced else self._packed,
         )
-        return _overflowing(solved_N)
 
     def _row_sums(self, values_N: Tensor) -> Floats:
         """Sums in an order that depends on the row alone, unlike atomic additions."""
         sums_R = segment_sums(
-            _finite(values_N),
+            values_N,
             slots_N=self._packed_slots_N,
             starts_R=self._inputs["packed_starts"],
             layout=self._packed,
         )
         sums_B = np.zeros(len(self._batch.num_valid))
-        sums_B[self._rows] = _overflowing(sums_R).cpu().numpy()
+        sums_B[self._rows] = sums_R.cpu().numpy()
         return sums_B
-
-
-def _finite(terms: Tensor) -> Tensor:
-    """Terms of a scan: infinity times zero would be no number, so that a stand-in goes through."""
-    return terms.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW, neginf=-_OVERFLOW)
-
-
-def _overflowing(solved: Tensor) -> Tensor:
-    return torch.where(solved.abs() < _OVERFLOW_SEEN, solved, torch.inf)

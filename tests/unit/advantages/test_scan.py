@@ -11,7 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.scan import ScanLayout, reverse_scan, segment_sums
+from experience_buffer_server.advantages.scan import (
+    ScanLayout,
+    powers_down,
+    reverse_scan,
+    segment_sums,
+)
 
 from .devices import TORCH_DEVICES
 
@@ -47,11 +52,11 @@ def join(terms: list[torch.Tensor], device: str) -> Joined:
 def solve(terms: list[torch.Tensor], base: float, device: str) -> list[torch.Tensor]:
     """All sequences in one scan."""
     joined = join(terms, device)
-    exponents = torch.arange(max(joined.lengths), 0, -1, dtype=torch.float64)
+    powers = torch.from_numpy(powers_down(base, max(joined.lengths))[:-1])
     solved = reverse_scan(
         joined.terms_N,
         slots_N=joined.slots_N,
-        powers_K=(base**exponents).to(joined.terms_N.device),
+        powers_K=powers.to(joined.terms_N.device),
         layout=joined.layout,
     )
     return list(torch.split_with_sizes(solved.cpu(), joined.lengths))
@@ -103,6 +108,21 @@ def test_sums_are_what_a_scan_has_at_the_starts(device: str, lengths: list[int],
     assert sums.numpy().tobytes() == heads.numpy().tobytes()
     exact = [math.fsum(own.tolist()) for own in terms]
     np.testing.assert_allclose(sums.numpy(), exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", TORCH_DEVICES)
+@pytest.mark.parametrize("base", [0.0, 0.5, 1.0])
+def test_what_is_not_finite_reaches_what_comes_before_it_in_its_sequence(
+    device: str, base: float
+) -> None:
+    terms = draw([4, 8, 3], seed=1)
+    expected = solve(terms, base, device)
+    terms[1][5] = torch.inf
+    found = solve(terms, base, device)
+    reached = found[1].isinf()
+    assert reached.tolist() == [base > 0.0] * 5 + [True] + [False] * 2
+    for own, other in zip(found, expected, strict=True):
+        assert own[own.isfinite()].tolist() == other[own.isfinite()].tolist()
 
 
 @pytest.mark.parametrize("device", TORCH_DEVICES)
