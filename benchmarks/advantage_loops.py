@@ -1,4 +1,4 @@
-"""The plain loops that advantages are compared with, and the inputs of the comparison.
+"""The plain loops that advantages are compared with, the inputs of the comparison, and its measure.
 
 Legend: B experiences, T padded tokens, D tokens of all experiences one after another.
 """
@@ -142,3 +142,9 @@ def token_loop(sequences: Sequences, *, dtype: torch.dtype, device: str) -> tupl
             next_value = values[token]
             advantages[token] = later
     return advantages, advantages + values
+
+
+def distance(found: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
+    """Largest difference of two results, over the larger of 1 and what is expected."""
+    gaps = np.abs(found.astype(np.float64) - expected) / np.maximum(1.0, np.abs(expected))
+    return float(gaps.max())

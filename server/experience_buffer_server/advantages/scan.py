@@ -80,8 +80,8 @@ def reverse_scan(
         layout: Where the sequences lie.
 
     Returns:
-        The solution y, shape [N], float64; never -0.0. Infinity where a term that isn't finite
-        reaches, and beyond 1e140.
+        The solution y, shape [N], float64; never -0.0. A term that isn't finite is infinity at its
+        own place, and counts as 1e150 before it; whatever goes beyond 1e140 is infinity too.
     """
     solved_S = _in_slots(terms_N, slots_N, layout)
     for level, num_slots in enumerate(layout.prefixes):
