@@ -180,6 +180,8 @@ class Computer:
         started = loop.time()
         try:
             child = await self._worker()
+            if launch[0].uses_moments:
+                launch[0].moments = launch[0].owner.moments(launch[0].estimator)
             answer = await child.request(request_of(launch))
         except ChildGoneError as error:
             self._retry(launch, error)

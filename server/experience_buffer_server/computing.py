@@ -78,13 +78,21 @@ class Computing:
             self._gather_time = steady_clock.now()
         self._gathered.append(job)
         if len(self._gathered) >= plan.parameters.batch_size:
+            self._gather_anew()
+        if len(self._gathered) >= plan.parameters.batch_size:
             self._send_gathered()
+
+    def _gather_anew(self) -> None:
+        """Let go what was gathered and is void by now; what is annotated comes back as it is."""
+        since, jobs = self._gather_time, self._gathered
+        self._gathered = []
+        sound = [job for job in jobs if self._results.still_holds(job)]
+        self._gathered[:0] = sound
+        self._gather_time = since
 
     def _send_gathered(self) -> None:
         jobs, self._gathered = self._gathered, []
-        sound = [job for job in jobs if self._results.still_holds(job)]
-        if sound:
-            self._send(sound)
+        self._send(jobs)
 
     def _send(self, jobs: list[Job]) -> None:
         advantage = self._owner.settings.advantage
@@ -110,17 +118,21 @@ class Computing:
         plan = self._owner.settings.advantage.plan
         wait = plan.parameters.batch_wait_seconds if plan is not None else 0.0
         if self._gathered and wait and now >= self._gather_time + wait:
-            self._send_gathered()
+            self._gather_anew()
+            if self._gathered:
+                self._send_gathered()
         self._results.tick(now)
 
     def describe(self) -> str:
         """What the computation waits for, in words; empty when it waits for nothing."""
         plan = self._owner.settings.advantage.plan
-        if not self._gathered or plan is None:
+        # What was annotated comes back, and so does what is left of a group.
+        num_gathered = sum(any(e.is_staying for e in job.entries) for job in self._gathered)
+        if not num_gathered or plan is None:
             return ""
         age = max(steady_clock.now() - self._gather_time, 0.0)
         return (
-            f"{len(self._gathered)} of {plan.parameters.batch_size} for a batch with common "
+            f"{num_gathered} of {plan.parameters.batch_size} for a batch with common "
             f"statistics after {age:.1f} s (batch_wait_seconds = "
             f"{plan.parameters.batch_wait_seconds:g})"
         )

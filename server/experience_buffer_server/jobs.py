@@ -25,6 +25,20 @@ class Job:
     counts: bool = True
     """Its votes enter the running moments; False for one that is computed again."""
 
+    @property
+    def current(self) -> list[Entry]:
+        """The entries for which its results hold: there, and as they were when it was submitted."""
+        return [
+            entry
+            for entry, generation in zip(self.entries, self.generations, strict=True)
+            if entry.is_staying and entry.generation == generation
+        ]
+
+    @property
+    def holds(self) -> bool:
+        """Whether its results hold for all of its entries."""
+        return len(self.current) == len(self.entries)
+
 
 @dataclass(slots=True, eq=False)
 class Result:
@@ -82,6 +96,8 @@ class Work:
     attempts: int = 0
     number: int = 0
     """Order of submission."""
+    moments: str = ""
+    """The owner's running moments that it was computed from, where it uses any."""
 
     @property
     def num_tokens(self) -> int:
@@ -111,5 +127,5 @@ def request_of(launch: Sequence[Work]) -> dict[str, Any]:
         ],
         "batches": [place for place, _, _ in jobs],
         "counted": [job.counts for _, _, job in jobs],
-        "moments": first.owner.moments(first.estimator) if first.uses_moments else None,
+        "moments": first.moments if first.uses_moments else None,
     }

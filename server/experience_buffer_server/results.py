@@ -133,8 +133,8 @@ class Results:
     async def _store_part(self) -> None:
         part = self._next_part()
         first = part[0]
-        if first.moments is not None and not all(_holds(result.job) for result in first.results):
-            # They count what is void now: all is computed again, from the moments before.
+        if first.moments is not None and self._counts_what_is_void(first):
+            # All is computed again, from the moments that hold.
             self._start_over(first)
             return
         batch = self._store.batch()
@@ -152,6 +152,13 @@ class Results:
             for result in sound:
                 self._stored(result)
         self._end(part)
+
+    def _counts_what_is_void(self, of_one: _Computed) -> bool:
+        """Whether running moments count experiences that have changed, or ones of settings before."""
+        if not all(result.job.holds for result in of_one.results):
+            return True
+        is_current = of_one.work.estimator == self._owner.settings.advantage.estimator
+        return is_current and of_one.work.moments != self._owner.row.moments
 
     def _start_over(self, of_one: _Computed) -> None:
         for result in of_one.results:
@@ -196,7 +203,7 @@ class Results:
 
     def still_holds(self, job: Job) -> bool:
         """False if members have left or were annotated since: the rest is looked at again."""
-        if not self._owner.closed and _holds(job):
+        if not self._owner.closed and job.holds:
             return True
         self._release(job)
         if not self._owner.closed:
@@ -256,7 +263,7 @@ class Results:
     def _stored(self, result: Result) -> None:
         self._release(result.job)
         self._note_flags(result.rows)
-        current = _current(result.job)
+        current = result.job.current
         magnitudes = {row.seq: row.details["mean_magnitude"] for row in result.rows}
         for entry in current:
             entry.magnitude = magnitudes[entry.record.seq]
@@ -285,17 +292,3 @@ def _parts(results: Sequence[Result]) -> list[list[Result]]:
         parts[-1].append(result)
         num_bytes += _num_bytes(result)
     return parts
-
-
-def _holds(job: Job) -> bool:
-    """Whether the job's results hold for all of its entries."""
-    return len(_current(job)) == len(job.entries)
-
-
-def _current(job: Job) -> list[Entry]:
-    """The entries for which the job's results hold."""
-    return [
-        entry
-        for entry, generation in zip(job.entries, job.generations, strict=True)
-        if entry.is_staying and entry.generation == generation
-    ]

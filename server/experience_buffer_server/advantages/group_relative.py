@@ -30,7 +30,7 @@ from .values import GroupDetails
 
 
 class Comparison(NamedTuple):
-    """What votes are measured against: r becomes `(r - centre) / divisor`."""
+    """What votes are measured against: r becomes `(r - centre) / divisor + lift`."""
 
     centres: Floats
     """One per vote, shape [V]."""
@@ -40,10 +40,14 @@ class Comparison(NamedTuple):
     moments: dict[str, Floats]
     """What is recorded of each group, of shape [G] each: `mean`, `std` where it is used, `baseline`
     where it isn't the mean."""
+    lifts: Floats | float = 0.0
+    """Added to scores, one per vote, shape [V], or the same for all. It isn't part of the centre:
+    `r - (mean + shift)` of equal votes would differ from group to group by what is rounded, and
+    running moments would take that for a deviation."""
 
     def scores(self, votes: Votes) -> Floats:
         """Score each vote, shape [V]."""
-        return (votes.values - self.centres) / votes.spread(self.divisors)
+        return (votes.values - self.centres) / votes.spread(self.divisors) + self.lifts
 
 
 Compare = Callable[[Votes], Comparison]
@@ -144,9 +148,10 @@ def compare_asymre(votes: Votes, *, shift: float) -> Comparison:
     Source: Arnal et al. 2025 (AsymRE), as in Trinity-RFT.
     """
     means_G = _means_of_several(votes)
-    baselines_G = np.where(votes.sizes < 2, 0.0, means_G + shift)
-    moments = {"mean": means_G, "baseline": baselines_G}
-    return Comparison(votes.spread(baselines_G), np.ones_like(means_G), moments)
+    shifts_G = np.where(votes.sizes < 2, 0.0, shift)
+    moments = {"mean": means_G, "baseline": means_G + shifts_G}
+    lifts_V = -votes.spread(shifts_G)
+    return Comparison(votes.spread(means_G), np.ones_like(means_G), moments, lifts_V)
 
 
 def _means_of_several(votes: Votes) -> Floats:
@@ -250,7 +255,9 @@ def compare_votes(
         singleton=votes.sizes == 1,
     )
     divisors_V = votes.spread(comparison.divisors)
+    lifts_V = np.broadcast_to(comparison.lifts, comparison.centres.shape)
     scores_B = (compared_B - comparison.centres[ballot.slots]) / divisors_V[ballot.slots]
+    scores_B += lifts_V[ballot.slots]
     # Adding 0 turns -0 into 0, so that no sign tells equal scores apart.
     scores_B += 0.0
     return scores_B

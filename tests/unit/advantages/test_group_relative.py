@@ -101,6 +101,13 @@ def test_parameters_arrive() -> None:
     assert_close(damped[0], [0.5, -0.5, 0.0])
 
 
+def test_equal_rewards_have_the_same_score_in_every_group() -> None:
+    """Else running moments would divide by what is rounded: 0.1 became 7e15 here."""
+    groups = [[step(reward)] * 3 for reward in (0.0, 0.1, 1 / 3, 0.7, 1.0, 1e6 / 7)]
+    scores, _ = scored(asymre_scores, groups, "asymre", shift=-0.1)
+    assert {score for of_group in scores for score in of_group} == {0.1}
+
+
 @pytest.mark.parametrize(("tau", "baseline"), [(1e-9, 5.0), (1e-300, 5.0), (1e6, 2.0)])
 def test_logavgexp_lies_between_the_mean_and_the_largest(tau: float, baseline: float) -> None:
     centres = compare_opmd(Votes.of([[-1.0, 5.0, 2.0]]), tau=tau).centres

@@ -91,6 +91,33 @@ async def test_members_that_left_or_settings_that_changed_leave_the_batch(world:
     assert [a for a, _ in computed(world, buffer, 3).values()] == [5.0]
 
 
+async def test_a_batch_is_full_of_what_still_holds(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**BATCH)
+    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    # With task 2 it would be full, if these two were what they were.
+    await buffer.annotating.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
+    await buffer.removal.delete([entry for entry in buffer.contents if entry.record.task == "1"])
+    assert "1 of 3" in buffer.describe_wait()
+    await buffer.ingest.push(rewarded([(2, 0, 6.0)]))
+    await buffer.drain()
+    assert "2 of 3 for a batch with common statistics" in buffer.describe_wait()
+    assert not computed(world, buffer, 0, 2)
+    await buffer.ingest.push(rewarded([(3, 0, 8.0)]))
+    await settle(buffer)
+    assert [a for a, _ in computed(world, buffer, 0, 2, 3).values()] == [-2.0, 0.0, 2.0]
+
+
+async def test_a_batch_that_does_not_fill_has_what_was_annotated(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**BATCH)
+    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    await buffer.annotating.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
+    buffer.tick(time.time() + 11)
+    await settle(buffer)
+    assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [1.0, -1.0]
+
+
 async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)

@@ -78,6 +78,35 @@ async def test_moments_go_on_when_other_parameters_are_set(world: World) -> None
     assert num_counted(buffer) == 4
 
 
+async def test_moments_that_were_void_meanwhile_do_not_come_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.computer.start()
+    buffer = await world.create(**RUNNING)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await settle(buffer)
+    is_computed, may_go_on = asyncio.Event(), asyncio.Event()
+    read_results = world.computer._results
+
+    async def held(*given: Any) -> Any:
+        is_computed.set()
+        await may_go_on.wait()
+        return await read_results(*given)
+
+    monkeypatch.setattr(world.computer, "_results", held)
+    await buffer.ingest.push(push((2, 0), (2, 1)))
+    await is_computed.wait()
+    # The first two count no more, and what has just been computed counts them.
+    change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
+    change(buffer, advantage=RUNNING["advantage"])
+    may_go_on.set()
+    await settle(buffer)
+    assert num_counted(buffer) == 2
+    await annotate(buffer, uid(1, 0), reward=3.0)
+    await settle(buffer)
+    assert num_counted(buffer) == 4
+
+
 @pytest.mark.parametrize("policy", ["use_partial", "drop"])
 async def test_what_can_be_sampled_waits_for_no_field(world: World, policy: str) -> None:
     """An estimator that was set later takes nothing away from what was there before."""
