@@ -96,6 +96,31 @@ class GroupTable:
             return group
         return self._agree_on_size(group, stated_size)
 
+    def forecast(
+        self, key: str, count: int, stated_size: int, *, settings: BufferSettings, remembered: str
+    ) -> tuple[int, int, int]:
+        """What `join` would do with so many new members of a key, one after the other.
+
+        Returns:
+            How many join a group that is open, how many come into groups that they open, and how
+            many groups these are. The others would be refused.
+        """
+        group = self._newest.get(key)
+        closed = remembered if group is None else group.row.closed
+        opens_more = settings.late_members == "new_group"
+        num_joining = 0
+        if group is not None and not closed:
+            if _size_problem(group, stated_size):
+                return 0, 0, 0
+            num_joining = min(count, _room(group, stated_size, count))
+        may_open = opens_more or (group is None and not closed)
+        rest = count - num_joining
+        if not rest or not may_open:
+            return num_joining, 0, 0
+        size = stated_size or settings.group_size or rest
+        num_opened = -(-rest // size) if opens_more else 1
+        return num_joining, min(rest, num_opened * size), num_opened
+
     def add_member(self, group: Group, entry: Entry) -> bool:
         """Add a pending member; True when the group's row has changed (it is closed now)."""
         group.members.append(entry)
@@ -179,22 +204,39 @@ class GroupTable:
 
     @staticmethod
     def _agree_on_size(group: Group, stated_size: int) -> Group | Refusal:
-        size = group.row.size
-        if stated_size and size and stated_size != size:
-            return Refusal(
-                Reason.GROUP_SIZE,
-                f"group {group.row.key!r} is to have {size} members as stated before; "
-                f"this push states {stated_size}",
-            )
-        if stated_size and not size:
-            if stated_size <= group.num_members:
-                return Refusal(
-                    Reason.GROUP_SIZE,
-                    f"group {group.row.key!r} has {group.num_members} members already; "
-                    f"this push states {stated_size}",
-                )
+        if problem := _size_problem(group, stated_size):
+            return Refusal(Reason.GROUP_SIZE, problem)
+        if stated_size:
             group.row.size = stated_size
         return group
+
+
+def _size_problem(group: Group, stated_size: int) -> str:
+    """Why a push can't state this size for an open group; empty when it can."""
+    size = group.row.size
+    if not stated_size or stated_size == size:
+        return ""
+    if size:
+        return (
+            f"group {group.row.key!r} is to have {size} members as stated before; "
+            f"this push states {stated_size}"
+        )
+    if stated_size <= group.num_members:
+        return (
+            f"group {group.row.key!r} has {group.num_members} members already; "
+            f"this push states {stated_size}"
+        )
+    return ""
+
+
+def _room(group: Group, stated_size: int, count: int) -> int:
+    """How many of so many members an open group takes until it is whole; at least one."""
+    size = group.row.size or stated_size
+    if not size:
+        return count
+    at_least = size - len(group.members) - group.row.num_consumed
+    # Only where that isn't enough is it worth while to look who is leaving.
+    return at_least if at_least >= count else max(size - group.num_members, 1)
 
 
 _KEY_NAMES = {"task": "tid", "run": "rid", "step": "sid"}

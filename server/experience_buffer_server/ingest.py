@@ -20,7 +20,7 @@ from experience_buffer_server.config import ServerSection
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group, groups_of, put_row
 from experience_buffer_server.intake import Intake
-from experience_buffer_server.joining import Joining
+from experience_buffer_server.joining import Forecast, Joining
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.payload_reader import PayloadReader
 from experience_buffer_server.push_line import Patience, Place, PushLine, Shortage
@@ -121,17 +121,17 @@ class Ingest:
         place: Place | None = None
         try:
             while shortage := self._intake.check(
-                [candidate for _, candidate in arrived.fresh],
+                forecast := self._joining.forecast(arrived.fresh, push.group_size),
                 may_wait=patience is not None,
                 is_behind=self.line.is_behind(place),
             ):
                 charge.waits()
                 place = place or self.line.join(shortage, [new.uid for _, new in arrived.fresh])
                 place.shortage = shortage._replace(label=place.shortage.label)
-                del arrived
+                del arrived, forecast
                 await self._wait(place, shortage, patience)
                 arrived = self._read(push, charge)
-            entries = self._enter(batch, arrived, push.group_size)
+            entries = self._enter(batch, arrived, push.group_size, forecast)
         finally:
             if place is not None:
                 self.line.leave(place)
@@ -163,10 +163,12 @@ class Ingest:
                 subject=self._owner.name,
             )
 
-    def _enter(self, batch: WriteBatch, arrived: Arrived, group_size: int) -> list[Entry]:
+    def _enter(
+        self, batch: WriteBatch, arrived: Arrived, group_size: int, forecast: Forecast
+    ) -> list[Entry]:
         """Take in what is new: its entries, with the rows in the batch and the outcomes filled in."""
         entries, outcomes = [], arrived.outcomes
-        for index, joined in self._joining.join(batch, arrived.fresh, group_size):
+        for index, joined in self._joining.join(batch, arrived.fresh, group_size, forecast):
             if isinstance(joined, Entry):
                 entries.append(joined)
                 outcomes[index] = Outcome(joined.record.uid, _STORED)

@@ -14,7 +14,7 @@ from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.eviction import Eviction
-from experience_buffer_server.groups import group_key_of
+from experience_buffer_server.joining import Forecast
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.pacing import Pacing
 from experience_buffer_server.push_line import Shortage
@@ -60,12 +60,12 @@ class Intake:
         self._metrics = metrics
 
     def check(
-        self, candidates: Sequence[Candidate], *, may_wait: bool = False, is_behind: bool = False
+        self, forecast: Forecast, *, may_wait: bool = False, is_behind: bool = False
     ) -> Shortage | None:
         """Refuse a push as a whole when the buffer takes no more, or make room for it.
 
         Args:
-            candidates: What is new in it.
+            forecast: Where what is new in it would go.
             may_wait: It can wait in line for room, where the settings say so.
             is_behind: Others that came earlier wait already.
 
@@ -76,15 +76,12 @@ class Intake:
             BufferFullError: No room, and none can be made or waited for.
             ResourceExhaustedError: A limiter or the pacing holds it back.
         """
-        fresh = [candidate for candidate in candidates if not candidate.tombstone]
+        candidates = forecast.joining
         if not candidates:
             return None
-        gated = self._owner.settings.pacing is not None or any(
-            consumer.settings.limiter is not None for consumer in self._consumers.values()
-        )
-        keys = self._new_groups(candidates) if gated or self._pacing.num_reserved else []
-        self._check_limiters(fresh, keys)
-        self._pacing.check(fresh, keys)
+        fresh = [candidate for candidate in candidates if not candidate.tombstone]
+        self._check_limiters(fresh, forecast)
+        self._pacing.check(forecast)
         self._check_tombstones(len(candidates) - len(fresh))
         may_wait = may_wait and self._owner.settings.on_full == "block"
         shortage = self._check_room(fresh, may_wait=may_wait, is_behind=may_wait and is_behind)
@@ -104,18 +101,12 @@ class Intake:
             return True
         return not any(over > 0 for _, over in self._over(shortage.num_items, shortage.num_bytes))
 
-    def _new_groups(self, candidates: Sequence[Candidate]) -> list[str]:
-        """Keys of the groups that the push would open, each once."""
-        if self._owner.settings.group_by == "none":
-            return []
-        by = self._owner.settings.group_by
-        keys = dict.fromkeys(group_key_of(candidate.eid, by) for candidate in candidates)
-        return [key for key in keys if self._contents.groups.get(key) is None]
-
-    def _check_limiters(self, fresh: Sequence[Candidate], keys: Sequence[str]) -> None:
+    def _check_limiters(self, fresh: Sequence[Candidate], forecast: Forecast) -> None:
         num_bytes = sum(len(candidate.payload) for candidate in fresh)
         for consumer in self._consumers.values():
-            num_units = self._num_new_units(consumer, fresh, keys)
+            if consumer.settings.limiter is None:
+                continue
+            num_units = self._num_new_units(consumer, fresh, forecast)
             answer = self._can_insert(consumer, num_units, num_bytes) if num_units else None
             if answer is None or answer.ok:
                 continue
@@ -128,7 +119,7 @@ class Intake:
             )
 
     def _num_new_units(
-        self, consumer: Consumer, fresh: Sequence[Candidate], keys: Sequence[str]
+        self, consumer: Consumer, fresh: Sequence[Candidate], forecast: Forecast
     ) -> int:
         """Units that the push brings a consumer.
 
@@ -136,11 +127,10 @@ class Intake:
         sampled, so nothing is gained by waiting.
         """
         if consumer.settings.unit == "group":
-            return len(keys)
+            return sum(forecast.opened.values())
         if not self._owner.settings.needs_groups:
             return len(fresh)
-        new, by = set(keys), self._owner.settings.group_by
-        return sum(group_key_of(candidate.eid, by) in new for candidate in fresh)
+        return sum(not candidate.tombstone for candidate in forecast.opening)
 
     def _can_insert(self, consumer: Consumer, num_units: int, num_bytes: int) -> Answer | None:
         limiter = consumer.settings.limiter

@@ -6,7 +6,9 @@ its event loop.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from experience_buffer_server import steady_clock
@@ -32,6 +34,22 @@ class Owner(Protocol):
         """Its name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Where the new experiences of a push are going to go, as things are now."""
+
+    keys: Sequence[str | None]
+    """The key of each one's group; None where the buffer has no groups."""
+    closed_before: Mapping[str, str]
+    """How groups that aren't here any more were closed, by key."""
+    joining: Sequence[Candidate]
+    """Those that join a group, or need none; the others are going to be refused."""
+    opening: Sequence[Candidate]
+    """Of these, the ones in groups that the push opens; where there are no groups, all."""
+    opened: Mapping[str, int]
+    """How many groups the push opens, by key."""
+
+
 class Joining:
     """Takes in the new experiences of one buffer. Not thread-safe."""
 
@@ -41,13 +59,52 @@ class Joining:
         self._store = store
         self._metrics = metrics
 
-    def join(
-        self, batch: WriteBatch, fresh: Sequence[tuple[int, Candidate]], stated_size: int
-    ) -> Iterable[tuple[int, Entry | Refusal]]:
-        """Give each new candidate its place; rows of changed groups go into the batch."""
-        now = steady_clock.now()
+    def forecast(self, fresh: Sequence[tuple[int, Candidate]], stated_size: int) -> Forecast:
+        """See where new candidates would go: what is to be refused needs no room, and no place."""
+        candidates = [candidate for _, candidate in fresh]
         keys = self._group_keys(fresh)
         closed_before = self._closed_before(keys)
+        by_key: dict[str, tuple[int, int, int]] = {}
+        for key, count in Counter(keys).items():
+            if key is not None:
+                closed = closed_before.get(key, "")
+                by_key[key] = self._contents.groups.forecast(
+                    key, count, stated_size, settings=self._owner.settings, remembered=closed
+                )
+        opened = {key: num_opened for key, (_, _, num_opened) in by_key.items() if num_opened}
+        if not by_key or sum(number for _, number, _ in by_key.values()) == len(candidates):
+            # Mostly groups come whole, and all of them are new.
+            return Forecast(keys, closed_before, candidates, candidates, opened)
+        num_before: Counter[str | None] = Counter()
+        joining, opening = [], []
+        for candidate, key in zip(candidates, keys, strict=True):
+            assert key is not None
+            num_joining, num_opening, _ = by_key[key]
+            place = num_before[key]
+            num_before[key] = place + 1
+            if place < num_joining + num_opening:
+                joining.append(candidate)
+                if place >= num_joining:
+                    opening.append(candidate)
+        return Forecast(keys, closed_before, joining, opening, opened)
+
+    def join(
+        self,
+        batch: WriteBatch,
+        fresh: Sequence[tuple[int, Candidate]],
+        stated_size: int,
+        forecast: Forecast,
+    ) -> Iterable[tuple[int, Entry | Refusal]]:
+        """Give each new candidate its place; rows of changed groups go into the batch.
+
+        Args:
+            batch: Gets the rows.
+            fresh: The candidates, with their indices.
+            stated_size: Of their groups; 0: not said.
+            forecast: That of the same candidates, made just now.
+        """
+        now = steady_clock.now()
+        keys, closed_before = forecast.keys, forecast.closed_before
         changed: dict[int, Group] = {}
         contents, settings, buffer_id = self._contents, self._owner.settings, self._owner.id
         needs = settings.advantage.needs

@@ -16,6 +16,7 @@ from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import group_key_of
+from experience_buffer_server.joining import Forecast
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 
@@ -70,12 +71,13 @@ class Pacing:
 
     # --- pushes
 
-    def check(self, fresh: Sequence[Candidate], keys: Sequence[str]) -> None:
+    def check(self, forecast: Forecast) -> None:
         """Refuse a push that begins more tasks than there are places for.
 
+        The rest of a group that was admitted must come, or it never completes and is never consumed.
+
         Args:
-            fresh: Its experiences.
-            keys: Of the groups that it would open.
+            forecast: Where what is new in it would go.
 
         Raises:
             ResourceExhaustedError: There are too few places.
@@ -84,32 +86,34 @@ class Pacing:
         if pacing is None:
             return
         grouped = self._consumers[pacing.consumer].settings.unit == "group"
-        new = (
-            [key for key in keys if key not in self._reservations] if grouped else self._new(fresh)
-        )
+        num_new = self._num_groups(forecast) if grouped else self._num_items(forecast)
         free = self._capacity()
-        if len(new) <= free:
+        if num_new <= free:
             return
         self._metrics.push_refused(self._owner.name, "pacing")
         unit = "groups" if grouped else "items"
         most = (pacing.max_staleness + 1) * pacing.batch_size
-        can_wait = len(new) <= most
+        can_wait = num_new <= most
         cure = "" if can_wait else f"; more than {most} are never admitted at once: split the push"
         raise errors.ResourceExhaustedError(
-            f"buffer {self._owner.name!r} admits {free} more {unit}, this push begins {len(new)}: "
+            f"buffer {self._owner.name!r} admits {free} more {unit}, this push begins {num_new}: "
             f"{self._why()}{cure}",
             subject=self._owner.name,
             retry_delay_seconds=_DELAY_SECONDS if can_wait else None,
         )
 
-    def _new(self, fresh: Sequence[Candidate]) -> list[Candidate]:
-        """Those of tasks that weren't admitted: without a place, and nothing of their group is here.
+    def _num_groups(self, forecast: Forecast) -> int:
+        """Groups that a push opens without a place; a place is for one of a key."""
+        return sum(
+            num_opened - (key in self._reservations) for key, num_opened in forecast.opened.items()
+        )
 
-        The rest of a group that was admitted must come, or it never completes and is never consumed.
-        """
-        groups = self._contents.groups
-        keyed = [(self._task_key(candidate), candidate) for candidate in fresh]
-        return [c for key, c in keyed if key not in self._reservations and groups.get(key) is None]
+    def _num_items(self, forecast: Forecast) -> int:
+        """Experiences of tasks that a push begins without a place."""
+        return sum(
+            not candidate.tombstone and self._task_key(candidate) not in self._reservations
+            for candidate in forecast.opening
+        )
 
     def _task_key(self, candidate: Candidate) -> str:
         """What its place was reserved as; in a buffer without groups, its tid."""
@@ -138,7 +142,7 @@ class Pacing:
             return Reserved(granted=wanted)
         granted, free = [], self._capacity()
         for key in wanted:
-            is_here = self._contents.groups.get(key) is not None
+            is_here = self._is_here(key)
             if is_here or key in self._reservations or free > 0:
                 granted.append(key)
                 if not is_here:
@@ -147,6 +151,12 @@ class Pacing:
             return Reserved(granted=granted)
         self._metrics.push_refused(self._owner.name, "pacing")
         return Reserved(granted=granted, reason=self._why(), retry_delay_seconds=_DELAY_SECONDS)
+
+    def _is_here(self, key: str) -> bool:
+        """Whether what is pushed of a task finds its group, which was admitted."""
+        group = self._contents.groups.get(key)
+        opens_more = self._owner.settings.late_members == "new_group"
+        return group is not None and (group.is_open or not opens_more)
 
     def release(self, key: str) -> None:
         """A task was aborted before anything of it was pushed."""

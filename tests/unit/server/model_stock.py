@@ -88,7 +88,7 @@ class Stock(ABC):
         known = self.past | {m.uid: (m.dead, m.version) for m in self.members().values()}
         if uid in known:
             return "duplicate" if known[uid] == (dead, version) else "refused"
-        if key in self.past_groups or (key in self.groups and self.groups[key].closed):
+        if not self.room(key):
             return "refused"
         self.number += 1
         group = self.groups.setdefault(key, Group(key, self.number))
@@ -96,6 +96,15 @@ class Stock(ABC):
         if len(group.members) == SIZE:
             group.closed = "whole"
         return "stored"
+
+    def room(self, key: str) -> int:
+        """How many members the group of a key takes; none when they come too late."""
+        if key in self.past_groups:
+            return 0
+        group = self.groups.get(key)
+        if group is None:
+            return SIZE
+        return 0 if group.closed else SIZE - len(group.members)
 
     def settle(self, reason: str = "consumed") -> None:
         """Let go what everybody has consumed for good, and what was dropped and isn't held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tests.unit.server.builders import uid
@@ -49,12 +50,18 @@ class Pushing(Pair):
         model = self.model
         known = {*model.past, *model.members()}
         new = [(uid(task, run), key_of(task), one) for one in (live, dead) for task, run, _ in one]
-        fresh = [(name, key, one is live) for name, key, one in new if name not in known]
-        seen: dict[str, bool] = {}
-        for name, _, is_live in fresh:
-            seen.setdefault(name, is_live)
-        uids = [name for name, is_live in seen.items() if is_live]
-        if not may_insert(model, uids, [key for _, key, _ in fresh]):
+        seen: dict[str, tuple[str, bool]] = {}
+        for name, key, one in new:
+            if name not in known:
+                seen.setdefault(name, (key, one is live))
+        coming: Counter[str] = Counter()
+        uids = []
+        for name, (key, is_live) in seen.items():
+            # What comes too late is refused for that, and takes nobody's place.
+            if coming[key] < model.room(key):
+                coming[key] += 1
+                uids += [name] if is_live else []
+        if not may_insert(model, uids, coming):
             # Refused exactly where a limiter's inequality would break: else this push goes.
             self.refused("RESOURCE_EXHAUSTED", lambda: self.port.push(live, dead))
             return

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.ingest import Outcome, Push
+from experience_buffer_server.joining import Forecast
+from experience_buffer_server.push_line import Patience
 from tests.unit.server.builders import World, eid, push, uid
 from tests.unit.server.test_retention import Clock, clock, sample
 
@@ -86,3 +93,103 @@ async def test_what_is_left_of_a_dropped_group_of_no_known_size(world: World, cl
     await buffer.desk.ack(lease)
     await buffer.drain()
     assert len(buffer.contents) == 0
+
+
+def reasons(found: Sequence[Outcome]) -> list[str | None]:
+    return [one.reason for one in found]
+
+
+@pytest.mark.parametrize("on_full", ["refuse", "evict", "block"])
+async def test_what_comes_too_late_needs_no_room(world: World, on_full: str) -> None:
+    buffer = await world.create(group_size=2, on_full=on_full, max_items=4)
+    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    patience = Patience(deadline=time.monotonic() + 60, stop=asyncio.Event())
+    found = await asyncio.wait_for(buffer.ingest.push(push((2, 2), (1, 2)), patience), 10)
+    assert reasons(found) == ["late", "late"]
+    assert [group.num_members for group in buffer.contents.groups] == [2, 2]
+
+
+async def test_only_what_joins_makes_room(world: World) -> None:
+    buffer = await world.create(group_size=2, on_full="evict", max_items=6)
+    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
+    found = await buffer.ingest.push(push(*((4, run) for run in range(6))))
+    await buffer.drain()
+    assert reasons(found) == [None, None, *["late"] * 4]
+    assert [group.row.key for group in buffer.contents.groups] == ["2/2", "2/3", "2/4"]
+
+
+@pytest.mark.parametrize("unit", ["group", "item"])
+async def test_a_limiter_counts_each_group_that_a_push_opens(world: World, unit: str) -> None:
+    most = 2 if unit == "group" else 4
+    limiter = {"samples_per_insert": 1, "min_diff": 0, "max_diff": most}
+    consumer = {"name": "trainer", "unit": unit, "limiter": limiter}
+    buffer = await world.create(
+        group_size=2,
+        late_members="new_group",
+        consumers=[consumer],
+        advantage={"estimator": "rloo"},
+    )
+    with pytest.raises(errors.ResourceExhaustedError, match="trainer"):
+        await buffer.ingest.push(push(*((1, run) for run in range(5))))
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.ingest.push(push((1, 3)))
+    with pytest.raises(errors.ResourceExhaustedError, match="trainer"):
+        await buffer.ingest.push(push((1, 4)))
+    assert [group.num_members for group in buffer.contents.groups] == [2, 2]
+
+
+async def test_a_place_is_for_one_group_of_its_key(world: World) -> None:
+    pacing = {"consumer": "trainer", "max_staleness": 0, "batch_size": 2}
+    buffer = await world.create(
+        group_size=2,
+        late_members="new_group",
+        consumers=[{"name": "trainer", "unit": "group"}],
+        pacing=pacing,
+    )
+    now = time.time()
+    assert buffer.pacing.reserve(["2/1"], now=now, ttl_seconds=60).granted == ["2/1"]
+    with pytest.raises(errors.ResourceExhaustedError, match="this push begins 2"):
+        await buffer.ingest.push(push(*((1, run) for run in range(6))))
+    await buffer.ingest.push(push(*((1, run) for run in range(3))))
+    await buffer.ingest.push(push((1, 3)))
+    # Another group of that key takes a place, and there is none.
+    assert not buffer.pacing.reserve(["2/1"], now=now, ttl_seconds=60).granted
+    with pytest.raises(errors.ResourceExhaustedError, match="this push begins 1"):
+        await buffer.ingest.push(push((1, 4)))
+
+
+@pytest.mark.parametrize("late_members", ["refuse", "new_group"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_is_forecast_happens(
+    world: World, monkeypatch: pytest.MonkeyPatch, late_members: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    buffer = await world.create(group_size=chance.choice([0, 2, 3]), late_members=late_members)
+    forecasts: list[Forecast] = []
+    make = buffer.ingest._joining.forecast
+
+    def noted(*given: Any) -> Forecast:
+        forecasts.append(make(*given))
+        return forecasts[-1]
+
+    monkeypatch.setattr(buffer.ingest._joining, "forecast", noted)
+    for number in range(60):
+        members = {
+            (chance.randrange(4), chance.randrange(200)) for _ in range(chance.randint(1, 9))
+        }
+        dead = [(9, number)] if chance.random() < 0.2 else []
+        ids = {group.row.id for group in buffer.contents.groups}
+        before = set(map(id, buffer.contents))
+        sent = push(*members, dead=dead, size=chance.choice([0, 0, 0, 2, 3, 4]))
+        await buffer.ingest.push(sent)
+        new = [entry for entry in buffer.contents if id(entry) not in before]
+        opened = [group for group in buffer.contents.groups if group.row.id not in ids]
+        forecast = forecasts[-1]
+        assert [one.uid for one in forecast.joining] == [entry.record.uid for entry in new]
+        assert [one.uid for one in forecast.opening] == [
+            entry.record.uid for entry in new if entry.group in opened
+        ]
+        assert forecast.opened == Counter(group.row.key for group in opened)
+        if chance.random() < 0.3:
+            doomed = chance.choice(list(buffer.contents))
+            await buffer.removal.delete([doomed])
