@@ -291,8 +291,12 @@ class Buffer:
         return "; ".join(wait for wait in waits if wait)
 
     def describe_computing(self) -> str:
-        """What computing waits for: missing fields, a batch that isn't full; or empty."""
-        waits = (self.grouping.describe_missing(), self.computing.describe())
+        """What computing waits for: missing fields, a batch that isn't full, a cure; or empty."""
+        waits = (
+            self.grouping.describe_missing(),
+            self.computing.describe(),
+            self.contents.describe_quarantined(),
+        )
         return "; ".join(wait for wait in waits if wait)
 
     # --- time

@@ -170,7 +170,8 @@ class Consumer:
         """For its limiter, without the units that can't be sampled for now: held and quarantined.
 
         Args:
-            num_present: Its units in the buffer, also those that aren't whole or computed yet.
+            num_present: Its units in the buffer that it can get, also those that aren't whole or
+                computed yet.
         """
         counts = self.tally.counts(num_present=num_present)
         num_idle = len(self.held) + len(self.quarantined)

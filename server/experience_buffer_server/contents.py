@@ -133,6 +133,15 @@ class Contents:
         else:
             self.quarantined.pop(entry.record.seq, None)
 
+    def describe_quarantined(self) -> str:
+        """What can't be delivered until somebody sees to it; empty when all can."""
+        if not self.quarantined:
+            return ""
+        return (
+            f"{len(self.quarantined)} experiences can't be computed or read and are quarantined; "
+            "list says why: annotate or delete them"
+        )
+
     def replace_record(self, entry: Entry, record: Record) -> None:
         """Give an entry another record of the same uid and seq, unless it has gone."""
         if self._by_seq.get(record.seq) is not entry:

@@ -17,6 +17,7 @@ from experience_buffer_server.eviction import Eviction
 from experience_buffer_server.joining import Forecast
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.pacing import Pacing
+from experience_buffer_server.present import num_deliverable
 from experience_buffer_server.push_line import Shortage
 from experience_buffer_server.sampling.limiter import Answer, can_insert
 
@@ -136,14 +137,8 @@ class Intake:
         limiter = consumer.settings.limiter
         if limiter is None:
             return None
-        counts = consumer.counts(num_present=self._num_units(consumer))
+        counts = consumer.counts(num_present=num_deliverable(self._contents, consumer))
         return can_insert(limiter.plan, counts, num_units, num_bytes)
-
-    def _num_units(self, consumer: Consumer) -> int:
-        """The consumer's units in the buffer, also those that aren't whole or computed yet."""
-        if consumer.settings.unit == "item":
-            return self._contents.num_items
-        return len(self._contents.groups)
 
     def _check_tombstones(self, num_new: int) -> None:
         """Those count neither as items nor as bytes, and take memory all the same."""

@@ -12,12 +12,12 @@ from typing import Protocol
 from experience_buffer import errors
 from experience_buffer_server.admission import Candidate, check_uid
 from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.catalog import key_of
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import group_key_of
 from experience_buffer_server.joining import Forecast
 from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.present import num_deliverable
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 
 MAX_RESERVED_AT_ONCE = 10_000
@@ -178,21 +178,7 @@ class Pacing:
         """Units that the consumer can still get; not those that wait for a decision or a version."""
         consumer = self._consumers[name]
         idle = len(consumer.finished) + len(consumer.held) + len(consumer.quarantined)
-        return self._num_units(consumer) - idle - self._num_uncomputable(consumer)
-
-    def _num_units(self, consumer: Consumer) -> int:
-        if consumer.settings.unit == "item":
-            return self._contents.num_items
-        return len(self._contents.groups)
-
-    def _num_uncomputable(self, consumer: Consumer) -> int:
-        """The consumer's units whose advantages can't be computed, but those that it can't get anyway.
-
-        What it has consumed may be found damaged when another consumer is to get it.
-        """
-        keys = {key_of(consumer.settings, entry) for entry in self._contents.quarantined.values()}
-        idle = (consumer.finished, consumer.held, consumer.quarantined)
-        return sum(not any(key in others for others in idle) for key in keys)
+        return num_deliverable(self._contents, consumer) - idle
 
     def _why(self) -> str:
         pacing = self._owner.settings.pacing

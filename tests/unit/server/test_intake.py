@@ -7,11 +7,21 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.ingest import Push
-from tests.unit.server.builders import World, eid, experience, push, settings, want
+from tests.unit.server.builders import (
+    NUM_RESPONSE,
+    World,
+    eid,
+    experience,
+    push,
+    settings,
+    want,
+)
+from tests.unit.server.test_annotating import settle
 
 FIVE = {"info": {"model_version": 5}}
 GROUPED: dict[str, Any] = {
@@ -152,6 +162,29 @@ async def test_quarantined_units_free_their_places(world: World) -> None:
     await buffer.leasing.nack(await sample(buffer, 2), reason="it kills me")
     assert len(buffer.delivery.consumers["trainer"].quarantined) == 2
     await push_all(buffer, (3, 0), (4, 0))
+
+
+@pytest.mark.parametrize("unit", ["item", "group"])
+async def test_what_cannot_be_computed_keeps_no_push_out(world: World, unit: str) -> None:
+    world.computer.start()
+    most = 4.0 if unit == "item" else 2.0
+    limiter = {"min_diff": 0.0, "max_diff": most}
+    buffer = await world.create(
+        group_size=2,
+        advantage={"estimator": "rloo", "kl_coef": 0.1},
+        consumers=[{"name": "trainer", "unit": unit, "limiter": limiter}],
+    )
+    bad = torch.full((NUM_RESPONSE,), float("nan"))
+    members = [(1, 0), (1, 1), (2, 0), (2, 1)]
+    await push_all(buffer, *members, logprobs=bad, info={"ref_logprobs": [0.0] * NUM_RESPONSE})
+    await settle(buffer)
+    assert len(buffer.contents.quarantined) == 4
+    await push_all(buffer, (3, 0), (3, 1), info={"ref_logprobs": [0.0] * NUM_RESPONSE})
+    await settle(buffer)
+    _, shortfall = await buffer.desk.sample(
+        "trainer", want(9, timeout_seconds=0.0), asyncio.Event()
+    )
+    assert "4 experiences can't be computed or read and are quarantined" in shortfall
 
 
 async def test_a_push_larger_than_the_capacity_is_not_told_to_wait(world: World) -> None:

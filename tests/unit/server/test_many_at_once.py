@@ -10,12 +10,13 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server import queries, steady_clock
+from experience_buffer_server import pacing, queries, steady_clock
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.consumers import Consumer
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry
 from experience_buffer_server.ingest import Push
+from experience_buffer_server.present import num_deliverable
 from experience_buffer_server.settings_checks import checked_settings
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, experience, push, uid, want
@@ -53,8 +54,8 @@ async def test_a_push_makes_room_for_itself_alone_where_a_limit_was_lowered(worl
 
 async def paced(world: World) -> Buffer:
     consumers = [{"name": "trainer", "unit": "group"}, {"name": "critic", "unit": "group"}]
-    pacing = {"consumer": "trainer", "max_staleness": 0, "batch_size": 3}
-    return await world.create(group_size=1, consumers=consumers, pacing=pacing)
+    places = {"consumer": "trainer", "max_staleness": 0, "batch_size": 3}
+    return await world.create(group_size=1, consumers=consumers, pacing=places)
 
 
 async def test_places_are_counted_once_per_call(
@@ -64,11 +65,11 @@ async def test_places_are_counted_once_per_call(
     buffer = await paced(world)
     counted: list[Consumer] = []
 
-    def count(consumer: Consumer) -> int:
+    def count(contents: Contents, consumer: Consumer) -> int:
         counted.append(consumer)
-        return 0
+        return num_deliverable(contents, consumer)
 
-    monkeypatch.setattr(buffer.pacing, "_num_uncomputable", count)
+    monkeypatch.setattr(pacing, "num_deliverable", count)
     assert reserve(buffer, "2/0", "2/1", "2/0", "2/2", "2/3", "2/4") == ["2/0", "2/1", "2/2"]
     assert reserve(buffer, "2/4", "2/1") == ["2/1"]
     assert len(counted) <= 4
