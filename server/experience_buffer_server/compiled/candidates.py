@@ -78,8 +78,8 @@ class CompiledReader:
             payload: One TRXP payload.
             settings: The buffer's settings.
             published: The published policy version, if there is one.
-            is_lent: Whether others can change it meanwhile. What says how to read it is copied first;
-                the tensors' bytes stay where they are: of these versions alone are looked at.
+            is_lent: Whether others can change it meanwhile. What says how to read it is copied first,
+                and so are the tensors' bytes before they are hashed.
 
         Returns:
             The candidates; None if the payload has to be read by `trxp.read`.
@@ -95,7 +95,7 @@ class CompiledReader:
         spans = work[ws.SPANS_TABLE : work[ws.SPAN]].tolist()
         found = []
         for fact in self._facts[:num_items].tolist():
-            candidate = self._candidate(head, payload, fact, spans, needs, newest)
+            candidate = self._candidate(head, payload, fact, spans, needs, newest, is_lent=is_lent)
             if candidate is None:
                 return None
             found.append(candidate)
@@ -109,6 +109,8 @@ class CompiledReader:
         spans: list[int],
         needs: Needs | None,
         newest: int | None,
+        *,
+        is_lent: bool,
     ) -> Candidate | None:
         # In the order of the columns.
         (
@@ -154,7 +156,7 @@ class CompiledReader:
         pieces = [self._written[begin:end]]
         for span in range(first_span - ws.SPANS_TABLE, last_span - ws.SPANS_TABLE, 2):
             pieces.append(payload[spans[span] : spans[span + 1]])
-        canonical, digest = _canonical(pieces)
+        canonical, digest = _canonical(pieces, is_lent=is_lent)
         return Candidate(
             eid=eid,
             uid=uid,
@@ -169,13 +171,16 @@ class CompiledReader:
         )
 
 
-def _canonical(pieces: list[memoryview]) -> tuple[Payload, bytes]:
-    """The payload, and its digest; a large one isn't joined here, since the store does so."""
+def _canonical(pieces: list[memoryview], *, is_lent: bool) -> tuple[Payload, bytes]:
+    """The payload, and its digest; a large one isn't joined here, since the store does so.
+
+    Unless it is lent: what is hashed must be what is stored, whatever its sender writes meanwhile.
+    """
     if sum(map(len, pieces)) < LARGE_PAYLOAD_BYTES:
         payload = b"".join(pieces)
         return payload, xxhash.xxh3_128_digest(payload)
     # What the reader has written, it writes over with the next payload.
-    parts: list[Buffer] = [bytes(pieces[0]), *pieces[1:]]
+    parts: list[Buffer] = [b"".join(pieces)] if is_lent else [bytes(pieces[0]), *pieces[1:]]
     hashed = xxhash.xxh3_128()
     for part in parts:
         hashed.update(part)

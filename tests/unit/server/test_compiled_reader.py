@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+import xxhash
 from hypothesis import strategies as st
 
 from experience_buffer import EID, Experience, trxp
@@ -382,6 +383,20 @@ def test_what_says_how_to_read_a_payload_is_copied_before_it_is_read(
     found = READER.candidates(memoryview(memory), SETTINGS, published=None, is_lent=True)
     assert memory[:size] == bytes(size)
     assert found == expected is not None
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+def test_what_is_hashed_is_what_is_stored(size: int) -> None:
+    """Also where its sender goes on writing, up to the commit and beyond."""
+    memory = bytearray(
+        trxp.encode([experience(0, tokens=torch.arange(size), prompt_length=size - 3)])
+    )
+    assert (len(memory) >= LARGE_PAYLOAD_BYTES) == (size > 10)
+    found = READER.candidates(memoryview(memory), SETTINGS, published=None, is_lent=True)
+    assert found is not None
+    memory[-8:] = b"\xff" * 8
+    (candidate,) = found
+    assert xxhash.xxh3_128_digest(bytes(candidate.payload)) == candidate.digest
 
 
 @pytest.mark.parametrize("change", [0x01, 0x80, 0xFF])
