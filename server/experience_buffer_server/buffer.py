@@ -7,7 +7,7 @@ groups become whole, advantages arrive, units are offered. Everything runs on on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from experience_buffer_server import steady_clock
 from experience_buffer_server.admission import missing_fields
@@ -250,20 +250,33 @@ class Buffer:
         """Remove what every consumer has done with, as soon as the store has room."""
         self.removal.postpone(entries)
 
-    def drop_stale(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Remove what is too stale for a consumer.
+    def drop_stale(self, units: Iterable[list[Entry]]) -> list[list[Entry]]:
+        """Remove units that are too stale for a consumer, each as a whole or not at all.
 
         Returns:
-            What stays: somebody holds it, or may be rewound to before it was acknowledged.
+            Those that stay: somebody holds any of them, may be rewound to before it was acknowledged,
+            or takes them as part of a larger group.
         """
-        kept: list[Entry] = []
+        kept: list[list[Entry]] = []
         dropped: list[Entry] = []
-        for entry in entries:
-            stays = self.removal.is_leased(entry) or self.desk.progress.is_retained(entry)
-            (kept if stays else dropped).append(entry)
+        for unit in units:
+            if any(self._is_wanted(entry) for entry in unit) or self._is_torn_by(unit):
+                kept.append(unit)
+            else:
+                dropped += unit
         self.removal.drop(dropped)
         self._metrics.dropped(self.name, "stale", len(dropped))
         return kept
+
+    def _is_wanted(self, entry: Entry) -> bool:
+        return self.removal.is_leased(entry) or self.desk.progress.is_retained(entry)
+
+    def _is_torn_by(self, leaving: Sequence[Entry]) -> bool:
+        """Whether a consumer would get a group without these of its members."""
+        group = leaving[0].group if leaving else None
+        if group is None or len(leaving) == sum(entry.is_staying for entry in group.votes):
+            return False
+        return any(one.settings.unit == "group" for one in self.delivery.consumers.values())
 
     def revalue(self, entries: Sequence[Entry]) -> None:
         """What entries are chosen by, to be delivered or to be removed, has changed."""

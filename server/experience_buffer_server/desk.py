@@ -66,7 +66,7 @@ class Owner(Protocol):
     def postpone(self, entries: Sequence[Entry]) -> None:
         """Remove what every consumer has done with, as soon as the store has room."""
 
-    def drop_stale(self, entries: Sequence[Entry]) -> list[Entry]:
+    def drop_stale(self, units: Iterable[list[Entry]]) -> list[list[Entry]]:
         """Remove what is too stale; returns what stays because somebody has or may want it."""
 
     def revalue(self, entries: Sequence[Entry]) -> None:
@@ -292,14 +292,14 @@ class Desk:
             return
         consumer.totals.stale += len(stale)
         policy = consumer.settings.staleness.on_stale
-        entries: list[Entry] = []
+        units: list[list[Entry]] = []
         for key, verdict in stale:
             found = self._catalog.entries(consumer.settings, key)
             self._metrics.stale(self._name(), consumer.name, policy, verdict.label, len(found))
-            entries += found
+            units.append(found)
         if policy == "drop":
-            entries = self._owner.drop_stale(entries)
-        if entries:
+            units = self._owner.drop_stale(units)
+        if entries := [entry for unit in units for entry in unit]:
             self._tasks.spawn(self._pass_over(consumer.name, entries))
 
     def _pass_over(self, consumer: str, entries: Sequence[Entry]) -> Awaitable[None]:

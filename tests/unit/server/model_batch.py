@@ -15,13 +15,13 @@ def sample(model: Model, name: str, wanted: int) -> list[str]:
     if leased and window:
         bound = min(bound, window - leased)
     chosen: list[str] = []
-    stale: list[Member] = []
+    stale: list[list[Member]] = []
     repeats = wanted if reader.get("with_replacement") else 1
     for unit, members in in_order(model, name) if bound > 0 else ():
         if is_future(model, members):
             continue
         if is_stale(model, name, members):
-            stale += members
+            stale.append(members)
             continue
         if window and (leased or chosen) and leased + len(members) > window:
             break
@@ -52,11 +52,19 @@ def is_stale(model: Model, name: str, members: list[Member]) -> bool:
     return bool(model.published - min(m.version for m in members) > window["max_lag"])
 
 
-def set_aside(model: Model, name: str, stale: list[Member]) -> None:
-    """Passed over; dropped for everybody where nobody holds it and no rewind may bring it back."""
+def set_aside(model: Model, name: str, stale: list[list[Member]]) -> None:
+    """Passed over; dropped for everybody where that takes nothing away from anybody."""
     place = model.places[name]
     drop = place.reader.get("staleness", {}).get("on_stale") == "drop"
-    kept = [m for m in stale if not drop or model.is_held(m) or model.may_return(m)]
-    model.leave([m for m in stale if m not in kept], "dropped")
-    place.passed |= {m.unit_of(place.reader["unit"]) for m in kept}
+    kept = [unit for unit in stale if not drop or is_wanted(model, unit)]
+    model.leave([m for unit in stale if unit not in kept for m in unit], "dropped")
+    place.passed |= {m.unit_of(place.reader["unit"]) for unit in kept for m in unit}
     model.settle()
+
+
+def is_wanted(model: Model, unit: list[Member]) -> bool:
+    """Somebody holds any of it, a rewind may bring it back, or it is a part of somebody's group."""
+    if any(model.is_held(m) or model.may_return(m) for m in unit):
+        return True
+    is_part = unit[0].group.live != unit
+    return is_part and any(place.reader["unit"] == "group" for place in model.places.values())

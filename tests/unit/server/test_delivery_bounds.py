@@ -312,6 +312,51 @@ async def test_a_lease_of_another_life_of_the_buffer_counts_as_none(world: World
     assert later is not first
 
 
+# --- what is too stale
+
+
+@pytest.mark.parametrize("holds", ["lease", "step"])
+async def test_a_stale_group_leaves_as_a_whole_or_not_at_all(world: World, holds: str) -> None:
+    window = {"max_lag": 1, "on_stale": "drop"}
+    consumers = [
+        {"name": "actor", "unit": "group", "staleness": window},
+        {"name": "critic", "unit": "group"},
+        {"name": "log"},
+    ]
+    buffer = await world.create(group_size=4, consumers=consumers)
+    await buffer.ingest.push(of_version(0, *((1, run) for run in range(4))))
+    lease = await leased(buffer, 1, "log")
+    if holds == "step":
+        await buffer.desk.ack(lease.id, step=3)
+    buffer.row.policy_version = 5
+    assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
+    await buffer.drain()
+    got = await leased(buffer, 1, "critic")
+    assert got.num_experiences == 4
+    assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
+
+
+@pytest.mark.parametrize("unit", ["group", "item"])
+async def test_an_item_that_is_stale_is_not_taken_out_of_a_group(world: World, unit: str) -> None:
+    consumers = [
+        {"name": "picky", "staleness": {"max_lag": 1, "on_stale": "drop"}},
+        {"name": "other", "unit": unit},
+    ]
+    buffer = await world.create(group_size=2, consumers=consumers)
+    await buffer.ingest.push(of_version(0, (1, 0)))
+    await buffer.ingest.push(of_version(5, (1, 1)))
+    buffer.row.policy_version = 5
+    assert (await leased(buffer, 1, "picky")).num_experiences == 1
+    await buffer.drain()
+    assert (await leased(buffer, 1, "other")).num_experiences == (2 if unit == "group" else 1)
+    assert buffer.contents.num_items == (2 if unit == "group" else 1)
+
+
+def of_version(version: int, *members: tuple[int, int]) -> Push:
+    info = {"model_version": version}
+    return Push(payloads=[trxp.encode([experience(*member, info=info) for member in members])])
+
+
 # --- work
 
 
@@ -322,5 +367,5 @@ async def test_dropping_what_is_stale_takes_time_in_proportion(world: World) -> 
     await leased(buffer, 1)
     entries = [Entry(entry.record, None, durable=True) for _ in range(20_000)]
     began = time.process_time()
-    assert buffer.drop_stale(entries) == entries
+    assert buffer.drop_stale([[entry] for entry in entries]) == [[entry] for entry in entries]
     assert time.process_time() - began < 1.0
