@@ -69,6 +69,7 @@ class Buffer:
         self.computing = Computing(self, store, computer, metrics, tasks)
         self.desk = desk = Desk(self, contents, store, metrics, tasks, limits)
         self.delivery, self.leasing = desk.delivery, desk.leasing
+        desk.leasing.table.reserve(row.lease_floor)
         self.damage = Damage(self, contents, desk.delivery, desk.leasing, store, tasks)
         self.removal = Removal(
             self,
@@ -254,13 +255,12 @@ class Buffer:
         """Remove units that are too stale for a consumer, each as a whole or not at all.
 
         Returns:
-            Those that stay: somebody holds any of them, may be rewound to before it was acknowledged,
-            or takes them as part of a larger group.
+            Those that stay: somebody holds any of it, or may be rewound to before it was acknowledged.
         """
         kept: list[list[Entry]] = []
         dropped: list[Entry] = []
         for unit in units:
-            if any(self._is_wanted(entry) for entry in unit) or self._is_torn_by(unit):
+            if any(self._is_wanted(entry) for entry in unit):
                 kept.append(unit)
             else:
                 dropped += unit
@@ -270,13 +270,6 @@ class Buffer:
 
     def _is_wanted(self, entry: Entry) -> bool:
         return self.removal.is_leased(entry) or self.desk.progress.is_retained(entry)
-
-    def _is_torn_by(self, leaving: Sequence[Entry]) -> bool:
-        """Whether a consumer would get a group without these of its members."""
-        group = leaving[0].group if leaving else None
-        if group is None or len(leaving) == sum(entry.is_staying for entry in group.votes):
-            return False
-        return any(one.settings.unit == "group" for one in self.delivery.consumers.values())
 
     def revalue(self, entries: Sequence[Entry]) -> None:
         """What entries are chosen by, to be delivered or to be removed, has changed."""

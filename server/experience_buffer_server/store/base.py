@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from experience_buffer_server.store.record import REPLACED as REPLACED
 from experience_buffer_server.store.record import Record as Record
@@ -23,6 +23,8 @@ MAX_KEY_BYTES = 500
 """Longest uid or group key that can be stored, in bytes of UTF-8."""
 LARGE_PAYLOAD_BYTES = 64 * 1024
 """Payloads from this size on have to be read from the disk; see `Store.fetched`."""
+LEASES_PER_SECOND: Final = 1 << 20
+"""More than any buffer gives; ids stay below 2^53, which every language counts exactly, until 2242."""
 MAX_PRIORITY = 1e300
 """Larger priorities count as this one: sums over a group's members stay finite."""
 
@@ -68,6 +70,15 @@ class BufferRow:
     """Seconds since the Unix epoch."""
     moments: str = ""
     """Running moments of its rewards as JSON; empty: none yet."""
+
+    @property
+    def lease_floor(self) -> int:
+        """The ids of its leases are above it.
+
+        So they mean nothing in a buffer that takes its name later, or does in another life of the
+        store: an ack would consume there what somebody else holds.
+        """
+        return int(self.create_time * LEASES_PER_SECOND)
 
     @property
     def is_deleted(self) -> bool:

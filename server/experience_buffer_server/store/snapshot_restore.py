@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import lmdb
 import msgpack
@@ -21,6 +20,7 @@ import msgpack
 from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import private, row_codec
 from experience_buffer_server.store.base import (
+    LEASES_PER_SECOND,
     DamagedRecordError,
     LeaseRow,
     StoreFailedError,
@@ -50,8 +50,6 @@ from experience_buffer_server.store.writer import LOCK_NAME, StoreInUseError, ho
 
 PARTIAL_NAME = f"{PARTIAL_PREFIX}restore"
 """The folder, within the store's, that a restore writes to."""
-LEASES_PER_SECOND: Final = 1 << 20
-"""More than any life gives; ids stay below 2^53, which every language counts exactly, until 2242."""
 _COPY_BYTES = 4 << 20
 _SPARE_BYTES = 64 << 20
 """Room in the map for a row per buffer."""

@@ -53,7 +53,7 @@ def is_stale(model: Model, name: str, members: list[Member]) -> bool:
 
 
 def set_aside(model: Model, name: str, stale: list[list[Member]]) -> None:
-    """Passed over; dropped for everybody where that takes nothing away from anybody."""
+    """Passed over; dropped for everybody where nobody holds it and no rewind may bring it back."""
     place = model.places[name]
     drop = place.reader.get("staleness", {}).get("on_stale") == "drop"
     kept = [unit for unit in stale if not drop or is_wanted(model, unit)]
@@ -63,8 +63,5 @@ def set_aside(model: Model, name: str, stale: list[list[Member]]) -> None:
 
 
 def is_wanted(model: Model, unit: list[Member]) -> bool:
-    """Somebody holds any of it, a rewind may bring it back, or it is a part of somebody's group."""
-    if any(model.is_held(m) or model.may_return(m) for m in unit):
-        return True
-    is_part = unit[0].group.live != unit
-    return is_part and any(place.reader["unit"] == "group" for place in model.places.values())
+    """Somebody holds any of it, or a rewind may bring it back."""
+    return any(model.is_held(m) or model.may_return(m) for m in unit)

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from experience_buffer.errors import LeaseNotFoundError
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.config import Settings
 from experience_buffer_server.groups import Entry, Group
@@ -22,6 +23,24 @@ def _num_objects() -> Counter[type]:
     return Counter(
         type(one) for one in gc.get_objects() if type(one) in (Entry, Group, ProgressRow)
     )
+
+
+async def test_its_leases_mean_nothing_to_the_next_of_its_name(world: World) -> None:
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    lives = []
+    for life in range(2):
+        buffer = await registry.create("b", settings(), exist_ok=False)
+        await buffer.ingest.push(push((life, 0), (life, 1)))
+        lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+        assert lease is not None
+        lives.append(lease.id)
+        if not life:
+            await registry.delete("b", force=True)
+    assert lives[0] < lives[1] < 2**53
+    with pytest.raises(LeaseNotFoundError):
+        await buffer.desk.ack(lives[0])
+    await buffer.desk.ack(lives[1])
+    assert len(buffer.contents) == 0
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])

@@ -336,22 +336,6 @@ async def test_a_stale_group_leaves_as_a_whole_or_not_at_all(world: World, holds
     assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
 
 
-@pytest.mark.parametrize("unit", ["group", "item"])
-async def test_an_item_that_is_stale_is_not_taken_out_of_a_group(world: World, unit: str) -> None:
-    consumers = [
-        {"name": "picky", "staleness": {"max_lag": 1, "on_stale": "drop"}},
-        {"name": "other", "unit": unit},
-    ]
-    buffer = await world.create(group_size=2, consumers=consumers)
-    await buffer.ingest.push(of_version(0, (1, 0)))
-    await buffer.ingest.push(of_version(5, (1, 1)))
-    buffer.row.policy_version = 5
-    assert (await leased(buffer, 1, "picky")).num_experiences == 1
-    await buffer.drain()
-    assert (await leased(buffer, 1, "other")).num_experiences == (2 if unit == "group" else 1)
-    assert buffer.contents.num_items == (2 if unit == "group" else 1)
-
-
 def of_version(version: int, *members: tuple[int, int]) -> Push:
     info = {"model_version": version}
     return Push(payloads=[trxp.encode([experience(*member, info=info) for member in members])])

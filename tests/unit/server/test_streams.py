@@ -29,7 +29,7 @@ from experience_buffer_server.registry import Registry
 from experience_buffer_server.sample_stream import SampleSession
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
-from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, DamagedRecordError
+from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
 from experience_buffer_server.streams import PushSession
 from tests.unit.server.builders import World, experience, payload, push, sampling, settings, want
 
@@ -102,27 +102,22 @@ async def test_what_a_client_changes_once_it_was_read_is_stored_as_it_was(
     assert stored == [payload((1, 0)), payload((1, 1))]
 
 
-async def test_a_large_one_that_a_client_changes_is_torn_for_itself(
+async def test_a_large_one_that_a_client_changes_is_stored_as_it_was_too(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It isn't copied before it is stored, so its checksum is that of what was read."""
     backend.registry.payloads.compiled = CompiledReader(DEFAULT_LIMITS)
     buffer = backend.buffer("math")
     large = experience(
         2, 0, tokens=torch.arange(LARGE_PAYLOAD_BYTES), prompt_length=9, logprobs=None
     )
-    small = experience(2, 1)
-    sound = bytearray(trxp.encode([experience(3, 0, tokens=large.tokens, logprobs=None), small]))
-    torn = bytearray(trxp.encode([large]))
-    await backend.push(lent(sound))
-    change_when_admitted(backend, monkeypatch, torn)
-    pushed = await backend.push(lent(torn))
-    assert [outcome.status for outcome in pushed.outcomes] == [PushStatus.STORED]
-    uids = [large.eid.uid, small.eid.uid, experience(3, 0).eid.uid]
+    memory = bytearray(trxp.encode([large, experience(2, 1)]))
+    sent = trxp.split(bytes(memory))
+    change_when_admitted(backend, monkeypatch, memory)
+    pushed = await backend.push(lent(memory))
+    assert [outcome.status for outcome in pushed.outcomes] == [PushStatus.STORED] * 2
+    uids = [outcome.uid for outcome in pushed.outcomes]
     async with backend.store.fetched(buffer.id, uids):
-        damaged, *others = backend.store.payloads(buffer.id, uids)
-    assert isinstance(damaged, DamagedRecordError)
-    assert others == trxp.split(bytes(sound))[::-1]
+        assert backend.store.payloads(buffer.id, uids) == sent
 
 
 async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Backend) -> None:

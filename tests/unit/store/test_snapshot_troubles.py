@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 
 from experience_buffer_server.store import LmdbReader, LmdbStore, snapshot_folder
-from experience_buffer_server.store.base import ConsumerRow, LeaseRow, ProgressRow
+from experience_buffer_server.store.base import (
+    LEASES_PER_SECOND,
+    ConsumerRow,
+    LeaseRow,
+    ProgressRow,
+)
 from experience_buffer_server.store.check import check
 from experience_buffer_server.store.format import Table, buffer_key, named_key, numbered_key
 from experience_buffer_server.store.manifest import SnapshotError
 from experience_buffer_server.store.snapshot import answer_to, take
 from experience_buffer_server.store.snapshot_folder import SnapshotFolder, make_folder
-from experience_buffer_server.store.snapshot_restore import LEASES_PER_SECOND, restore
+from experience_buffer_server.store.snapshot_restore import restore
 from experience_buffer_server.store.writer import hold_lock
 from tests.damaging import flip
 from tests.unit.store.conftest import MakeRecord, OpenStore
