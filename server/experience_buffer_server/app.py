@@ -95,6 +95,9 @@ async def serve(settings: Settings) -> int:
         following.cancel()
         if not failed:
             await registry.drain()
+    if not failed and store.failure is not None:
+        _log.critical("the store has failed at the end: %s", store.failure)
+        failed = True
     _log.info("stopped")
     return 1 if failed else 0
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
+from experience_buffer import EID, Experience
 from experience_buffer.v1 import config_pb2, service_pb2
 from tests.faults.full_disk import MEBI, check_full, large
 from tests.faults.shim import Faults, build
@@ -155,6 +157,22 @@ def test_nothing_is_acknowledged_after_a_failed_sync(
         everything = sample(stub, "b", 10_000, min_batch_size=1, timeout_seconds=0)
         stored = set(uids(everything))
         assert {one.eid.uid for task in acked for one in group(task, 2)} <= stored
+
+
+@pytest.mark.parametrize("num_tokens", [10, 100_000], ids=["map", "file"])
+def test_a_last_sync_that_fails_is_told(
+    ailing: Callable[..., tuple[Server, Faults]], num_tokens: int
+) -> None:
+    later = '[store]\ndurability = "interval"\nsync_interval_seconds = 3600\n'
+    server, faults = ailing(toml=later)
+    with server.stub() as stub:
+        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        one = Experience(eid=EID(task=1), tokens=torch.zeros(num_tokens), prompt_length=1)
+        assert statuses(push(stub, "b", [one])) == [STORED]
+    faults.fail_syncs(errno.EIO)
+    assert server.stop() == 1, "what was acknowledged may be lost"
+    [reason] = [line for line in server.log if "the store has failed" in line]
+    assert "acknowledged data may be lost" in reason
 
 
 def test_a_slow_disk_delays_what_it_has_to_keep_and_nothing_else(

@@ -95,6 +95,8 @@ class LmdbStore:
         self._last_number = 0
         self._closing = False
         self._drained = asyncio.Event()
+        self._lost = asyncio.Event()
+        """The connection to the writer has ended."""
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.WriteTransport | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -302,6 +304,7 @@ class LmdbStore:
         self._pending.clear()
         self.backlog.clear()
         self._drained.set()
+        self._lost.set()
 
     def _fail(self, message: str) -> None:
         if self.failure is None:
@@ -357,14 +360,18 @@ class LmdbStore:
         return self.reader.last_buffer_id
 
     async def close(self) -> None:
-        """Finish what was submitted, end the writer process and release the store. Idempotent."""
+        """Finish what was submitted, end the writer process and release the store. Idempotent.
+
+        `failure` says afterwards whether the writer's last sync has failed.
+        """
         self._riders.dismount()
         self._closing = True
         if self._transport is not None and self._pending:
             self._drained.clear()
             await self._drained.wait()
-        if self._transport is not None:
-            self._transport.close()
+        if self._transport is not None and not self._transport.is_closing():
+            # It syncs then, and may still have something to say.
+            self._transport.write_eof()
         # Before the writer ends: a new owner in this process opens the store right after.
         if self._fetching is not None:
             self._fetching.close()
@@ -372,6 +379,8 @@ class LmdbStore:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        if self._transport is not None:
+            await self._lost.wait()
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
         self._outbox.close()
