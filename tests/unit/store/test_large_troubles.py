@@ -46,8 +46,8 @@ class Engines:
         self._path = path
         self._opened: list[Engine] = []
 
-    def open(self) -> Engine:
-        engine = Engine(self._path, sync=True, initial_map_bytes=LIMIT, max_map_bytes=LIMIT)
+    def open(self, limit: int = LIMIT) -> Engine:
+        engine = Engine(self._path, sync=True, initial_map_bytes=limit, max_map_bytes=limit)
         self._opened.append(engine)
         return engine
 
@@ -411,6 +411,23 @@ def test_a_copy_counts_its_transactions_anew(tmp_path: Path, engines: Engines) -
     with copied._env.begin(db=copied._tables[Table.FREED]) as txn:
         assert txn.stat(copied._tables[Table.FREED])["entries"] == 0
     copied.close()
+
+
+def test_room_within_the_file_is_used_under_a_limit_that_was_lowered(
+    tmp_path: Path, engines: Engines
+) -> None:
+    engine = engines.open()
+    names = [str(number) for number in range(24)]
+    assert put(engine, *names) == [Status.OK] * 24
+    remove(engine, *names[:-1])
+    engines.close()
+    engine = engines.open(16 * MEBI)
+    size = (tmp_path / NAME).stat().st_size
+    assert size >= 24 * MEBI
+    assert put(engine, "a") == [Status.OK]
+    assert put(engine, "b", num_bytes=2 * MEBI) == [Status.OK]
+    assert put(engine, "c", num_bytes=40 * MEBI) == [Status.FULL]
+    assert (tmp_path / NAME).stat().st_size == size
 
 
 def test_where_a_row_is_damaged_nothing_is_written_over(tmp_path: Path, engines: Engines) -> None:
