@@ -29,7 +29,8 @@ from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.large_payloads import LargePayloads
 from experience_buffer_server.store.metapages import DATA_NAME
 from experience_buffer_server.store.opening import begin, open_to_read
-from experience_buffer_server.store.rebuilding import Aside, Rebuild, check_room, sync
+from experience_buffer_server.store.private import sync
+from experience_buffer_server.store.rebuilding import Aside, Rebuild, check_room
 from experience_buffer_server.store.room import FULL_CODES
 from experience_buffer_server.store.salvage import check_readable
 from experience_buffer_server.store.writer import hold_lock

@@ -1,6 +1,6 @@
 """Files and folders of a store: made so that nobody but the server's user can read what is pushed.
 
-What exists keeps its permissions; they are its owner's.
+What exists keeps its permissions; they are its owner's. New ones survive a power failure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,23 @@ FOLDER_MODE = 0o700
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder where there is none; folders above it get the usual permissions."""
+    """Make a folder, and those above it that don't exist, and have their names on disk.
+
+    Those above it get the usual permissions.
+    """
+    missing = [one for one in (path, *path.parents) if not one.exists()]
     path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    for one in reversed(missing):
+        sync(one.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's entries, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def opener(path: str, flags: int) -> int:

@@ -20,6 +20,7 @@ from experience_buffer_server.store.commits import COMMIT_KEY
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.frames import LENGTH
 from experience_buffer_server.store.payload_file import NAME
+from experience_buffer_server.store.private import sync
 from experience_buffer_server.store.salvage import Salvage
 from experience_buffer_server.store.seal import SEAL_BYTES, is_sound
 
@@ -222,12 +223,3 @@ def check_room(txn: lmdb.Transaction[memoryview], tables: list[lmdb._Database], 
             f"{num_bytes} bytes, {found.f_bavail * found.f_frsize} are free in {to}; nothing was "
             "changed; free some, or work on a copy of the store elsewhere"
         )
-
-
-def sync(path: Path) -> None:
-    """Have a file, or a folder's entries, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -46,11 +46,10 @@ from experience_buffer_server.store.manifest import (
     utc_now,
 )
 from experience_buffer_server.store.payload_file import NAME as PAYLOADS_NAME
+from experience_buffer_server.store.private import make_folder, sync
 from experience_buffer_server.store.snapshot_folder import (
     DATA_NAME,
     SnapshotFolder,
-    make_folder,
-    sync,
 )
 from experience_buffer_server.store.snapshot_payloads import (
     copy_payloads,

@@ -7,7 +7,6 @@ all of it is on disk; it loses it in the same way. So what has its own name is w
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from experience_buffer_server.store.manifest import (
     read_manifest,
 )
 from experience_buffer_server.store.payload_file import NAME as PAYLOADS_NAME
+from experience_buffer_server.store.private import sync
 
 DATA_NAME = "data.mdb"
 PARTIAL_PREFIX = ".partial-"
@@ -175,20 +175,3 @@ class SnapshotFolder:
         """All snapshots, oldest first, those that can't be restored included."""
         paths = (path for path in self.path.glob(f"{_PREFIX}*") if path.is_dir())
         return sorted(map(look_at, paths), key=lambda one: (one.create_time, one.name))
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that don't exist, and have their names on disk."""
-    missing = [one for one in (path, *path.parents) if not one.exists()]
-    private.make_folder(path)
-    for one in reversed(missing):
-        sync(one.parent)
-
-
-def sync(path: Path) -> None:
-    """Have a file, or a folder's entries, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,8 +23,8 @@ from experience_buffer_server.store.payload_file import (
     PayloadWriter,
     whole_blocks,
 )
+from experience_buffer_server.store.private import sync
 from experience_buffer_server.store.seal import unseal
-from experience_buffer_server.store.snapshot_folder import sync
 
 Run = tuple[int, int]
 """Offset and bytes of whole blocks that lie together."""

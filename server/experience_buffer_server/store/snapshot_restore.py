@@ -32,14 +32,13 @@ from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.inventory import problem_of
 from experience_buffer_server.store.manifest import Manifest, SnapshotError
 from experience_buffer_server.store.payload_file import NAME as PAYLOADS_NAME
+from experience_buffer_server.store.private import make_folder, sync
 from experience_buffer_server.store.seal import seal
 from experience_buffer_server.store.snapshot import FULL_CODES, sha256_of
 from experience_buffer_server.store.snapshot_folder import (
     DATA_NAME,
     PARTIAL_PREFIX,
     look_at,
-    make_folder,
-    sync,
 )
 from experience_buffer_server.store.snapshot_payloads import (
     copy_payloads,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import LmdbReader, LmdbStore, snapshot_folder
+from experience_buffer_server.store import LmdbReader, LmdbStore, private
 from experience_buffer_server.store.base import (
     LEASES_PER_SECOND,
     ConsumerRow,
@@ -19,8 +19,9 @@ from experience_buffer_server.store.base import (
 from experience_buffer_server.store.check import check
 from experience_buffer_server.store.format import Table, buffer_key, named_key, numbered_key
 from experience_buffer_server.store.manifest import SnapshotError
+from experience_buffer_server.store.private import make_folder
 from experience_buffer_server.store.snapshot import answer_to, take
-from experience_buffer_server.store.snapshot_folder import SnapshotFolder, make_folder
+from experience_buffer_server.store.snapshot_folder import SnapshotFolder
 from experience_buffer_server.store.snapshot_restore import restore
 from experience_buffer_server.store.writer import hold_lock
 from tests.damaging import flip
@@ -98,7 +99,7 @@ def test_the_names_of_new_folders_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(snapshot_folder, "sync", synced.append)
+    monkeypatch.setattr(private, "sync", synced.append)
     make_folder(tmp_path / "a" / "b" / "c")
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     make_folder(tmp_path / "a" / "b")
