@@ -68,15 +68,21 @@ class WatchedAsyncClient(AsyncClient):
 
 @pytest.fixture
 def server(make_server: Callable[..., Server]) -> Server:
-    """A server with experiences to sample, and one lease that was acknowledged: the first."""
+    """A server with experiences to sample."""
     server = make_server()
     with server.stub() as stub:
         create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
         push(stub, "b", group(0, 3 * NUM_CALLERS))
-        first = sample(stub, "b", 1)
-        stub.Ack(service_pb2.AckRequest(buffer="b", lease_id=first.lease.id))
-        assert first.lease.id == 1
     return server
+
+
+@pytest.fixture
+def acked(server: Server) -> int:
+    """A lease that was acknowledged: that may be said again at any time."""
+    with server.stub() as stub:
+        lease_id = sample(stub, "b", 1).lease.id
+        stub.Ack(service_pb2.AckRequest(buffer="b", lease_id=lease_id))
+    return lease_id
 
 
 @pytest.fixture(params=["sigterm", "writer killed"])
@@ -157,7 +163,9 @@ def test_plain_calls_meet_unavailable_or_cancelled(
     assert set(tally.codes) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-def test_no_call_of_the_client_fails(server: Server, end: Callable[[Server], None]) -> None:
+def test_no_call_of_the_client_fails(
+    server: Server, acked: int, end: Callable[[Server], None]
+) -> None:
     with WatchedClient(server.address, options=OPTIONS) as client:
         tally = client.tally = Tally()
 
@@ -165,7 +173,7 @@ def test_no_call_of_the_client_fails(server: Server, end: Callable[[Server], Non
             if number % 3 == 0:
                 client.push([experience(1, number)], buffer="b")
             elif number % 3 == 1:
-                client.ack(1, buffer="b")
+                client.ack(acked, buffer="b")
             else:
                 client.get_stats()
 
@@ -192,7 +200,7 @@ def test_no_stream_of_the_client_fails(server: Server, end: Callable[[Server], N
 
 
 async def test_no_call_of_the_async_client_fails(
-    server: Server, end: Callable[[Server], None]
+    server: Server, acked: int, end: Callable[[Server], None]
 ) -> None:
     async with WatchedAsyncClient(server.address, options=OPTIONS) as client:
         tally = client.tally = Tally()
@@ -201,7 +209,7 @@ async def test_no_call_of_the_async_client_fails(
             if number % 3 == 0:
                 await client.push([experience(1, number)], buffer="b")
             elif number % 3 == 1:
-                await client.ack(1, buffer="b")
+                await client.ack(acked, buffer="b")
             else:
                 await client.get_stats()
 

@@ -53,6 +53,8 @@ class Mender:
         self._large = large
         self._lost_of: defaultdict[bytes, int] = defaultdict(int)
         """By key of the group, members that were taken out."""
+        self._lease_floors: dict[bytes, int] = {}
+        """By key of the buffer, what the ids of its leases are above."""
 
     def run(self) -> None:
         """Do all of it."""
@@ -78,6 +80,7 @@ class Mender:
             if not found:
                 continue
             known.add(key)
+            self._lease_floors[key] = found[0].lease_floor
             value = row_codec.encode_buffer(found[0], self._pack)
             for table in _BUFFER_TABLES:
                 if self._get(table, key) is None:
@@ -98,7 +101,8 @@ class Mender:
             if self._get(Table.BUFFERS, key[:4]) is None:
                 continue
             last = [disk.number_of(found) for found in self._last_key(Table.LEASES, key[:4])]
-            (number,) = plausible([disk.number_of(key)], *last)
+            floor = self._lease_floors.get(key[:4], 0)
+            (number,) = plausible([disk.number_of(key)], floor, *last)
             place = disk.numbered_key(int.from_bytes(key[:4], "big"), number)
             if self._get(Table.LEASES, place) is None:
                 ended = LeaseRow(id=number, consumer="", units=[], deadline=0.0, state="expired")

@@ -90,16 +90,18 @@ class Loading:
         computed = self._computed()
         for buffer_id in sorted(buffers):
             key = disk.buffer_key(buffer_id)
-            rows = records.of.pop(key, [])
+            row, rows = buffers[buffer_id], records.of.pop(key, [])
             last_seq = max([*counters.of.get(key, []), rows[-1].seq if rows else 0])
             damaged = DamagedRows(
                 records=plausible(records.lost.get(key, []), last_seq),
                 groups=plausible(groups.lost.get(key, []), *(g.id for g in groups.of[key][-1:])),
-                leases=plausible(leases.lost.get(key, []), *(x.id for x in leases.of[key][-1:])),
+                leases=plausible(
+                    leases.lost.get(key, []), row.lease_floor, *(x.id for x in leases.of[key][-1:])
+                ),
                 any_records=bool(records.lost),
             )
             yield BufferState(
-                row=buffers[buffer_id],
+                row=row,
                 records=rows,
                 groups=groups.of.pop(key),
                 leases=leases.of.pop(key),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import struct
 from collections.abc import Callable
@@ -88,6 +89,28 @@ def test_a_number_far_too_high_is_not_believed(filled: Path, table: Table, key: 
     assert len(numbers) == 1
     assert key[-1] <= max(numbers) < 2**40
     assert state.last_seq < 2**40
+
+
+async def test_the_id_of_a_lone_damaged_lease_is_not_given_again(
+    open_store: OpenStore, path: Path, buffer_row: MakeBuffer, tmp_path: Path
+) -> None:
+    """Ids begin at the buffer's creation: that high is no sign of damage."""
+    row = dataclasses.replace(buffer_row(1), create_time=1.9e9)
+    given = row.lease_floor + 3
+    store = await open_store()
+    batch = store.batch()
+    batch.put_buffer(row)
+    batch.put_lease(1, LeaseRow(id=given, consumer="c", units=[], deadline=0.0))
+    await store.commit(batch)
+    await store.close()
+    flip(path, Table.LEASES, numbered_key(1, given))
+    with LmdbReader(path) as reader:
+        (state,) = reader.load()
+    assert state.damaged.leases == [given]
+    mend(path, tmp_path / "aside")
+    with LmdbReader(path) as reader:
+        (state,) = reader.load()
+    assert [(lease.id, lease.state) for lease in state.leases] == [(given, "expired")]
 
 
 @pytest.mark.parametrize("byte", [0, 3])
