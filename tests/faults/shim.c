@@ -196,6 +196,10 @@ ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset)
     if (is_meta && written >= 0)
         forget(one, start);
     die_if_due(is_meta ? AFTER_META : one->after);
+    if (is_meta && control[META_ERRNO]) {
+        errno = control[META_ERRNO];
+        return -1;
+    }
     return written;
 }
 

@@ -34,6 +34,7 @@ _FIELDS: Final = (
     "num_payload_writes",
     "num_payload_syncs",
     "free_bytes",
+    "meta_errno",
 )
 EVENTS: Final = (
     "",
@@ -124,6 +125,10 @@ class Faults:
         """Every sync fails with this error, or only so many; 0: none does."""
         self._set("sync_errors_left", times)
         self._set("sync_errno", number)
+
+    def fail_meta_writes(self, number: int) -> None:
+        """Every write of a meta page reaches the disk and ends with this error; 0: none does."""
+        self._set("meta_errno", number)
 
     def delay_syncs(self, seconds: float) -> None:
         """Every sync takes so much longer."""

@@ -33,6 +33,18 @@ _BATCH_ERRORS = (
 _PROBE_BYTES = 1 << 20
 
 
+class _TheEndError(Exception):
+    """The store can't go on after an error.
+
+    Args:
+        cause: The error.
+    """
+
+    def __init__(self, cause: lmdb.Error | OSError) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
 class Engine:
     """The one writer of a store. Belongs to one thread."""
 
@@ -162,17 +174,17 @@ class Engine:
         if len(requests) > 1:
             try:
                 return self._transact(requests)
-            except (lmdb.Error, OSError) as error:
-                if self._is_the_end(error):
-                    return self._fail(requests, error)
-                # One of them is at fault: alone, it fails alone.
+            except _TheEndError as end:
+                return self._fail(requests, end.cause)
+            except (lmdb.Error, OSError):
+                pass  # One of them is at fault: alone, it fails alone.
         results: list[Result] = []
         for place, request in enumerate(requests):
             try:
                 results += self._transact([request])
+            except _TheEndError as end:
+                return results + self._fail(requests[place:], end.cause)
             except (lmdb.Error, OSError) as error:
-                if self._is_the_end(error):
-                    return results + self._fail(requests[place:], error)
                 results.append(_refusal(request, error))
         return results
 
@@ -184,10 +196,22 @@ class Engine:
         """
         if isinstance(error, OSError):  # Of large payloads.
             return error.errno not in FULL_CODES
-        if isinstance(error, _BATCH_ERRORS) or error.code in FULL_CODES:
+        if isinstance(error, _BATCH_ERRORS):
+            return False
+        if self._is_in_doubt():
+            return True
+        if error.code in FULL_CODES:
             return False
         # A write cut short by a full disk is reported as an I/O error, too.
         return error.code != errno.EIO or self._room.allocate(_PROBE_BYTES)
+
+    def _is_in_doubt(self) -> bool:
+        """Whether the last commit failed at its last page: it may be on the disk, or not."""
+        try:
+            self._env.begin(write=True).abort()
+        except lmdb.PanicError:
+            return True
+        return False
 
     def _fail(self, requests: Sequence[Request], error: lmdb.Error | OSError) -> list[Result]:
         self.failed = True
@@ -223,8 +247,11 @@ class Engine:
             applied = time.monotonic()
             self._large.write()
             txn.commit()
-        except BaseException:
+        except BaseException as error:
             txn.abort()
+            if isinstance(error, lmdb.Error | OSError) and self._is_the_end(error):
+                # No room is given back: the next start may find that the commit has succeeded.
+                raise _TheEndError(error) from error
             self._large.rollback()
             raise
         self._large.commit()

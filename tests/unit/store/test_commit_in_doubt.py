@@ -1,0 +1,65 @@
+"""A commit of which nobody knows whether it is on the disk takes nothing away that it may need."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from experience_buffer_server.store import LmdbStore, Record, StoreFailedError
+from experience_buffer_server.store.check import Kind, check
+from tests.faults.power import fail_power
+from tests.faults.shim import Faults, build
+
+MakeRecord = Callable[..., Record]
+OpenStore = Callable[..., Awaitable[LmdbStore]]
+MEBI = 1 << 20
+
+
+@pytest.fixture
+def faults(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    made = Faults(build(tmp_path), path, tmp_path / "faults")
+    for name, value in made.environment(notes_writes=True).items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
+
+
+async def append(store: LmdbStore, record: Record, num_bytes: int) -> None:
+    batch = store.batch()
+    batch.append(1, record, bytes(num_bytes))
+    await store.commit(batch)
+
+
+async def test_payloads_of_a_commit_in_doubt_stay(
+    open_store: OpenStore, path: Path, make_record: MakeRecord, faults: Faults
+) -> None:
+    """What LMDB writes over the page that failed is never synced: the power takes it back."""
+    store = await open_store()
+    await append(store, make_record(1), MEBI)
+    faults.fail_meta_writes(errno.EIO)
+    with pytest.raises(StoreFailedError, match="Input/output error"):
+        await append(store, make_record(2), MEBI)
+    await store.close()
+    faults.fail_meta_writes(0)
+    kept = path.parent / "kept"
+    folders = [path, faults.files[0][1].parent]
+    for folder in folders:
+        shutil.copytree(folder, kept / folder.name)
+    found = set()
+    for seed in range(12):
+        for folder in folders:
+            shutil.rmtree(folder)
+            shutil.copytree(kept / folder.name, folder)
+        chance = random.Random(seed)
+        for file, undo in faults.files:
+            fail_power(file, undo, chance)
+        await (await open_store()).close()
+        report = check(path)
+        assert not report.totals[Kind.DAMAGED_ROW], report.findings
+        found.add(report.tables["extents"].rows)
+    assert found == {1, 2}
