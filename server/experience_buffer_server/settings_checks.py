@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from experience_buffer_server.buffer import Buffer
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
-_MAX_CONFIG_BYTES = 256 * 1024
+MAX_CONFIG_BYTES = 256 * 1024
 """Of one buffer's settings: an operator's estimator may have parameters of any length."""
 
 
@@ -45,9 +45,9 @@ def checked_settings(values: Mapping[str, object]) -> BufferSettings:
         settings = BufferSettings.model_validate(values)
     except ValidationError as error:
         raise errors.InvalidRequestError(explain(error), subject="config") from error
-    if (size := len(settings.model_dump_json())) > _MAX_CONFIG_BYTES:
+    if (size := len(settings.model_dump_json())) > MAX_CONFIG_BYTES:
         raise errors.InvalidRequestError(
-            f"a configuration of {size} bytes is over the limit of {_MAX_CONFIG_BYTES}; shorten the "
+            f"a configuration of {size} bytes is over the limit of {MAX_CONFIG_BYTES}; shorten the "
             "texts in it",
             subject="config",
         )

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from experience_buffer_server.store.base import StoreFailedError, StoreFormatError
+from experience_buffer_server.store.base import StoreError, StoreFailedError, StoreFormatError
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.report import Finding, Kind, Report
 
 __all__ = ["Finding", "Kind", "Report", "check"]
 
+_LOCK_NAME: Final = "lock.mdb"
+"""LMDB's, of who reads and who writes."""
 OnProgress = Callable[[str, int, int], None]
 """Told of the table, its rows read so far, and how many it has."""
 
@@ -43,9 +45,36 @@ def check(
         StoreFailedError: It can't be opened.
     """
     started = time.monotonic()
+    while True:
+        # Without a lock file it is read without a lock: nobody else has it open, and no lock file
+        # is left in a snapshot. If a server has made one meanwhile, what was read says nothing.
+        is_locked = _is_locked(path)
+        try:
+            report = _walk(path, payloads or path, on_progress)
+        except StoreError:
+            if is_locked or not _is_locked(path):
+                raise
+        else:
+            if is_locked or not _is_locked(path):
+                break
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether somebody writes to the store, or did since it was copied or restored."""
+    return (path / _LOCK_NAME).exists()
+
+
+def _walk(path: Path, payloads: Path, on_progress: OnProgress | None) -> Report:
+    """Walk until the end is reached, without the tables that can't be read.
+
+    Raises:
+        StoreError: See `check`.
+    """
     crashed: dict[Table, str] = {}
     while True:
-        walk = _Walk(path, payloads or path, list(crashed), on_progress)
+        walk = _Walk(path, payloads, list(crashed), on_progress)
         report = walk.run()
         if report is not None:
             break
@@ -59,7 +88,6 @@ def check(
         message = f"reading the table ended the process that read it ({end}); its pages are damaged"
         name = table.disk_name.decode()
         report.add(Finding(kind=Kind.CRASH, table=name, buffer=0, row="", message=message))
-    report.seconds = time.monotonic() - started
     return report
 
 

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from experience_buffer_server.store.base import StoreError
+from experience_buffer_server.store.private import sync
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION: Final = 2
-_MAX_MANIFEST_BYTES = 64 << 20
+MAX_BYTES = 1 << 30
+"""Over three times what the default number of buffers takes with the longest settings."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -93,10 +95,6 @@ class Manifest(_Part):
         """What both files take on the disk."""
         return self.data_bytes + self.payloads_stored_bytes
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json(indent=2) + "\n"
-
 
 class _Writer(BaseModel):
     """What manifests of all versions say of who wrote them."""
@@ -110,6 +108,25 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def write_manifest(snapshot: Path, manifest: Manifest) -> None:
+    """Write the manifest into a snapshot's folder, and to the disk.
+
+    Raises:
+        SnapshotError: It would be longer than one that is read.
+        OSError: It can't be written.
+    """
+    text = manifest.model_dump_json(indent=2) + "\n"
+    if len(text.encode()) > MAX_BYTES:
+        raise SnapshotError(
+            f"the manifest, with the settings of {len(manifest.buffers)} buffers, would have "
+            f"{len(text.encode())} bytes, over the limit of {MAX_BYTES}; delete buffers, or "
+            "shorten their settings"
+        )
+    path = snapshot / MANIFEST_NAME
+    path.write_text(text, encoding="utf-8")
+    sync(path)
+
+
 def read_manifest(snapshot: Path) -> Manifest:
     """Read the manifest in a snapshot's folder.
 
@@ -118,7 +135,7 @@ def read_manifest(snapshot: Path) -> Manifest:
     """
     path = snapshot / MANIFEST_NAME
     try:
-        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise SnapshotError(f"{path} is larger than any manifest; it is damaged")
         text = path.read_bytes()
     except FileNotFoundError:

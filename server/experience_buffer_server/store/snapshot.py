@@ -39,11 +39,11 @@ from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.inventory import checked_inventory
 from experience_buffer_server.store.lmdb_reader import LmdbReader
 from experience_buffer_server.store.manifest import (
-    MANIFEST_NAME,
     Manifest,
     SnapshotBusyError,
     SnapshotError,
     utc_now,
+    write_manifest,
 )
 from experience_buffer_server.store.payload_file import NAME as PAYLOADS_NAME
 from experience_buffer_server.store.private import make_folder, sync
@@ -127,8 +127,7 @@ def take(data: Path, to: Path, *, label: str = "", keep: int = 0) -> Answer:
                 payloads_sha256=payloads_sha256(partial),
                 buffers=tuple(buffers),
             )
-            (partial / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-            sync(partial / MANIFEST_NAME)
+            write_manifest(partial, manifest)
             for name in (DATA_NAME, PAYLOADS_NAME):
                 if (partial / name).exists():
                     forget_cached(partial / name)

@@ -365,6 +365,26 @@ engine.close()
 """
 
 
+def test_a_store_that_a_server_starts_on_meanwhile_is_read_again(filled: Path) -> None:
+    """Without a lock file nothing keeps the server from writing over what is being read."""
+    (filled / "lock.mdb").unlink()
+    tables: list[str] = []
+
+    def on_progress(table: str, *_: int) -> None:
+        if not tables:
+            subprocess.run([sys.executable, "-c", CREATE, str(filled)], check=True)
+        if tables[-1:] != [table]:
+            tables.append(table)
+
+    report = check(filled, on_progress=on_progress)
+    assert report.is_clean, report.findings
+    assert report.tables["memory"].rows == 2
+    assert tables.count("records") == 2
+    (filled / "lock.mdb").unlink()
+    assert check(filled).is_clean
+    assert not (filled / "lock.mdb").exists(), "a snapshot stays as it is"
+
+
 def test_a_buffer_that_is_created_meanwhile_is_known(filled: Path) -> None:
     created: list[subprocess.CompletedProcess[bytes]] = []
 

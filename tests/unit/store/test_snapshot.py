@@ -32,6 +32,7 @@ from experience_buffer_server.store.manifest import (
     SnapshotBusyError,
     SnapshotError,
     read_manifest,
+    write_manifest,
 )
 from experience_buffer_server.store.snapshot import Answer, take
 from experience_buffer_server.store.snapshot_folder import SnapshotFolder
@@ -169,7 +170,7 @@ def test_keep_counts_whole_ones_and_never_removes_the_one_just_taken(
     for name in names[1:]:
         manifest = read_manifest(to / name)
         late = manifest.model_copy(update={"create_time": datetime(2999, 1, 1, tzinfo=UTC)})
-        (to / name / "manifest.json").write_text(late.to_json(), encoding="utf-8")
+        write_manifest(to / name, late)
     answer = take(filled, to, label="e", keep=2)
     assert answer.removed == names[1:3]
     assert _names(to) == sorted([names[0], names[3], answer.name])

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import LmdbReader, LmdbStore, private
+from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.config import ServerSection
+from experience_buffer_server.settings_checks import MAX_CONFIG_BYTES
+from experience_buffer_server.store import LmdbReader, LmdbStore, manifest, private
 from experience_buffer_server.store.base import (
     LEASES_PER_SECOND,
     ConsumerRow,
@@ -50,6 +53,31 @@ async def filled(
     await store.commit(batch)
     await store.close()
     return path
+
+
+# --- the manifest
+
+
+def test_as_many_buffers_as_there_may_be_fit_into_a_manifest() -> None:
+    """Each with 64 consumers; with the longest settings that are taken, too."""
+    consumers = [{"name": f"{number:064}", "staleness": {"max_lag": 4}} for number in range(64)]
+    settings = BufferSettings.model_validate({"consumers": consumers})
+    length, written = len(settings.model_dump_json()), len(settings.model_dump_json(indent=6))
+    assert written / length * MAX_CONFIG_BYTES * ServerSection().max_buffers < manifest.MAX_BYTES
+
+
+def test_a_manifest_that_could_not_be_read_is_not_written(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = take(filled, tmp_path / "to")
+    num_bytes = (tmp_path / "to" / kept.name / manifest.MANIFEST_NAME).stat().st_size
+    monkeypatch.setattr(manifest, "MAX_BYTES", num_bytes)
+    take(filled, tmp_path / "to")
+    monkeypatch.setattr(manifest, "MAX_BYTES", num_bytes - 1)
+    answer = answer_to(filled, tmp_path / "to", label="", keep=0)
+    assert answer.outcome == "failed"
+    assert f"the settings of 2 buffers, would have {num_bytes} bytes" in answer.message
+    assert len(list((tmp_path / "to").glob("*snapshot*"))) == 2
 
 
 # --- the folder of snapshots
