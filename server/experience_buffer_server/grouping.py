@@ -204,10 +204,11 @@ class Grouping:
         return self._drop(group, reason, "zero_variance")
 
     def tidy(self) -> None:
-        """Forget groups without members; a crash may leave their rows."""
-        for group in [group for group in self._contents.groups if group.is_over]:
-            self._contents.groups.remove(group)
-            self._tasks.spawn(self._submit_row(group))
+        """Forget groups that are over; a crash may leave their rows."""
+        for group in [group for group in self._contents.groups if not group.members]:
+            self._contents.groups.left(group)
+            if group.is_over:
+                self._tasks.spawn(self._submit_row(group))
 
     def describe_missing(self) -> str:
         """Which fields are waited for, in words; empty when none are."""
@@ -243,8 +244,7 @@ class Grouping:
 
     def _go_on(self, group: Group) -> None:
         """The group's row is on disk."""
-        if group.is_over:
-            self._contents.groups.remove(group)
+        self._contents.groups.left(group)
         self._owner.check_whole(group)
 
     def _submit_row(self, group: Group) -> Awaitable[None]:
@@ -265,8 +265,7 @@ class Grouping:
             self._undone[group.row.id] = (group, reason, label)
             raise
         self._undone.pop(group.row.id, None)
-        if group.is_over:
-            self._contents.groups.remove(group)
+        self._contents.groups.left(group)
         num_dropped = sum(not entry.record.tombstone for entry in members)
         self._metrics.dropped(self._owner.name, label, num_dropped)
         return num_dropped

@@ -6,6 +6,7 @@ Pure logic over keys and counts: the caller brings the clock and stores the rows
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
@@ -27,6 +28,8 @@ class GroupTable:
         self._newest: dict[str, Group] = {}
         self._by_id: dict[int, Group] = {}
         self._open: dict[int, Group] = {}
+        self._deserted: dict[int, Group] = {}
+        """Open groups that wait for more members, and that those that came have left."""
         self._deadlines: list[tuple[float, int]] = []
         self._last_id = 0
 
@@ -40,6 +43,14 @@ class GroupTable:
     def open_groups(self) -> Collection[Group]:
         """Those that take more members: a live view, without looking at all the others."""
         return self._open.values()
+
+    def take_deserted(self, count: int) -> list[Group]:
+        """Some of the open groups that all members have left; in turn, if called again and again."""
+        taken = list(itertools.islice(self._deserted.items(), count))
+        for group_id, group in taken:
+            del self._deserted[group_id]
+            self._deserted[group_id] = group
+        return [group for _, group in taken]
 
     def get(self, key: str) -> Group | None:
         """The newest group with this key."""
@@ -56,6 +67,7 @@ class GroupTable:
         self._newest.clear()
         self._by_id.clear()
         self._open.clear()
+        self._deserted.clear()
         self._deadlines.clear()
 
     def reserve(self, group_id: int) -> None:
@@ -123,6 +135,8 @@ class GroupTable:
 
     def add_member(self, group: Group, entry: Entry) -> bool:
         """Add a pending member; True when the group's row has changed (it is closed now)."""
+        if self._deserted:
+            self._deserted.pop(group.row.id, None)
         group.members.append(entry)
         size = group.row.size
         # Most groups lack more than is leaving: those on their way out are counted at the end only.
@@ -139,8 +153,18 @@ class GroupTable:
         elif group.row.closed in ("sealed", "deadline"):
             # Its size is that of the members that it was closed with.
             group.row.size -= 1
+        self.left(group)
+
+    def left(self, group: Group) -> None:
+        """Members have left, or the group's end is on disk: forget it if it is over."""
         if group.is_over:
             self.remove(group)
+        else:
+            self._note_if_deserted(group)
+
+    def _note_if_deserted(self, group: Group) -> None:
+        if not group.members and self._open.get(group.row.id) is group:
+            self._deserted[group.row.id] = group
 
     def close(self, group: Group, reason: Closing, *, size: int = 0, note: str = "") -> None:
         """Take no more members."""
@@ -154,6 +178,7 @@ class GroupTable:
         group.row.size = size
         if self._by_id.get(group.row.id) is group:
             self._open[group.row.id] = group
+            self._note_if_deserted(group)
         self._watch_deadline(group)
 
     def overdue(self, now: float) -> list[Group]:
@@ -187,6 +212,7 @@ class GroupTable:
         """Forget a group that is over."""
         self._by_id.pop(group.row.id, None)
         self._open.pop(group.row.id, None)
+        self._deserted.pop(group.row.id, None)
         if self._newest.get(group.row.key) is group:
             del self._newest[group.row.key]
 
@@ -201,6 +227,7 @@ class GroupTable:
     def _close(self, group: Group, reason: Closing) -> None:
         group.row.closed = reason
         self._open.pop(group.row.id, None)
+        self._deserted.pop(group.row.id, None)
 
     @staticmethod
     def _agree_on_size(group: Group, stated_size: int) -> Group | Refusal:

@@ -123,6 +123,7 @@ class Retention:
         """Let some of what is due leave: the oldest, the most outdated, and what was stuck longest."""
         if not self._windows:
             return
+        self._end_deserted(now)
         fresh = itertools.chain(
             itertools.islice(self._aged(now), _LOOKS_PER_TICK),
             itertools.islice(self._outdated(), _LOOKS_PER_TICK),
@@ -143,6 +144,15 @@ class Retention:
             if this.is_over:
                 break
         self._remove(this)
+
+    def _end_deserted(self, now: float) -> None:
+        """Drop open groups beyond the age whose members were all consumed: no entry tells of them."""
+        retention = self._owner.settings.retention
+        if retention is None or retention.max_age_seconds is None:
+            return
+        for group in self._contents.groups.take_deserted(_LOOKS_PER_TICK):
+            if now - group.row.open_time > retention.max_age_seconds:
+                self._grouping.expire_open(group, self._limit("aged"), "aged")
 
     def _aged(self, now: float) -> Iterator[Entry]:
         """Entries beyond the age, each once, the oldest first."""

@@ -129,11 +129,11 @@ class Retirement:
         self, seqs: Sequence[int], consumer: str, leaving: Sequence[Entry], *, step: int | None
     ) -> None:
         """The batch failed: it never was acknowledged."""
-        self._progress.ack_ended(seqs, consumer)
         if step is not None and consumer in self._consumers:
             self._consumers[consumer].timeline.forget(step, seqs)
         for entry in self._contents.by_seqs(seqs):
-            self._progress.undo_ack(entry, consumer, step)
+            self._progress.undo_failed_ack(entry, consumer, step)
+        self._progress.ack_ended(seqs, consumer)
         # Another consumer's rows, stored meanwhile, say that it was.
         self._progress.note_behind(seqs)
         self.stay(leaving, "consumed")
@@ -229,8 +229,7 @@ class Retirement:
             self._remove(entry)
         self._progress.forget([entry.record.seq for entry in leaving])
         for group in groups_of(leaving):
-            if group.is_over:
-                self._contents.groups.remove(group)
+            self._contents.groups.left(group)
 
     def stay(self, leaving: Sequence[Entry], reason: LeaveReason) -> None:
         """The batch failed: the entries are still here."""

@@ -140,6 +140,40 @@ async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World, clock
         assert late.reason == "late", "the group was dropped as a whole"
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_open_group_that_was_consumed_leaves_by_age(
+    world: World, clock: Clock, restarts: bool
+) -> None:
+    """A rollout that died leaves "2 of 3" behind, which no experience tells of any more."""
+    buffer = await world.create(
+        group_size=3,
+        retention={"max_age_seconds": HOUR},
+        consumers=[{"name": "trainer", "unit": "item"}],
+    )
+    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0)))
+    await buffer.leasing.ack(await sample(buffer, 5))
+    await buffer.drain()
+    if restarts:
+        buffer = await world.restart(buffer)
+    clock.now += HOUR / 2
+    await buffer.ingest.push(push((2, 2)))
+    await settle(buffer, clock)
+    assert [group.describe() for group in buffer.contents.groups] == ["2 of 3", "3 of 3", "1 of 3"]
+    await buffer.ingest.push(push((3, 1)))
+    clock.now += HOUR / 2 + 1
+    await settle(buffer, clock)
+    assert [group.row.key for group in buffer.contents.groups] == ["2/2", "2/3"], (
+        "3 has a young one"
+    )
+    (late,) = await buffer.ingest.push(push((1, 2)))
+    assert late.reason == "late", "it was dropped"
+    await buffer.leasing.ack(await sample(buffer, 2))
+    await settle(buffer, clock)
+    assert not list(buffer.contents.groups)
+    fresh = await world.restart(buffer)
+    assert not list(fresh.contents.groups)
+
+
 async def test_an_open_group_that_is_outdated_leaves_once_it_is_whole(
     world: World, clock: Clock
 ) -> None:
