@@ -36,6 +36,8 @@ class Progress:
         """By seq, the consumers that have passed an experience over since the server started."""
         self._acking: dict[int, set[str]] = {}
         """By seq, the consumers whose ack is on its way to the disk."""
+        self._first_acks: set[tuple[int, str]] = set()
+        """Of these, by seq and consumer, its first ack with a step."""
         self._behind: set[int] = set()
         """Seqs of rows of which the disk has another version, or none."""
         self._are_consumers_behind = False
@@ -44,9 +46,8 @@ class Progress:
 
     def clear(self) -> None:
         """Forget everything: the buffer was deleted."""
-        for by_seq in (self._rows, self._passed, self._acking):
-            by_seq.clear()
-        self._behind.clear()
+        for known in (self._rows, self._passed, self._acking, self._first_acks, self._behind):
+            known.clear()
 
     def restore(self, rows: Iterable[ProgressRow], consumers: Iterable[ConsumerRow]) -> None:
         """Take over the progress as stored."""
@@ -163,6 +164,7 @@ class Progress:
     def ack_ended(self, seqs: Iterable[int], consumer: str) -> None:
         """The commit of a consumer's ack has ended."""
         for seq in seqs if self._acking else ():
+            self._first_acks.discard((seq, consumer))
             if (consumers := self._acking.get(seq)) is not None:
                 consumers.discard(consumer)
                 if not consumers:
@@ -186,7 +188,10 @@ class Progress:
             if times or not consumes:
                 times = self._row(entry).times_sampled[consumer] = times + 1
             if step is not None:
-                self._row(entry).steps.setdefault(consumer, []).append(step)
+                steps = self._row(entry).steps
+                if consumer not in steps:
+                    self._first_acks.add((entry.record.seq, consumer))
+                steps.setdefault(consumer, []).append(step)
             known = self._rows.get(entry.record.seq)
             if known is not None and forgives:
                 self._forgive(known, entry, consumer)
@@ -206,7 +211,7 @@ class Progress:
             reader.quarantined.pop(key_of(reader.settings, entry), None)
 
     def undo_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
-        """Take an ack back: it couldn't be stored, or its step was rewound."""
+        """Take an ack back: its step was rewound."""
         was_used = self.is_used(entry)
         row = self._row(entry)
         times = max(row.times_sampled.get(consumer, 0) - 1, 0)
@@ -218,6 +223,13 @@ class Progress:
         self.usage.num_undone += was_used and not self.is_used(entry)
         if step is not None and step in row.steps.get(consumer, ()):
             row.steps[consumer].remove(step)
+
+    def undo_failed_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
+        """Take back an ack that couldn't be stored: nobody was rewound by that."""
+        self.undo_ack(entry, consumer, step)
+        steps = self._row(entry).steps
+        if (entry.record.seq, consumer) in self._first_acks and not steps.get(consumer, True):
+            del steps[consumer]
 
     def note_safe(self, entry: Entry, consumer: str, step: int) -> None:
         """An ack can't be rewound any more."""

@@ -60,6 +60,31 @@ async def test_a_refused_ack_is_not_stored_later(world: World, refusals: Refusal
         assert not place.delivery.consumer("c").finished
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("was_rewound", [False, True])
+async def test_a_refused_ack_is_no_rewind(
+    world: World, refusals: Refusals, was_rewound: bool, restarts: bool
+) -> None:
+    """What is to come again after a rewind isn't evicted; what never was acknowledged is."""
+    consumers = [{"name": "c", "retain_steps": 5}]
+    buffer = await world.create(group_by="none", consumers=consumers, max_items=1, on_full="evict")
+    await buffer.ingest.push(push((0, 0)))
+    if was_rewound:
+        await buffer.desk.ack((await sample(buffer, "c")).id, step=1)
+        await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), 0)
+    lease = await sample(buffer, "c")
+    await refuse_ack(buffer, refusals, lease, 1)
+    await buffer.leasing.nack(lease.id, reason="no room")
+    if restarts:
+        buffer = await world.restart(buffer)
+    if was_rewound:
+        with pytest.raises(errors.BufferFullError):
+            await buffer.ingest.push(push((1, 0)))
+    else:
+        (outcome,) = await buffer.ingest.push(push((1, 0)))
+        assert outcome.status == "stored"
+
+
 async def test_a_refused_rewind_is_not_stored_later(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.ingest.push(push((0, 0)))
