@@ -213,8 +213,7 @@ class Buffer:
         self.version_changed.set()
         self.ingest.line.look()
         self.computing.close()
-        for name in list(self.delivery.consumers):
-            self.delivery.remove_consumer(name)
+        self.delivery.close()
 
     def forget(self) -> None:
         """Let go of what it held; after `close` and `drain`."""

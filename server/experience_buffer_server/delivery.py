@@ -39,6 +39,7 @@ class Delivery:
         """Takes units that nobody is to get any more."""
         self.consumers = consumers
         """By name; others have a view of it."""
+        self._is_closed = False
 
     # --- consumers and what they are offered
 
@@ -51,6 +52,12 @@ class Delivery:
         """Remove a consumer; calls that wait for it end."""
         self.close_consumer(name)
         del self.consumers[name]
+
+    def close(self) -> None:
+        """The buffer was deleted: calls that wait for a consumer end."""
+        self._is_closed = True
+        for name in list(self.consumers):
+            self.remove_consumer(name)
 
     def close_consumer(self, name: str) -> None:
         """Deliver nothing more to a consumer; calls that wait for it end."""
@@ -76,7 +83,12 @@ class Delivery:
 
         Raises:
             ConsumerNotFoundError: There is none.
+            BufferNotFoundError: The buffer was deleted.
         """
+        if self._is_closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {self._name()!r} was deleted", subject=self._name()
+            )
         consumer = self.consumers.get(name)
         if consumer is None or consumer.closed:
             names = sorted(other.name for other in self.consumers.values() if not other.closed)

@@ -158,6 +158,7 @@ class Desk:
 
         Raises:
             ConsumerNotFoundError: The buffer has no such consumer.
+            BufferNotFoundError: The buffer was deleted.
             ResourceExhaustedError: Too many calls wait.
             WrongStateError: An open batch is shared by another number of ranks.
             StoreFullError: The lease can't be stored.

@@ -218,6 +218,7 @@ class SampleSession:
 
         Raises:
             ConsumerNotFoundError: The consumer was removed.
+            BufferNotFoundError: The buffer was deleted.
         """
         consumer = buffer.delivery.consumer(consumer_name)
         # What is being put together counts, too.

@@ -113,7 +113,7 @@ async def test_a_stream_that_waits_sends_nothing_of_a_deleted_buffer(
     await turns()
     await backend.registry.delete("b", force=True)
     go()
-    with pytest.raises(errors.ConsumerNotFoundError):
+    with pytest.raises(errors.BufferNotFoundError):
         await asyncio.wait_for(first, 10)
 
 
@@ -129,7 +129,7 @@ async def test_a_call_that_waits_gets_nothing_of_a_deleted_buffer(
     await turns()
     await backend.registry.delete("b", force=True)
     go()
-    with pytest.raises(errors.ConsumerNotFoundError):
+    with pytest.raises(errors.BufferNotFoundError):
         await asyncio.wait_for(asked, 10)
 
 

@@ -414,7 +414,7 @@ async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Bac
     stream = sampling(backend, saying(said, asyncio.Event()))
     lease_id = (await anext(stream)).frame.lease.id
     assert await backend.registry.delete("math", force=True) == 1
-    with pytest.raises(errors.ConsumerNotFoundError):
+    with pytest.raises(errors.BufferNotFoundError):
         await asyncio.wait_for(anext(stream), 10)
     with pytest.raises(errors.LeaseNotFoundError):
         await buffer.desk.ack(lease_id)
