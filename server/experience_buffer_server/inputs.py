@@ -50,16 +50,21 @@ def info_of(item: Item) -> Mapping[str, Any]:
 
 
 def column_tensor(item: Item, name: str) -> TensorView | None:
-    """An input's tensor; an empty one is none: log-probabilities that weren't kept travel so."""
+    """An input's tensor; None where it isn't there, or wasn't kept."""
     tensor = item.tensors.get(name)
-    return None if tensor is None or tensor.shape == (0,) else tensor
+    return None if tensor is None or not _is_kept(item, tensor) else tensor
+
+
+def _is_kept(item: Item, tensor: TensorView) -> bool:
+    """Log-probabilities that weren't kept travel as an empty tensor; of no token, so do all."""
+    return tensor.shape != (0,) or not response_tokens(item)
 
 
 def input_fields(item: Item) -> int:
     """Which inputs of an estimator an experience carries: a bit per name of `INPUT_FIELDS`."""
     fields = 0 if item.meta.get("reward") is None else _REWARD_BIT
     for name, tensor in item.tensors.items():
-        if name in _TENSOR_BITS and tensor.shape != (0,):
+        if name in _TENSOR_BITS and _is_kept(item, tensor):
             fields |= _TENSOR_BITS[name]
     info = info_of(item)
     if not _INFO_BITS.keys().isdisjoint(info):
@@ -104,7 +109,7 @@ def input_problem(item: Item, names: Collection[str]) -> str:
     for name in COLUMNS:
         if name not in names or (value := info.get(name)) is None:
             continue
-        if column_tensor(item, name) is not None:
+        if name in item.tensors and item.tensors[name].shape != (0,):
             return f"{name} is given twice, as a tensor and as info[{name!r}]; send one of them"
         if problem := _list_problem(f"info[{name!r}]", name, value, response_tokens(item)):
             return problem

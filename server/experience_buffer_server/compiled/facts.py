@@ -152,10 +152,8 @@ def _note_lengths(work: Array, prompt_length: int, is_cut: bool, fact: int) -> b
     if num_tokens < 0 or not 0 <= prompt_length <= num_tokens:
         return False
     length = num_tokens - prompt_length
-    if num_masked >= 0:
-        if num_masked != length:
-            return False
-    elif prompt_length == 0 or length == 0:
+    # Where there is no token, an empty tensor doesn't say what it says elsewhere.
+    if length == 0 or num_masked not in (-1, length) or (num_masked < 0 and prompt_length == 0):
         return False
     for field in range(_LOGPROBS, _VALUES):
         size = work[SIZES + field]

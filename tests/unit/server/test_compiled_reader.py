@@ -243,6 +243,7 @@ def test_rewards_that_are_none_are_left(reward: float) -> None:
         ({"teacher_logprobs": torch.zeros(3, dtype=torch.bfloat16)}, True),
         ({"token_level_reward": torch.zeros(3, dtype=torch.float64)}, True),
         ({"prompt_length": 0}, False),
+        ({"prompt_length": 5, "action_mask": torch.ones(0), "logprobs": torch.empty(0)}, False),
     ],
 )
 def test_tensors(fields: dict[str, Any], is_known: bool) -> None:

@@ -185,6 +185,22 @@ def test_log_probabilities_in_info_stand_in_for_the_empty_tensor() -> None:
     assert column.num_bytes == 8 * T
 
 
+def test_a_response_of_no_token_has_all_of_its_log_probabilities() -> None:
+    none = item(tokens=torch.tensor([5, 6]), prompt_length=2, action_mask=torch.ones(0).bool())
+    plan = plan_of(buffer("teacher_logprobs"))
+    for name in ("logprobs", "teacher_logprobs"):
+        none.tensors.pop(name, None)
+        assert name in Needs(plan).missing(input_fields(none))
+        none.tensors[name] = trxp.TensorView("F32", (0,), memoryview(b""))
+        assert name not in Needs(plan).missing(input_fields(none))
+    assert isinstance(admit(none, buffer("teacher_logprobs")), Candidate)
+    read = experience_input(none, "r", names={"logprobs"})
+    assert read.logprobs is not None
+    assert read.logprobs.num_bytes == 0
+    none.meta["info"]["logprobs"] = []
+    assert isinstance(admit(none, buffer("teacher_logprobs")), Candidate), "nothing is given twice"
+
+
 @pytest.mark.parametrize("name", ["baseline_reward", "env_state_hash", "num_turns"])
 def test_a_scalar_as_a_tensor_is_refused(name: str) -> None:
     odd = with_entry(name, None)
