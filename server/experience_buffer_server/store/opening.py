@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import lmdb
@@ -16,6 +17,11 @@ CURE = (
     "a snapshot"
 )
 """What to do about damage that a server can't go on with."""
+
+_OTHER_NAMESPACE = (
+    "a process of the same id reads it, from another container: run this in the one of the server, "
+    "or in one that shares its process ids"
+)
 
 
 def open_to_read(
@@ -49,7 +55,8 @@ def open_to_read(
     except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
         raise StoreFormatError(explain_unopenable(path, error)) from error
     except lmdb.Error as error:
-        raise StoreFailedError(f"can't open the store at {path}: {error}") from error
+        why = f"{error}; {_OTHER_NAMESPACE}" if error.code == errno.EAGAIN else str(error)
+        raise StoreFailedError(f"can't open the store at {path}: {why}") from error
     check_length(env, path)
     try:
         return env, _open_tables(env, path)

@@ -23,6 +23,7 @@ from experience_buffer_server.store import (
 )
 from experience_buffer_server.store.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 from experience_buffer_server.store.frames import Work
+from experience_buffer_server.store.opening import open_to_read
 from tests.faults.shim import Faults, build
 
 MakeRecord = Callable[..., Record]
@@ -333,3 +334,30 @@ async def test_a_store_that_has_failed_says_why_though_more_is_sent(
         with pytest.raises(StoreFailedError, match="Input/output error"):
             await commit
     faults.close()
+
+
+HOLD = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(file, fcntl.LOCK_EX, 1, int(sys.argv[2]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_reader_of_the_same_id_in_another_container_is_told(
+    open_store: OpenStore, path: Path
+) -> None:
+    """LMDB knows readers by their process ids: each locks the byte of its number."""
+    await (await open_store()).close()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path / "lock.mdb"), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(StoreFailedError, match="the same id reads it, from another container"):
+            open_to_read(path)
+        other.communicate()
+    open_to_read(path)[0].close()
