@@ -163,7 +163,7 @@ class Progress:
 
     def ack_ended(self, seqs: Iterable[int], consumer: str) -> None:
         """The commit of a consumer's ack has ended."""
-        for seq in seqs if self._acking else ():
+        for seq in seqs if self._acking or self._first_acks else ():
             self._first_acks.discard((seq, consumer))
             if (consumers := self._acking.get(seq)) is not None:
                 consumers.discard(consumer)
