@@ -36,6 +36,9 @@ class AsyncWriter:
     It belongs to one event loop; several tasks may share it. What the server refused, and other errors, are raised by
     the next `append`, `flush` or `close`. When the stream breaks, it reconnects and sends again
     what has no outcome yet, which is safe because pushes are idempotent.
+
+    It has to be closed before its event loop ends, after which nothing can be sent: what isn't
+    stored by then is logged as an error.
     """
 
     def __init__(
@@ -207,6 +210,14 @@ class AsyncWriter:
         except ExperienceBufferError as error:
             error.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
             self._failure = error
+        except asyncio.CancelledError:
+            if not self._done and (num_pending := self._queue.counts().num_pending):
+                logger.error(
+                    "a writer was open when its event loop ended, close it before: %d experiences "
+                    "are not stored",
+                    num_pending,
+                )
+            raise
         finally:
             # Also when this task dies of a bug: nobody may wait for it forever.
             self._failure = self._failure or closed_error("writer")

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,7 @@ from experience_buffer._push_memory import PushMemory
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer._wire import Payload
-from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.errors import ExperienceBufferError, PushRefusedError, UnavailableError
 from experience_buffer.options import WriterOptions
 from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from experience_buffer.client import Client
     from experience_buffer.experience import Experience
 
+_EXIT_SECONDS = 10.0
+"""For what is still under way when the process ends."""
 logger = logging.getLogger("experience_buffer")
 
 
@@ -37,6 +40,9 @@ class Writer:
     It can be shared between threads. What the server refused, and other errors, are raised by
     the next `append`, `flush` or `close`. When the stream breaks, it reconnects and sends again
     what has no outcome yet, which is safe because pushes are idempotent.
+
+    One that is still open when the process ends by itself is closed then, for which it has 10
+    seconds at most; what is not stored by then is logged as an error.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Writer:
         self._closing = False
         self._done = False
         self._thread: threading.Thread | None = None
+        self._at_exit: Finalize | None = None
 
     @property
     def counts(self) -> WriterCounts:
@@ -149,8 +156,10 @@ class Writer:
             with self._lock:
                 self._done = True
                 self._connection += 1
-                call, thread = self._call, self._thread
+                call, thread, at_exit = self._call, self._thread, self._at_exit
                 self._work.notify_all()
+            if at_exit is not None:
+                at_exit.cancel()
             if call is not None:
                 call.cancel()
             if thread is not None:
@@ -187,6 +196,17 @@ class Writer:
                 target=self._run, name="experience-buffer-writer", daemon=True
             )
             self._thread.start()
+            # Also called in processes that multiprocessing has started, unlike `atexit`, and never
+            # in one that was forked since.
+            self._at_exit = Finalize(None, self._close_at_exit, exitpriority=0)
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close(timeout=min(self._client.timeout, _EXIT_SECONDS))
+        except ExperienceBufferError as error:
+            # One that holds nothing may have lost its client before.
+            if self.counts.num_pending or isinstance(error, PushRefusedError):
+                logger.error("a writer was open when the process ended, close it before: %s", error)
 
     def _run(self) -> None:
         """Keep a stream open while there is something to send, until closed or failed for good."""
