@@ -95,6 +95,10 @@ class Manifest(_Part):
         """What both files take on the disk."""
         return self.data_bytes + self.payloads_stored_bytes
 
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=2) + "\n"
+
 
 class _Writer(BaseModel):
     """What manifests of all versions say of who wrote them."""
@@ -115,7 +119,7 @@ def write_manifest(snapshot: Path, manifest: Manifest) -> None:
         SnapshotError: It would be longer than one that is read.
         OSError: It can't be written.
     """
-    text = manifest.model_dump_json(indent=2) + "\n"
+    text = manifest.to_json()
     if len(text.encode()) > MAX_BYTES:
         raise SnapshotError(
             f"the manifest, with the settings of {len(manifest.buffers)} buffers, would have "
