@@ -33,9 +33,9 @@ logger = logging.getLogger("experience_buffer")
 class AsyncWriter:
     """Pushes in the background, in batches, keeping several under way.
 
-    It belongs to one event loop; several tasks may share it. What the server refused, and other errors, are raised by
-    the next `append`, `flush` or `close`. When the stream breaks, it reconnects and sends again
-    what has no outcome yet, which is safe because pushes are idempotent.
+    It belongs to one event loop; several tasks may share it. What the server refused, and other
+    errors, are raised by the next `append`, `flush` or `close`. When the stream breaks, it
+    reconnects and sends again what has no outcome yet, which is safe because pushes are idempotent.
 
     It has to be closed before its event loop ends, after which nothing can be sent: what isn't
     stored by then is logged as an error.

@@ -206,10 +206,10 @@ class Engine:
         return error.code != errno.EIO or self._room.allocate(_PROBE_BYTES)
 
     def _is_in_doubt(self) -> bool:
-        """Whether the last commit failed at its last page: it may be on the disk, or not."""
+        """Whether the last commit failed at its last page: it may be on the disk, none follows."""
         try:
             self._env.begin(write=True).abort()
-        except lmdb.PanicError:
+        except lmdb.Error:
             return True
         return False
 

@@ -17,7 +17,7 @@ from experience_buffer_server.store.private import sync
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION: Final = 2
 MAX_BYTES = 1 << 30
-"""Over three times what the default number of buffers takes with the longest settings."""
+"""One and a half times what the default number of buffers takes with the longest settings."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -119,15 +119,15 @@ def write_manifest(snapshot: Path, manifest: Manifest) -> None:
         SnapshotError: It would be longer than one that is read.
         OSError: It can't be written.
     """
-    text = manifest.to_json()
-    if len(text.encode()) > MAX_BYTES:
+    text = manifest.to_json().encode()
+    if len(text) > MAX_BYTES:
         raise SnapshotError(
             f"the manifest, with the settings of {len(manifest.buffers)} buffers, would have "
-            f"{len(text.encode())} bytes, over the limit of {MAX_BYTES}; delete buffers, or "
+            f"{len(text)} bytes, over the limit of {MAX_BYTES}; delete buffers, or "
             "shorten their settings"
         )
     path = snapshot / MANIFEST_NAME
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(text)
     sync(path)
 
 
