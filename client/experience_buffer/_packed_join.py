@@ -30,8 +30,8 @@ def column(table: Table, name: str) -> Tensor:
     return tensor(view)
 
 
-def joined_field(table: Table, name: str, dtype: torch.dtype | None = None) -> Joined:
-    """Put a field's forms together, in the given dtype or in the one they promote to.
+def joined_field(table: Table, name: str) -> Joined:
+    """Put a field's forms together, in the dtype that they promote to.
 
     Raises:
         ValueError: An experience lacks the field, or its rows can't lie behind one another.
@@ -50,7 +50,7 @@ def joined_field(table: Table, name: str, dtype: torch.dtype | None = None) -> J
             parts.append((has_none, _single_turn_masks(table, has_none)))
     if len(parts) == 1:
         return parts[0][1]
-    return _interleaved(name, parts, dtype)
+    return _interleaved(name, parts)
 
 
 def lacking(table: Table, name: str) -> int | None:
@@ -79,25 +79,22 @@ def _presence(form: Form) -> Tensor:
     return torch.frombuffer(bytearray(form.present), dtype=torch.bool)
 
 
-def _interleaved(
-    name: str, parts: list[tuple[Tensor, Joined]], dtype: torch.dtype | None
-) -> Joined:
+def _interleaved(name: str, parts: list[tuple[Tensor, Joined]]) -> Joined:
     """Copy parts, each with the experiences that it has, into the experiences' order."""
     flats = [part.flat for _, part in parts]
     shapes = {flat.shape[1:] for flat in flats}
     if len(shapes) > 1:
         texts = ", ".join(str(["*", *shape]) for shape in sorted(shapes))
         raise ValueError(f"{name} differs in shape between experiences: {texts}; take of(index)")
-    if dtype is None:
-        dtype = flats[0].dtype
-        for flat in flats[1:]:
-            try:
-                dtype = torch.promote_types(dtype, flat.dtype)
-            except RuntimeError:
-                raise ValueError(
-                    f"{name} is {dtype} in some experiences and {flat.dtype} in others, which have "
-                    "no common dtype; take of(index)"
-                ) from None
+    dtype = flats[0].dtype
+    for flat in flats[1:]:
+        try:
+            dtype = torch.promote_types(dtype, flat.dtype)
+        except RuntimeError:
+            raise ValueError(
+                f"{name} is {dtype} in some experiences and {flat.dtype} in others, which have "
+                "no common dtype; take of(index)"
+            ) from None
     lengths = torch.stack([part.lengths for _, part in parts]).sum(0)
     joined = flats[0].new_empty((int(lengths.sum()), *flats[0].shape[1:]), dtype=dtype)
     for present, part in parts:

@@ -149,9 +149,7 @@ def varlen(table: Table, *, fields: Sequence[str] | None) -> dict[str, Tensor]:
 def _tokens(table: Table) -> _Tokens:
     if not table.num_rows:
         raise ValueError("the batch is empty; there is nothing to lay out")
-    form = next((form for form in table.fields.get("tokens", ()) if form.present[0]), None)
-    dtype = None if form is None else tensor(form.view).dtype
-    joined = joined_field(table, "tokens", dtype)
+    joined = joined_field(table, "tokens")
     prompts = column(table, "prompt_length")
     if joined.flat.dim() != 1:
         raise ValueError(f"tokens have {joined.flat.dim()} dimensions; token ids have 1")

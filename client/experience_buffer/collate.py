@@ -9,6 +9,7 @@ imported only by the two functions that need it. All functions are thread-safe.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -79,14 +80,14 @@ def gather_token_ids(
     """Pad tokens so that all responses begin in one column.
 
     Returns:
-        Shape [B, P + R], in the dtype of the first experience's tokens.
+        Shape [B, P + R], in the dtype that the experiences' tokens promote to: no id is changed.
 
     Raises:
         ValueError: A prompt or response is longer than its maximum.
     """
-    first = experiences[0].tokens
-    token_ids = first.new_full(
-        (len(experiences), max_prompt_length + max_response_length), pad_token_id
+    dtype = reduce(torch.promote_types, (experience.tokens.dtype for experience in experiences))
+    token_ids = experiences[0].tokens.new_full(
+        (len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype
     )
     for row, experience in zip(token_ids, experiences, strict=True):
         start, end = _columns(experience, max_prompt_length, max_response_length)

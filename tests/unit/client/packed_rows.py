@@ -80,7 +80,9 @@ def parsed(rows: list[PackedRow]) -> PackedBatch:
 
 def numbers(dtype: str, values: list[Any]) -> TensorView:
     """A tensor of one dimension."""
-    code = {"F32": "f", "I32": "i", "I64": "q", "BOOL": "?", "F64": "d", "I16": "h"}[dtype]
+    code = {"F32": "f", "I32": "i", "I64": "q", "BOOL": "?", "F64": "d", "I16": "h", "U8": "B"}[
+        dtype
+    ]
     data = struct.pack(f"<{len(values)}{code}", *values)
     return TensorView(dtype, (len(values),), memoryview(data))
 

@@ -25,7 +25,7 @@ def turns(draw: st.DrawFn) -> list[PackedRow]:
     """Experiences that can be laid out: some without a mask, some truncated, of mixed dtypes."""
     rows = []
     dtypes = draw(st.lists(st.sampled_from(["F32", "F64", "BF16"]), min_size=1, max_size=2))
-    token_dtypes = draw(st.lists(st.sampled_from(["I32", "I64"]), min_size=1, max_size=2))
+    token_dtypes = draw(st.lists(st.sampled_from(["U8", "I32", "I64"]), min_size=1, max_size=2))
     for number in range(draw(st.integers(1, 7))):
         prompt, response = draw(st.integers(1, 4)), draw(st.integers(1, 5))
         status = draw(st.sampled_from([None, None, "prompt_truncated", "response_truncated"]))
@@ -262,3 +262,18 @@ def test_any_dtype_is_padded_bit_for_bit(
         [*(view(dtype, (2,), 2).data, bytes(ITEM_BYTES[dtype])), view(dtype, (3,), 3).data]
     )
     assert bytes(padded.view(torch.uint8).flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("is_first_short", [True, False])
+def test_token_ids_are_the_same_whatever_the_dtype_of_a_neighbour(is_first_short: bool) -> None:
+    large = [151_644, 70_000, 300]
+    ids = [("U8", [1, 2, 3]), ("I32", large)]
+    rows = [
+        row(number, {"tokens": numbers(dtype, tokens)}, changes={"prompt_length": 1})
+        for number, (dtype, tokens) in enumerate(ids if is_first_short else ids[::-1])
+    ]
+    batch = rows_of.parsed(rows)
+    expected = [[1, 2, 3], large] if is_first_short else [large, [1, 2, 3]]
+    assert batch.padded(pad_token_id=0)["input_ids"].tolist() == expected
+    assert batch.varlen()["input_ids"].tolist() == [*expected[0], *expected[1]]
+    assert collate.gather_token_ids(decoded(rows), 1, 2, 0).tolist() == expected
