@@ -231,6 +231,8 @@ def _check_multi_modal(keys: list[Any], tensors: dict[str, TensorView]) -> None:
         return
     if not all(type(key) in (str, int) for key in keys):
         raise _ItemError(".multi_modal_input_keys", "a key isn't text")
+    if any(type(key) is int and key.bit_length() > 64 for key in keys):
+        raise _ItemError(".multi_modal_input_keys", "a key is an integer of more than 64 bits")
     # One long text may be named many times: nothing is made of it.
     named = {str(key) for key in keys}
     start = len(MULTI_MODAL_PREFIX)

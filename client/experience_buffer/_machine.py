@@ -5,18 +5,13 @@ The opcodes themselves are in `_plain` and `_opcodes`.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from experience_buffer._foreign import Foreign
 from experience_buffer._limits import Limits
-from experience_buffer._normal import is_key
+from experience_buffer._normal import EXPENSIVE_KEY, MAX_FREE_KEYS, is_cheap_key, is_key
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.errors import TrxpError
-
-MAX_FREE_KEYS: Final = 256
-"""Members of a dict or set whose kind of key isn't restricted; see `Machine.check_keys`."""
-
-_INT32: Final = 2**31
 
 
 class Machine:
@@ -132,6 +127,16 @@ class Machine:
         if len(target) != expected:
             raise self.error(f"a key of a {type(target).__name__} is given twice")
 
+    def memoizable(self, value: object) -> object:
+        """The value, unless it is an integer of more than 64 bits.
+
+        Picklers keep none in the memo, and write it out wherever it is reached: a kilobyte for two
+        bytes.
+        """
+        if type(value) is int and value.bit_length() > 64:
+            raise self.error("an integer of more than 64 bits is kept in the memo")
+        return value
+
     def extend(self, target: object, members: list[Any]) -> None:
         if type(target) is list:
             target.extend(members)
@@ -144,12 +149,7 @@ class Machine:
             if not is_key(key) and not isinstance(key, Foreign):
                 raise self.error(
                     f"a {type(key).__name__} is used as a key; use None, bool, int, float, str, "
-                    "bytes or a flat tuple of these"
+                    "bytes or a flat tuple of these (integers in it: 64 bits)"
                 )
-            if num_keys > MAX_FREE_KEYS and not (
-                type(key) in (str, bytes) or (type(key) is int and -_INT32 <= key < _INT32)
-            ):
-                raise self.error(
-                    f"a dict or set of more than {MAX_FREE_KEYS} members has a key that isn't "
-                    "text, bytes or a 32-bit integer; use text keys"
-                )
+            if num_keys > MAX_FREE_KEYS and not is_cheap_key(key):
+                raise self.error(EXPENSIVE_KEY)

@@ -15,6 +15,14 @@ from experience_buffer.errors import TrxpError
 MAX_INT_BYTES: Final = 1024
 """Size of the largest integer; Python prints up to 4,300 digits, which is 1,785 bytes."""
 
+MAX_FREE_KEYS: Final = 256
+"""Members of a dict or set whose kind of key isn't restricted; of more, see `is_cheap_key`."""
+
+EXPENSIVE_KEY: Final = (
+    f"a dict or set of more than {MAX_FREE_KEYS} members has a key that isn't text, bytes or a "
+    "32-bit integer; use text keys"
+)
+_INT32: Final = 2**31
 _MAX_KEY_PARTS: Final = 64
 _MAX_PATH: Final = 1000
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
@@ -60,13 +68,25 @@ class _Walked(NamedTuple):
 
 
 def is_key(key: object) -> bool:
-    """Whether a value may be a dict key or set member: a scalar, or a short flat tuple of scalars."""
+    """Whether a value may be a dict key or set member: a scalar, or a short flat tuple of scalars.
+
+    Integers in a tuple have 64 bits at most.
+    """
     kind = type(key)
     if kind is not tuple:
         return kind in _SCALARS
     # A tuple is hashed from its parts each time it is used.
     parts: tuple[object, ...] = key  # type: ignore[assignment]
-    return len(parts) <= _MAX_KEY_PARTS and all(type(part) in _SCALARS for part in parts)
+    return len(parts) <= _MAX_KEY_PARTS and all(
+        type(part) in _SCALARS and (type(part) is not int or part.bit_length() <= 64)
+        for part in parts
+    )
+
+
+def is_cheap_key(key: object) -> bool:
+    """Whether a dict or set may have any number of such keys: none makes hashing expensive."""
+    kind = type(key)
+    return kind is str or kind is bytes or (kind is int and -_INT32 <= key < _INT32)  # type: ignore[operator]
 
 
 class Normaliser:
@@ -146,8 +166,9 @@ class Normaliser:
             return self._normal_dict(value, depth)
         if type(value) is list or type(value) is tuple:
             return self._normal_sequence(value, depth)
+        is_large = len(value) > MAX_FREE_KEYS
         for member in value:
-            self._check_key(member)
+            self._check_key(member, is_large)
         return value
 
     def _enter(self, container: Any, depth: int) -> None:
@@ -173,11 +194,12 @@ class Normaliser:
 
     def _normal_dict(self, value: dict[Any, Any], depth: int) -> dict[Any, Any]:
         changed = None
+        is_large = len(value) > MAX_FREE_KEYS
         key: object = None
         try:
             for key, member in value.items():
                 if type(key) is not str:
-                    self._check_key(key)
+                    self._check_key(key, is_large)
                 normal = self._normal(member, depth + 1)
                 if normal is not member:
                     changed = dict(value) if changed is None else changed
@@ -201,12 +223,14 @@ class Normaliser:
             raise
         return value if changed is None else type(value)(changed)
 
-    def _check_key(self, key: object) -> None:
+    def _check_key(self, key: object, is_large: bool) -> None:
         if not is_key(key):
             raise _NotPlainError(
                 f"a key or set member of type {_name(key)}; use None, bool, int, float, str, "
-                "bytes or a flat tuple of these"
+                "bytes or a flat tuple of these (integers in it: 64 bits)"
             )
+        if is_large and not is_cheap_key(key):
+            raise _NotPlainError(EXPENSIVE_KEY)
         for part in key if type(key) is tuple else (key,):
             self._normal(part, 1)
 

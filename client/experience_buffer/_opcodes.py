@@ -55,9 +55,9 @@ def _put(machine: Machine, num_index_bytes: int) -> None:
     index = machine.number(num_index_bytes)
     memo = machine.memo
     if index < len(memo):
-        memo[index] = machine.top()
+        memo[index] = machine.memoizable(machine.top())
     elif index == len(memo):
-        memo.append(machine.top())
+        memo.append(machine.memoizable(machine.top()))
     else:
         raise machine.error(f"memo index {index}, but only {len(memo)} values were kept")
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 
 from experience_buffer._limits import Limits
-from experience_buffer._machine import MAX_FREE_KEYS, Machine
+from experience_buffer._machine import Machine
+from experience_buffer._normal import MAX_FREE_KEYS
 from experience_buffer._opcodes import RARE
 
 _read_float = struct.Struct(">d").unpack_from
@@ -92,11 +93,13 @@ def _run(machine: Machine) -> object:
                     raise IndexError
                 end = len(stack)
                 value = stack[start - 1]
-                if type(value) is dict and end - start < MAX_FREE_KEYS > len(value):
+                if (
+                    type(value) is dict
+                    and (size := len(value) + (end - start) // 2) <= MAX_FREE_KEYS
+                ):
                     if machine.has_composites:
                         machine.pos = pos
                         machine.check_keys(stack[start::2], 0)
-                    size = len(value) + (end - start) // 2
                     for i in range(start, end, 2):
                         value[stack[i]] = stack[i + 1]
                     if len(value) != size:
@@ -137,7 +140,7 @@ def _run(machine: Machine) -> object:
                 push(data[pos] | data[pos + 1] << 8)
                 pos += 2
             elif op == 0x94:  # MEMOIZE
-                remember(stack[-1])
+                remember(machine.memoizable(stack[-1]))
             elif op == 0x28:  # MARK
                 marks.append((fence, depth))
                 fence = len(stack)

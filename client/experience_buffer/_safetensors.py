@@ -121,12 +121,11 @@ def _checked_views(rows: list[_Row], data: memoryview) -> list[TensorView]:
         if item_bytes is None:
             raise _error(f"dtype {dtype[:80]!r} isn't one of {', '.join(ITEM_BYTES)}", name)
         if len(shape) > _MAX_DIMENSIONS:
-            raise _error(f"{len(shape)} dimensions exceed the limit of {_MAX_DIMENSIONS}", name)
+            raise _error(too_large(shape), name)
         if prod(shape) * item_bytes != end - begin:
             raise _error(f"{end - begin} bytes don't hold a {dtype} of {list(shape)!s:.80}", name)
-        # Strides are computed of empty tensors too, and must not overflow.
-        if begin == end and prod(filter(None, shape)) > _MAX_EMPTY_ELEMENTS:
-            raise _error(f"shape {list(shape)!s:.80} is beyond what a tensor may have", name)
+        if begin == end and (reason := too_large(shape)):
+            raise _error(reason, name)
         views.append(TensorView(dtype, shape, data[begin:end]))
     return views
 
@@ -152,6 +151,16 @@ def _known_table(spelled: bytes, data: memoryview) -> Table | None:
         if spelled.startswith(header) and not spelled[len(header) :].strip(b" "):
             return Table(known.names, views)
     return None
+
+
+def too_large(shape: Sequence[int]) -> str:
+    """Why a tensor can't have that shape, whatever its bytes; empty if it can."""
+    if len(shape) > _MAX_DIMENSIONS:
+        return f"{len(shape)} dimensions exceed the limit of {_MAX_DIMENSIONS}"
+    # Strides are computed of empty tensors too, and must not overflow.
+    if 0 in shape and prod(filter(None, shape)) > _MAX_EMPTY_ELEMENTS:
+        return f"shape {list(shape)!s:.80} is beyond what a tensor may have"
+    return ""
 
 
 def write(tensors: Iterable[tuple[str, TensorView]]) -> list[bytes | memoryview]:
@@ -221,11 +230,16 @@ def _plain_views(entries: list[_Entry], data: memoryview) -> list[TensorView] | 
     views = []
     begin, begin_text = 0, "0"
     for _, dtype, shape_text, first, last in entries:
-        shape = (int(shape_text),) if shape_text.isdigit() else _sizes(shape_text)
+        if shape_text.isdigit():
+            shape: tuple[int, ...] = (int(shape_text),)
+        elif shape_text.count(",") < _MAX_DIMENSIONS:
+            shape = _sizes(shape_text)
+        else:  # The product of that many sizes would take long.
+            return None
         item_bytes, end = ITEM_BYTES.get(dtype), int(last)
         if first != begin_text or item_bytes is None or prod(shape) * item_bytes != end - begin:
             return None
-        if len(shape) > 1 and (begin == end or len(shape) > _MAX_DIMENSIONS):
+        if len(shape) > 1 and begin == end:
             return None
         views.append(TensorView(dtype, shape, data[begin:end]))
         begin, begin_text = end, last

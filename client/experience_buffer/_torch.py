@@ -16,7 +16,7 @@ from experience_buffer._frame import aligned, frame_pieces
 from experience_buffer._item import DTYPE_NAMES, META_FIELDS, MULTI_MODAL_PREFIX, TENSOR_FIELDS
 from experience_buffer._limits import Limits
 from experience_buffer._metadata import plain_metas
-from experience_buffer._safetensors import ITEM_BYTES, TensorView
+from experience_buffer._safetensors import ITEM_BYTES, TensorView, too_large
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
@@ -60,7 +60,7 @@ def tensor_view(tensor: Tensor) -> TensorView:
     """Copy a tensor's elements into a view, from any device.
 
     Raises:
-        TypeError: Not a dense tensor of a dtype that the format has.
+        TypeError: Not a dense tensor of a dtype and a shape that the format has.
     """
     view = _memory_view(tensor)
     return TensorView(view.dtype, tuple(view.shape), memoryview(bytes(view.data)))
@@ -80,6 +80,8 @@ def _memory_view(tensor: Tensor) -> TensorView:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     dense = tensor.contiguous()
+    if not dense.nbytes and (reason := too_large(dense.shape)):
+        raise TypeError(reason)
     memory = _Memory.from_address(dense.data_ptr())
     memory.owner = dense
     return TensorView(code, dense.size(), memoryview(memory)[: dense.nbytes])
@@ -170,7 +172,14 @@ def _tensors(experience: Experience, index: int) -> list[tuple[str, Tensor]]:
         for name, value in zip(TENSOR_FIELDS, _read_tensors(experience), strict=True)
         if value is not None
     ]
-    for key, value in (experience.multi_modal_inputs or {}).items():
+    images = experience.multi_modal_inputs or {}
+    if len(set(map(str, images))) != len(images):
+        raise trxp_error(
+            "two keys, such as 1 and '1', are written alike; use texts",
+            where=f"items[{index}].multi_modal_inputs",
+            item=index,
+        )
+    for key, value in images.items():
         found.append((f"{MULTI_MODAL_PREFIX}{key}", value))
     for name, value in experience.extra.items():
         if name in TENSOR_FIELDS or name.startswith(MULTI_MODAL_PREFIX):

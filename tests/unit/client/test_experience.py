@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from experience_buffer import trxp
 from experience_buffer.eid import EID
+from experience_buffer.errors import TrxpError
 from experience_buffer.experience import Experience
 
 
@@ -123,3 +125,21 @@ def test_it_can_be_sent_to_another_process() -> None:
     experience = Experience(tokens=[1, 2, 3], extra={"values": torch.ones(2)})
     copy = pickle.loads(pickle.dumps(experience))
     assert copy.serialize() == experience.serialize()
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"multi_modal_inputs": {1: torch.zeros(1), "1": torch.ones(1)}}, "multi_modal_inputs"),
+        ({"extra": {"a": torch.empty(2**30, 2**30, 0)}}, "a"),
+    ],
+    ids=["names written alike", "an empty tensor beyond strides"],
+)
+def test_what_no_server_would_read_is_refused_for_itself(
+    change: dict[str, Any], where: str
+) -> None:
+    good = Experience(tokens=[1, 2], prompt_length=1)
+    bad = Experience(tokens=[1, 2], prompt_length=1, **change)
+    with pytest.raises(TrxpError, match=rf"items\[1\]\.{where}") as refused:
+        trxp.encode([good, bad])
+    assert refused.value.item == 1

@@ -258,3 +258,64 @@ def test_numbers_at_the_edges() -> None:
     assert pickle.dumps(load(data)) == data
     # BININT1 and BININT2 hold what BININT could as well.
     assert load(b"\x80\x02(K\xffM\xff\xffJ" + struct.pack("<i", -2) + b"t.") == (255, 65535, -2)
+
+
+def filled_in_steps(keys: list[float], step: int) -> bytes:
+    """A dict that is filled by several SETITEMS, as no pickler does with so few keys."""
+    parts = [keys[begin : begin + step] for begin in range(0, len(keys), step)]
+    pairs = [
+        b"(" + b"".join(b"G" + struct.pack(">d", key) + b"N" for key in part) + b"u"
+        for part in parts
+    ]
+    return b"\x80\x04}" + b"".join(pairs) + b"."
+
+
+@pytest.mark.parametrize("num_keys", [256, 257, 381])
+def test_free_keys_are_counted_over_all_steps(num_keys: int) -> None:
+    """Else what is read couldn't be read again once it is written as picklers do."""
+    keys = [float(key) for key in range(num_keys)]
+    data = filled_in_steps(keys, 127)
+    if num_keys == 256:
+        assert load(data) == load(pickle.dumps(load(data), 5)) == dict.fromkeys(keys)
+        return
+    for each in (data, pickle.dumps(dict.fromkeys(keys), 5)):
+        with pytest.raises(TrxpError, match="more than 256 members"):
+            load(each)
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_a_long_integer_is_not_kept_to_be_repeated(protocol: int) -> None:
+    number = pickle.dumps(2**8000, protocol)[2:-1].removeprefix(b"\x95" + bytes(0))
+    number = number[number.index(b"\x8b") :]
+    for keep in (b"\x94", b"q\x00", b"r\x00\x00\x00\x00"):
+        data = b"\x80\x04(" + number + keep + b"h\x00" * 9 + b"l."
+        with pytest.raises(TrxpError, match="more than 64 bits is kept in the memo"):
+            load(data)
+
+
+def test_integers_in_composite_keys_are_short() -> None:
+    assert load(pickle.dumps({(2**63, -1): 1}, 5)) == {(2**63, -1): 1}
+    for value in ({(1, 2**64): 1}, {(2**8000,)}):
+        with pytest.raises(TrxpError, match="64 bits"):
+            load(pickle.dumps(value, 5))
+        with pytest.raises(TrxpError, match="64 bits"):
+            Normaliser(DEFAULT_LIMITS).normal({"a": value}, index=0)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "float", "int64"])
+@pytest.mark.parametrize("make", [dict.fromkeys, set, frozenset])
+def test_what_is_written_can_be_read(kind: str, make: Any) -> None:
+    """A sender hears of its own mistake; its neighbours don't pay for it."""
+    of: Any = {"tuple": lambda n: (n, n + 1), "float": float, "int64": lambda n: n + 2**40}[kind]
+    for num_keys in (256, 257):
+        value = {"info": {"a": make(of(number) for number in range(num_keys))}}
+        if num_keys == 256:
+            normal = Normaliser(DEFAULT_LIMITS).normal(value, index=0)
+            assert load(pickle.dumps(normal, 5)) == value
+            continue
+        with pytest.raises(TrxpError, match="more than 256 members") as error:
+            Normaliser(DEFAULT_LIMITS).normal(value, index=7)
+        assert error.value.item == 7
+        assert (error.value.subject or "").startswith("items[7].info.a")
+        with pytest.raises(TrxpError, match="more than 256 members"):
+            load(pickle.dumps(value, 5))

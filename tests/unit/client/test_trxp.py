@@ -96,6 +96,11 @@ BAD_ITEMS: dict[str, tuple[bytes, str, str]] = {
         "such as 'multi_modal_inputs:a'",
     ),
     "image_key": (one(meta(multi_modal_input_keys=[None])), ".multi_modal_input_keys", "text"),
+    "image_key_long": (
+        one(meta(multi_modal_input_keys=[2**64])),
+        ".multi_modal_input_keys",
+        "more than 64 bits",
+    ),
     "reward_tensor": (one(meta(reward=torch.tensor(1.0))), ".reward", "float(reward)"),
     "class": (one(meta(info={"eid": EID()})), ".info.eid", "experience_buffer.eid.EID isn't"),
     "deep": (one(meta(info={"a": json.loads("[" * 99 + "]" * 99)})), ".info.a", "nested"),
