@@ -140,13 +140,21 @@ class Annotating:
         if part:
             yield part
 
-    def _check(self, annotations: Sequence[Annotation]) -> None:
-        if len(annotations) > self._max_items:
+    def check_count(self, num_annotations: int) -> None:
+        """Refuse more annotations than a request may have.
+
+        Raises:
+            InvalidRequestError: More.
+        """
+        if num_annotations > self._max_items:
             raise errors.InvalidRequestError(
-                f"{len(annotations)} annotations in one request, the limit "
+                f"{num_annotations} annotations in one request, the limit "
                 f"server.max_push_items is {self._max_items}; split the request",
                 subject="annotations",
             )
+
+    def _check(self, annotations: Sequence[Annotation]) -> None:
+        self.check_count(len(annotations))
         if len({annotation.uid for annotation in annotations}) < len(annotations):
             raise errors.InvalidRequestError(
                 "several annotations name one uid; merge them", subject="annotations"

@@ -177,19 +177,23 @@ class Reading:
         """
         settings, published = self._owner.settings, self._owner.row.policy_version
         # A payload takes time to read even where nothing is in it.
-        self._check_count(len(push.payloads), "payloads")
+        self.check_count(len(push.payloads), "payloads")
         count = len(push.tombstones)
-        if not push.payloads:
-            self._check_count(count, "experiences")
+        self.check_count(count, "experiences")
         for payload in push.payloads:
             num_items, candidates = self._payloads.read(
                 payload, settings, published=published, is_lent=push.is_lent
             )
             count += num_items
-            self._check_count(count, "experiences")
+            self.check_count(count, "experiences")
             yield from candidates
 
-    def _check_count(self, count: int, what: str) -> None:
+    def check_count(self, count: int, what: str) -> None:
+        """Refuse more than a push may hold.
+
+        Raises:
+            InvalidRequestError: More.
+        """
         if count > self._max_items:
             raise errors.InvalidRequestError(
                 f"{count} {what} in one push, the limit server.max_push_items is "

@@ -111,6 +111,8 @@ class Backend:
         turn = await self.turns.take(current_caller().peer)
         try:
             buffer = self._open_buffer(buffer.name)
+            # An empty one takes two bytes on the wire, and far more time and memory from here on.
+            buffer.ingest.reading.check_count(len(request.tombstones), "experiences")
             push = Push(
                 payloads=request.payloads,
                 tombstones=wire.tombstones_from(request.tombstones),

@@ -21,7 +21,7 @@ KIBI = 1024
 MEBI = 1024 * KIBI
 GIBI = 1024 * MEBI
 MAX_GROUP_SIZE = 1_000_000
-_MAX_CONSUMERS = 64
+MAX_CONSUMERS = 64
 
 
 class AdvantageSettings(BaseModel):
@@ -130,8 +130,8 @@ class BufferSettings(Section):
         names = [consumer.name for consumer in self.consumers]
         if not names:
             raise ValueError("consumers: at least one is needed, or nothing is ever retired")
-        if len(names) > _MAX_CONSUMERS:
-            raise ValueError(f"consumers: {len(names)} are over the limit of {_MAX_CONSUMERS}")
+        if len(names) > MAX_CONSUMERS:
+            raise ValueError(f"consumers: {len(names)} are over the limit of {MAX_CONSUMERS}")
         if len(set(names)) != len(names):
             raise ValueError(f"consumers: names must differ, got {names}")
         if self.pacing is not None and self.pacing.consumer not in names:

@@ -31,6 +31,7 @@ COMPUTED_TENSORS = 8
 """Of those that a trainer may get with one experience, how many the server may add."""
 COMPUTED_HEADER_BYTES = 4096
 """Of the table that describes them, how much the server may add."""
+_SHOWN_CHARS = 200
 _FILE_ONLY = ("estimators",)
 """Sections that name code to be run: from the operator's file, and from nowhere else."""
 
@@ -229,9 +230,16 @@ def explain(error: ValidationError) -> str:
         if detail["type"] == "extra_forbidden":
             message = "unknown key"
         elif not isinstance(detail["input"], dict | BaseModel):
-            message += f" (got {detail['input']!r})"
+            message += f" (got {_shown(detail['input'])})"
         lines.append(f"{key}: {message}")
     return "; ".join(lines)
+
+
+def _shown(value: object) -> str:
+    """The value in short: a sender may have given it millions of characters."""
+    if isinstance(value, str | bytes) and len(value) > _SHOWN_CHARS:
+        return f"{value[:_SHOWN_CHARS]!r}... of {len(value)} characters"
+    return f"{value!r:.{4 * _SHOWN_CHARS}}"
 
 
 def _refuse_unknown_environment() -> None:

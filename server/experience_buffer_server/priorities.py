@@ -114,12 +114,21 @@ class Priorities:
         self._revalue([entry for entry, _, _ in before])
 
 
-def _check(updates: Sequence[PriorityUpdate]) -> None:
-    if len(updates) > MAX_UPDATES:
+def check_count(num_updates: int) -> None:
+    """Refuse more updates than a call may have.
+
+    Raises:
+        InvalidRequestError: More than `MAX_UPDATES`.
+    """
+    if num_updates > MAX_UPDATES:
         raise errors.InvalidRequestError(
-            f"{len(updates)} updates in one call, the limit is {MAX_UPDATES}; split them",
+            f"{num_updates} updates in one call, the limit is {MAX_UPDATES}; split them",
             subject="updates",
         )
+
+
+def _check(updates: Sequence[PriorityUpdate]) -> None:
+    check_count(len(updates))
     if len({update.uid for update in updates}) < len(updates):
         raise errors.InvalidRequestError(
             "a uid is named twice; give each one priority", subject="updates"

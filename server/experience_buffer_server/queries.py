@@ -65,6 +65,8 @@ async def annotate(
         InvalidRequestError: Too many annotations, or two for one uid.
         BufferFullError: No room.
     """
+    # Before anything is made of them.
+    buffer.annotating.check_count(len(request.annotations))
     annotations = [wire.annotation_from(message) for message in request.annotations]
     outcomes = await buffer.annotating.annotate(annotations)
     return service_pb2.AnnotateResponse(outcomes=map(wire.annotate_outcome_message, outcomes))

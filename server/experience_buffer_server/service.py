@@ -11,7 +11,14 @@ import grpc
 
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, service_pb2_grpc
-from experience_buffer_server import __version__, queries, steady_clock, wire, wire_config
+from experience_buffer_server import (
+    __version__,
+    priorities,
+    queries,
+    steady_clock,
+    wire,
+    wire_config,
+)
 from experience_buffer_server.admission import MAX_NOTE
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer import Buffer
@@ -154,6 +161,8 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.UpdatePrioritiesResponse:
         """Set priorities."""
         desk = self._backend.buffer(request.buffer).desk
+        # Before anything is made of them.
+        priorities.check_count(len(request.updates))
         updated = await desk.priorities.update(wire.priorities_from(request.updates))
         return service_pb2.UpdatePrioritiesResponse(
             num_updated=updated.num_updated,

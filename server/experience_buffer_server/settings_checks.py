@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from experience_buffer import errors
-from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.buffer_settings import MAX_CONSUMERS, BufferSettings
 from experience_buffer_server.config import explain
 from experience_buffer_server.consumer_settings import Name
 
 if TYPE_CHECKING:
     from experience_buffer_server.buffer import Buffer
 
+_SHOWN_CHARS = 80
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 MAX_CONFIG_BYTES = 256 * 1024
 """Of one buffer's settings: an operator's estimator may have parameters of any length."""
@@ -30,7 +31,7 @@ def check_name(name: str) -> None:
         _NAME.validate_python(name)
     except ValidationError as error:
         raise errors.InvalidRequestError(
-            f"buffer name {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'",
+            f"buffer name {name[:_SHOWN_CHARS]!r}: give 1 to 64 letters, digits, '.', '_' and '-'",
             subject="config.name",
         ) from error
 
@@ -45,13 +46,35 @@ def checked_settings(values: Mapping[str, object]) -> BufferSettings:
         settings = BufferSettings.model_validate(values)
     except ValidationError as error:
         raise errors.InvalidRequestError(explain(error), subject="config") from error
-    if (size := len(settings.model_dump_json())) > MAX_CONFIG_BYTES:
+    check_size(len(settings.model_dump_json()))
+    return settings
+
+
+def check_size(num_bytes: int) -> None:
+    """Refuse settings that are too long, on the wire or as JSON.
+
+    Raises:
+        InvalidRequestError: More than `MAX_CONFIG_BYTES`.
+    """
+    if num_bytes > MAX_CONFIG_BYTES:
         raise errors.InvalidRequestError(
-            f"a configuration of {size} bytes is over the limit of {MAX_CONFIG_BYTES}; shorten the "
-            "texts in it",
+            f"a configuration of {num_bytes} bytes is over the limit of {MAX_CONFIG_BYTES}; "
+            "shorten the texts in it",
             subject="config",
         )
-    return settings
+
+
+def check_num_consumers(num_consumers: int) -> None:
+    """Refuse more consumers than a buffer may have.
+
+    Raises:
+        InvalidRequestError: More than `MAX_CONSUMERS`.
+    """
+    if num_consumers > MAX_CONSUMERS:
+        raise errors.InvalidRequestError(
+            f"consumers: {num_consumers} are over the limit of {MAX_CONSUMERS}",
+            subject="config.consumers",
+        )
 
 
 def changed_settings(buffer: Buffer, changes: Mapping[str, object]) -> BufferSettings:

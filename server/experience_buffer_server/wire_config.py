@@ -16,7 +16,13 @@ from experience_buffer import errors
 from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.settings_checks import checked_settings
+from experience_buffer_server.settings_checks import (
+    check_num_consumers,
+    check_size,
+    checked_settings,
+)
+
+_SHOWN_PATHS, _SHOWN_CHARS = 3, 60
 
 
 def settings_from(config: config_pb2.BufferConfig) -> BufferSettings:
@@ -34,12 +40,15 @@ def changes_from(request: service_pb2.UpdateBufferRequest) -> dict[str, Any]:
     Raises:
         InvalidRequestError: The mask is empty or names what can't be changed.
     """
-    paths = list(request.update_mask.paths)
     known = set(BufferSettings.model_fields)
+    # A mask may hold millions of paths: what is compared and repeated is what there can be of them.
+    paths = request.update_mask.paths[: len(known) + 1]
     unknown = [path for path in paths if path not in known]
-    if unknown or not paths:
+    if unknown or not paths or len(paths) > len(known):
+        shown = [path[:_SHOWN_CHARS] for path in unknown[:_SHOWN_PATHS] or paths[:_SHOWN_PATHS]]
         raise errors.InvalidRequestError(
-            f"update_mask {paths} must name at least one of {sorted(known)}", subject="update_mask"
+            f"update_mask {shown} must name at least one of {sorted(known)}, each once",
+            subject="update_mask",
         )
     defaults = BufferSettings().model_dump()
     values = _values_from(request.config)
@@ -68,6 +77,9 @@ def _enum_number(enum: Any, word: str) -> int:
 
 
 def _values_from(config: config_pb2.BufferConfig) -> dict[str, Any]:
+    # Before anything is made of it: an empty consumer takes two bytes.
+    check_size(config.ByteSize())
+    check_num_consumers(len(config.consumers))
     values = _read(config)
     del values["name"]
     if not values.get("consumers"):
