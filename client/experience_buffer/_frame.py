@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from experience_buffer import _memory, _safetensors
-from experience_buffer._limits import Limits
+from experience_buffer._limits import DEFAULT_LIMITS, Limits
+from experience_buffer._plain import load
 from experience_buffer._safetensors import TensorView
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.errors import TrxpError
@@ -134,6 +135,9 @@ def frame_pieces(
         metadata: The items' metadata, checked to be plain data; or pickled already.
         tensors: Names (`index:field`) and tensors.
         keys: The metadata's own keys, as the very objects the items may share.
+
+    Raises:
+        TrxpError: As `framed`, or a tensor's name isn't valid Unicode.
     """
     return framed(metadata, _safetensors.write(tensors), keys=keys)
 
@@ -144,12 +148,20 @@ def framed(
     *,
     keys: tuple[str, ...],
 ) -> list[bytes | memoryview]:
-    """Do what `frame_pieces` does, with the tensors as the pieces of their file."""
+    """Do what `frame_pieces` does, with the tensors as the pieces of their file.
+
+    Raises:
+        TrxpError: The metadata would take more opcodes than readers take by default.
+    """
     if isinstance(metadata, list):
         version, num_items, items = keys
-        pickled: bytes | memoryview = pickle.dumps(
+        written = pickle.dumps(
             {version: VERSION, num_items: len(metadata), items: metadata}, protocol=5
         )
+        if len(written) > DEFAULT_LIMITS.max_nodes:
+            # No opcode takes less than a byte, so fewer bytes hold no more of them than readers take.
+            load(written, limits=DEFAULT_LIMITS)
+        pickled: bytes | memoryview = written
     else:
         pickled = metadata
     section_bytes = sum(map(len, section))

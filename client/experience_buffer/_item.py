@@ -115,6 +115,9 @@ class Item:
 
         The metadata is written anew, so whatever reads it unpickles nothing a sender made; the
         tensors are copied bit for bit.
+
+        Raises:
+            TrxpError: Written so it couldn't be read: it has more values than readers take.
         """
         fields, views = tuple(self.tensors), list(self.tensors.values())
         section = _safetensors.write_fields(fields, views, prefix="0:")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from experience_buffer import _convert, _wire
 from experience_buffer._push_body import PushBody
+from experience_buffer._trxp_error import trxp_error
 from experience_buffer._wire import Pieces
-from experience_buffer.errors import InvalidRequestError, MessageTooLargeError
+from experience_buffer.errors import InvalidRequestError, MessageTooLargeError, TrxpError
 from experience_buffer.options import ClientOptions, WriterOptions
 from experience_buffer.outcomes import PushOutcome, PushResult
 from experience_buffer.v1 import service_pb2
@@ -125,12 +126,23 @@ def encode_pieces(
 
     Raises:
         MessageTooLargeError: One experience is over the message limit.
+        TrxpError: One can't be written.
     """
     start, step = 0, options.max_push_items
     while start < len(experiences):
         end = min(start + step, len(experiences))
-        pieces = encode(experiences[start:end])
-        num_items, num_bytes = end - start, sum(map(len, pieces))
+        num_items = end - start
+        try:
+            pieces = encode(experiences[start:end])
+        except TrxpError as error:
+            if error.item is not None and start:
+                raise _moved(error, error.item, start) from None
+            if error.item is not None or num_items == 1:
+                raise
+            # Together they are beyond a limit, such as the number of values.
+            step = num_items // 2
+            continue
+        num_bytes = sum(map(len, pieces))
         if num_bytes > max_payload_bytes(options) or (
             num_bytes > 2 * options.max_push_bytes and num_items > 1
         ):
@@ -142,6 +154,13 @@ def encode_pieces(
         start = end
         fitting = options.max_push_bytes * num_items // max(num_bytes, 1)
         step = min(max(fitting, 1), options.max_push_items)
+
+
+def _moved(error: TrxpError, item: int, start: int) -> TrxpError:
+    """What is wrong with an experience, at its place in all that is pushed."""
+    reason = str(error).removeprefix(f"{error.subject}: ")
+    where = error.subject.replace(f"items[{item}]", f"items[{start + item}]", 1)
+    return trxp_error(reason, where=where, item=start + item)
 
 
 def join(outcomes: Sequence[PushOutcome], response: service_pb2.PushResponse | None) -> PushResult:

@@ -27,6 +27,7 @@ from experience_buffer_server.groups import Entry
 from experience_buffer_server.prefetching import fetched
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.store.base import (
+    MAX_KEY_BYTES,
     REPLACED,
     Found,
     Record,
@@ -38,6 +39,7 @@ from experience_buffer_server.tasks import Tasks
 
 _PART_BYTES = 8 * 1024 * 1024
 """Payloads that are changed with one commit, about."""
+_SHOWN_CHARS = 60
 _ENVELOPE_BYTES = 64 * 1024
 """Room in a message for everything but the payload."""
 
@@ -181,8 +183,9 @@ class Annotating:
             )
 
     def _unknown(self, uid: str) -> AnnotateOutcome:
-        message = f"buffer {self._owner.name!r} holds no experience {uid!r}"
-        return AnnotateOutcome(uid, AnnotateReason.UNKNOWN_UID, message)
+        # It was sent, and is shown twice: the answer must not be too long for one message.
+        message = f"buffer {self._owner.name!r} holds no experience {uid[:_SHOWN_CHARS]!r}"
+        return AnnotateOutcome(uid[:MAX_KEY_BYTES], AnnotateReason.UNKNOWN_UID, message)
 
     def _prepare(
         self, annotations: Sequence[Annotation]

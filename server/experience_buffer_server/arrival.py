@@ -128,7 +128,8 @@ class Reading:
         settings, published = self._owner.settings, self._owner.row.policy_version
         candidates = []
         for candidate in self._candidates(push):
-            candidates.append(candidate)
+            if candidate is not None:
+                candidates.append(candidate)
             if turn.is_long:
                 await turn.pause()
         return Admitted(candidates, settings, published)
@@ -150,7 +151,7 @@ class Reading:
             or admitted.settings is not self._owner.settings
             or admitted.published != self._owner.row.policy_version
         ):
-            candidates = list(self._candidates(push))
+            candidates = [one for one in self._candidates(push) if one is not None]
         else:
             candidates = admitted.candidates
         repeats: dict[int, int] = {}
@@ -162,7 +163,8 @@ class Reading:
         ]
         return Arrived(outcomes, repeats, fresh)
 
-    def _candidates(self, push: Push) -> Iterator[Candidate | Refusal]:
+    def _candidates(self, push: Push) -> Iterator[Candidate | Refusal | None]:
+        """What the push holds; None: a payload was read in which nothing is, which takes time, too."""
         admitted = self._admitted(push)
         found = chain(
             each_alone(admitted, pushed_bytes=push.num_bytes, limits=self._payloads.limits),
@@ -170,7 +172,7 @@ class Reading:
         )
         return map(_without_tombstone, found) if self._owner.settings.group_by == "none" else found
 
-    def _admitted(self, push: Push) -> Iterator[Candidate | Refusal]:
+    def _admitted(self, push: Push) -> Iterator[Candidate | Refusal | None]:
         """What all payloads hold, each experience at the gate as soon as its payload is read.
 
         So what was read of one goes before the next is read: a push may hold hundreds of them.
@@ -186,7 +188,7 @@ class Reading:
             )
             count += num_items
             self.check_count(count, "experiences")
-            yield from candidates
+            yield from candidates if num_items else (None,)
 
     def check_count(self, count: int, what: str) -> None:
         """Refuse more than a push may hold.
@@ -239,9 +241,9 @@ class Reading:
         return outcomes
 
 
-def _without_tombstone(candidate: Candidate | Refusal) -> Candidate | Refusal:
+def _without_tombstone(candidate: Candidate | Refusal | None) -> Candidate | Refusal | None:
     """In a buffer without groups a tombstone has nothing to complete and would never leave."""
-    if isinstance(candidate, Refusal) or not candidate.tombstone:
+    if not isinstance(candidate, Candidate) or not candidate.tombstone:
         return candidate
     return Refusal(
         Reason.INVALID,

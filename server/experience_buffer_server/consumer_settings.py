@@ -19,7 +19,8 @@ from experience_buffer_server.sampling.pacing import PacingPlan
 from experience_buffer_server.sampling.selectors import SelectorPlan
 from experience_buffer_server.sampling.staleness import Window
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+MAX_NAME_CHARS = 64
+Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9._-]{{1,{MAX_NAME_CHARS}}}$")]
 _MAX_COUNT = 2**63
 
 

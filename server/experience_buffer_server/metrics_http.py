@@ -19,6 +19,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import choose_encoder
 
 from experience_buffer import errors
 from experience_buffer_server.access import refusals
@@ -36,6 +37,7 @@ _MAX_CONNECTIONS = 32
 _MAX_SECONDS = 30.0
 """From a connection's beginning to its end."""
 _LOOK_SECONDS = 0.5
+_SHOWN_CHARS = 80
 _METHOD = "metrics"
 _PLAIN = [("Content-Type", "text/plain; charset=utf-8")]
 
@@ -76,6 +78,9 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop listening and end all connections. Blocks for a moment."""
+        with contextlib.suppress(OSError):
+            # Wakes the thread, which would look up from its wait twice a second only.
+            self._http.socket.shutdown(socket.SHUT_RDWR)
         self._http.shutdown()
         self._http.server_close()
         self._http.close_all()
@@ -166,11 +171,18 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(refused)
                 return
         path, _, query = self.path.partition("?")
+        accepted = self.headers.get("Accept", "")
+        try:
+            choose_encoder(accepted)
+        except (TypeError, ValueError):
+            text = f"Accept {accepted[:_SHOWN_CHARS]!a}: a version must be numbers with dots\n"
+            self._answer(400, _PLAIN, text.encode())
+            return
         environ = {
             "REQUEST_METHOD": "GET",
             "PATH_INFO": path,
             "QUERY_STRING": query,
-            "HTTP_ACCEPT": self.headers.get("Accept", ""),
+            "HTTP_ACCEPT": accepted,
             "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
         }
         begun: list[tuple[str, list[tuple[str, str]]]] = []

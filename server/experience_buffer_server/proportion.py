@@ -13,15 +13,15 @@ from experience_buffer_server.admission import Candidate, Refusal
 
 
 def each_alone(
-    candidates: Iterable[Candidate | Refusal],
+    candidates: Iterable[Candidate | Refusal | None],
     *,
     pushed_bytes: int,
     limits: Limits = DEFAULT_LIMITS,
-) -> Iterator[Candidate | Refusal]:
+) -> Iterator[Candidate | Refusal | None]:
     """Pass on the candidates of one push, as long as what they share stays in proportion.
 
     Args:
-        candidates: Made one by one as they are asked for.
+        candidates: Made one by one as they are asked for; None takes nothing.
         pushed_bytes: Size of the payloads that they came in.
         limits: Bounds on what it may ask for.
 

@@ -23,6 +23,7 @@ from experience_buffer_server.access.guard import Guard, Metadata, token_of
 from experience_buffer_server.access.policy import Rule
 from experience_buffer_server.access.refusals import RefusedError
 from experience_buffer_server.callers import Caller, address_of
+from experience_buffer_server.consumer_settings import MAX_NAME_CHARS
 from experience_buffer_server.faults import as_client_error
 from experience_buffer_server.store.base import StoreError
 
@@ -167,8 +168,11 @@ class GuardedCall:
         if rule is None:
             return request
         buffer = rule.buffer(request)
-        if buffer is not None and buffer != self._buffer:
-            self._remember(buffer)
+        if buffer is not None:
+            # It is kept, and may be as long as a message: a name is shorter than what is left of it.
+            buffer = buffer[: MAX_NAME_CHARS + 1]
+            if buffer != self._buffer:
+                self._remember(buffer)
         if self._needs_grant:
             try:
                 self._judge()

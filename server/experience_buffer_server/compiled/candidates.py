@@ -14,7 +14,7 @@ import xxhash
 
 from experience_buffer._frame import head_of
 from experience_buffer.eid import EID
-from experience_buffer.trxp import Limits, TensorView
+from experience_buffer.trxp import DEFAULT_LIMITS, Limits, TensorView
 from experience_buffer_server.admission import (
     ORDINARY,
     Candidate,
@@ -32,6 +32,8 @@ from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Payload, Sc
 from experience_buffer_server.store.scattered import Buffer
 from experience_buffer_server.store.seal import SEAL_BYTES
 
+_MARGIN_NODES: Final = 1024
+"""What an experience written alone may take more than its part of a payload: keys of its own."""
 _MAX_DEPTH: Final = 16
 """What is deeper is rare, and not worth knowing."""
 _NO_VERSIONS: Final = (None, None)
@@ -56,7 +58,8 @@ class CompiledReader:
                 max_metadata_bytes=limits.max_metadata_bytes,
                 max_header_bytes=limits.max_header_bytes,
                 max_tensors=limits.max_tensors,
-                max_nodes=limits.max_nodes,
+                # Of what comes close `Item.encode` has to decide whether it can be read alone.
+                max_nodes=min(limits.max_nodes, DEFAULT_LIMITS.max_nodes - _MARGIN_NODES),
                 max_depth=min(limits.max_depth, _MAX_DEPTH),
             )
         )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer import _push
+from experience_buffer import _push, trxp
 from experience_buffer._push_body import PushBody
 from experience_buffer._retry import Attempts
 from experience_buffer.errors import (
@@ -21,8 +21,10 @@ from experience_buffer.errors import (
     InvalidRequestError,
     MessageTooLargeError,
     ResourceExhaustedError,
+    TrxpError,
     UnavailableError,
 )
+from experience_buffer.experience import Experience
 from experience_buffer.options import ClientOptions, RetryOptions
 from experience_buffer.v1 import service_pb2
 
@@ -223,3 +225,28 @@ def test_deadline_after_failures_tells_of_them() -> None:
     with pytest.raises(DeadlineExceededError) as caught:
         tries.delay_after(DeadlineExceededError("late"), idempotent=True)
     assert caught.value.__notes__ == ["the attempt before failed with: refused"]
+
+
+def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
+    many = [Experience(tokens=[1, 2], info={"a": []}) for _ in range(3)]
+    for one in many:
+        one.info["a"] += [[] for _ in range(200_000)]
+    pieces = list(_push.encode_pieces(many, ClientOptions()))
+    assert [(start, end) for start, end, _ in pieces] == [(0, 1), (1, 3)]
+    for start, end, payload in pieces:
+        assert [one.info for one in trxp.decode(b"".join(payload))] == [
+            one.info for one in many[start:end]
+        ]
+    many[1].info["a"] *= 3
+    with pytest.raises(TrxpError, match="max_metadata_nodes"):
+        list(_push.encode_pieces(many, ClientOptions()))
+
+
+@pytest.mark.parametrize("max_push_items", [2, 100])
+def test_what_cannot_be_written_is_named_by_its_place_in_the_push(max_push_items: int) -> None:
+    many = [Experience(tokens=[1, 2]) for _ in range(6)]
+    many[5].info["when"] = object()
+    with pytest.raises(TrxpError, match=r"^items\[5\]\.info") as refused:
+        list(_push.encode_pieces(many, ClientOptions(max_push_items=max_push_items)))
+    assert refused.value.item == 5
+    assert refused.value.subject.startswith("items[5]")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import time
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,21 @@ async def test_a_stream_is_judged_by_all_buffers_it_has_named() -> None:
 
     with pytest.raises(errors.ForbiddenError, match="for buffer 'a'"):
         await asyncio.create_task(handle())
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_names_that_are_none_are_not_kept(is_open: bool) -> None:
+    by = guard({"name": "worker", "buffers": ["a*"]})
+    if is_open:
+        by = Guard(None, by.audit, shows_certificates=False, count=lambda method, reason: None)
+    tracemalloc.start()
+    try:
+        with call(by, "Bearer worker") as made:
+            for number in range(200):
+                made.check(service_pb2.PushRequest(buffer=f"a{number}" + "x" * 1_000_000))
+            assert tracemalloc.get_traced_memory()[0] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_description_of_a_request_is_bounded() -> None:

@@ -52,6 +52,24 @@ def test_both_formats_of_prometheus_are_spoken(server: MetricsServer) -> None:
     assert read(server, "/metrics?name[]=pears_total")[0] == ""
 
 
+@pytest.mark.parametrize("version", ["abc", "1.x", "1..0", "9" * 5000])
+def test_a_version_that_is_none_is_the_scraper_s_fault(
+    server: MetricsServer, caplog: pytest.LogCaptureFixture, version: str
+) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+        read(server, Accept=f"application/openmetrics-text; version={version}")
+    with refused.value as answer:
+        assert b"numbers with dots" in answer.read()
+    assert not caplog.records
+    for sound in ("7", "1.0.0", "0.0.1"):
+        assert "apples" in read(server, Accept=f"application/openmetrics-text; version={sound}")[0]
+
+
+def test_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http, "_LOOK_SECONDS", 60.0)
+    serve(CollectorRegistry()).close()
+
+
 def test_a_connection_ends_when_its_time_is_over(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

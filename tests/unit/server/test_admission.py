@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from experience_buffer import trxp
 from experience_buffer_server.admission import Candidate, Reason, Refusal, admit, check_uid, entomb
+from tests.unit.server import odd_payloads
 from tests.unit.server.builders import DATA, eid, experience, settings
 
 NOT_PLAIN = ("neg_", "legacy", "numpy_arrays", "python_types_in_info")
@@ -108,3 +111,24 @@ def test_uids_must_be_keys() -> None:
     tombstone = entomb(eid(1, 2), "r" * 2000)
     assert isinstance(tombstone, Candidate)
     assert len(tombstone.note) == 1024
+
+
+def test_what_could_not_be_read_once_stored_is_refused_for_itself() -> None:
+    """Pickled without a memo it has as many opcodes as are read; stored it would have twice as many."""
+    metas = [odd_payloads.meta(run) for run in range(2)]
+    metas[1]["info"] = {"a": 201}
+    top = {"version": 1, "num_items": 2, "items": metas}
+    values = b"](" + b"C\x02ab" * 600_000 + b"e"
+    small = pickle.dumps(top, protocol=2)
+    assert small.count(b"K\xc9s") == 1
+    pickled = small.replace(b"K\xc9s", values + b"s")
+    tensors = odd_payloads.section(odd_payloads.table(0) | odd_payloads.table(1))
+    frame = struct.pack("<4sBQQ", b"TRXP", 1, len(pickled), len(tensors))
+    first, second = trxp.read(frame + pickled + tensors)
+    assert isinstance(first, trxp.Item)
+    assert isinstance(second, trxp.Item)
+    assert isinstance(admit(first, settings()), Candidate)
+    refusal = admit(second, settings())
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.INVALID
+    assert "max_metadata_nodes" in refusal.message

@@ -243,6 +243,10 @@ async def test_unknown_and_doubled_uids(world: World) -> None:
     reason, message = await annotate(buffer, uid(9, 9), reward=1.0)
     assert reason is AnnotateReason.UNKNOWN_UID
     assert uid(9, 9) in message
+    endless = Annotation(uid="\x00" * 100_000)
+    (outcome,) = await buffer.annotating.annotate([endless])
+    assert outcome.reason is AnnotateReason.UNKNOWN_UID
+    assert len(outcome.uid) + len(outcome.message) < 1000
     twice = [Annotation(uid=uid(1, 0)), Annotation(uid=uid(1, 0))]
     with pytest.raises(errors.InvalidRequestError, match="one uid"):
         await buffer.annotating.annotate(twice)

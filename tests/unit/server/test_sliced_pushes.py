@@ -86,6 +86,16 @@ async def test_a_push_that_pauses_sees_what_has_happened(backend: Backend, what:
     (await asyncio.wait_for(backend.turns.take(""), 5)).end()
 
 
+async def test_a_push_pauses_where_nothing_is_in_its_payloads(backend: Backend) -> None:
+    message = service_pb2.PushRequest(buffer="math", payloads=[trxp.encode([])] * 50)
+    one = read_push(message.SerializeToString(), max_payloads=100)
+    pushing = asyncio.create_task(backend.push(one))
+    for _ in range(40):
+        await asyncio.sleep(0)
+        assert not pushing.done(), "others have a step after each payload"
+    assert (await pushing).outcomes == []
+
+
 async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> None:
     pushing = asyncio.create_task(backend.push(request(1)))
     for _ in range(2 * turns._NUM_STEPS):
