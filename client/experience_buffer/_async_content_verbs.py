@@ -33,10 +33,13 @@ class AsyncContentVerbs(AsyncConnection):
         return await self._run(_calls.seal_group(group, buffer=buffer, group_size=group_size))
 
     async def drop_group(self, group: str, *, buffer: str = "default", reason: str = "") -> int:
-        """Discard a group whose task was aborted; how many experiences go.
+        """Discard the newest group of a key, whose task was aborted; how many experiences go.
+
+        None go where none has come yet: those that come later are refused all the same, unless the
+        buffer's `late_members` lets them open a new group.
 
         Raises:
-            GroupNotFoundError: The buffer knows no such group.
+            InvalidRequestError: No group can have this key.
         """
         return await self._run(_calls.drop_group(group, buffer=buffer, reason=reason))
 

@@ -81,8 +81,8 @@ class Staleness:
     max_age_seconds: float | None = None
     """Oldest age since the push; None: any."""
     on_stale: StalePolicy = "drop"
-    """What is too stale is removed unless another consumer holds it ("drop"), passed over for good
-    by this consumer ("keep"), or delivered with the flag "stale" ("mark")."""
+    """What is too stale is removed unless another consumer holds it or was rewound to it ("drop"),
+    passed over for good by this consumer ("keep"), or delivered with the flag "stale" ("mark")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

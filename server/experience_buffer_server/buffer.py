@@ -250,16 +250,17 @@ class Buffer:
         """Remove what every consumer has done with, as soon as the store has room."""
         self.removal.postpone(entries)
 
-    def drop_stale(self, units: Iterable[list[Entry]]) -> list[list[Entry]]:
+    def drop_stale(self, units: Iterable[list[Entry]], consumer: str) -> list[list[Entry]]:
         """Remove units that are too stale for a consumer, each as a whole or not at all.
 
         Returns:
-            Those that stay: somebody holds any of it, or may be rewound to before it was acknowledged.
+            Those that stay: somebody holds any of it, or may be rewound to before it was acknowledged,
+            or another consumer was and is to get it again.
         """
         kept: list[list[Entry]] = []
         dropped: list[Entry] = []
         for unit in units:
-            if any(self._is_wanted(entry) for entry in unit):
+            if any(self._is_wanted(entry, consumer) for entry in unit):
                 kept.append(unit)
             else:
                 dropped += unit
@@ -267,8 +268,10 @@ class Buffer:
         self._metrics.dropped(self.name, "stale", len(dropped))
         return kept
 
-    def _is_wanted(self, entry: Entry) -> bool:
-        return self.removal.is_leased(entry) or self.desk.progress.is_retained(entry)
+    def _is_wanted(self, entry: Entry, but_for: str) -> bool:
+        progress = self.desk.progress
+        is_promised = progress.is_retained(entry) or progress.was_rewound(entry, but_for=but_for)
+        return is_promised or self.removal.is_leased(entry)
 
     def revalue(self, entries: Sequence[Entry]) -> None:
         """What entries are chosen by, to be delivered or to be removed, has changed."""

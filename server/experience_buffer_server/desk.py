@@ -66,7 +66,7 @@ class Owner(Protocol):
     def postpone(self, entries: Sequence[Entry]) -> None:
         """Remove what every consumer has done with, as soon as the store has room."""
 
-    def drop_stale(self, units: Iterable[list[Entry]]) -> list[list[Entry]]:
+    def drop_stale(self, units: Iterable[list[Entry]], consumer: str) -> list[list[Entry]]:
         """Remove what is too stale; returns what stays because somebody has or may want it."""
 
     def revalue(self, entries: Sequence[Entry]) -> None:
@@ -299,7 +299,7 @@ class Desk:
             self._metrics.stale(self._name(), consumer.name, policy, verdict.label, len(found))
             units.append(found)
         if policy == "drop":
-            units = self._owner.drop_stale(units)
+            units = self._owner.drop_stale(units, consumer.name)
         if entries := [entry for unit in units for entry in unit]:
             self._tasks.spawn(self._pass_over(consumer.name, entries))
 

@@ -112,7 +112,10 @@ class Grouping:
         self._go_on(group)
 
     async def drop(self, key: str, reason: str) -> int:
-        """Discard a group; later members are refused. Returns how many experiences it had.
+        """Discard the newest group of a key, and treat later members as late.
+
+        Returns:
+            How many experiences it had.
 
         Raises:
             InvalidRequestError: No group can have this key.

@@ -26,6 +26,8 @@ class GroupTable:
 
     def __init__(self) -> None:
         self._newest: dict[str, Group] = {}
+        self._older: dict[str, dict[int, Group]] = {}
+        """Those before the newest of their key, by id, oldest first; only for keys that have some."""
         self._by_id: dict[int, Group] = {}
         self._open: dict[int, Group] = {}
         self._deserted: dict[int, Group] = {}
@@ -65,6 +67,7 @@ class GroupTable:
         for group in self._by_id.values():
             group.members.clear()
         self._newest.clear()
+        self._older.clear()
         self._by_id.clear()
         self._open.clear()
         self._deserted.clear()
@@ -213,14 +216,27 @@ class GroupTable:
         self._by_id.pop(group.row.id, None)
         self._open.pop(group.row.id, None)
         self._deserted.pop(group.row.id, None)
-        if self._newest.get(group.row.key) is group:
-            del self._newest[group.row.key]
+        self._unlist(group)
+
+    def _unlist(self, group: Group) -> None:
+        key = group.row.key
+        older = self._older.get(key, {})
+        if self._newest.get(key) is not group:
+            older.pop(group.row.id, None)
+        elif older:
+            _, self._newest[key] = older.popitem()
+        else:
+            del self._newest[key]
+        if not older:
+            self._older.pop(key, None)
 
     def _add(self, group: Group, settings: BufferSettings) -> None:
         self._last_id = max(self._last_id, group.row.id)
         self._by_id[group.row.id] = group
         if group.is_open:
             self._open[group.row.id] = group
+        if (previous := self._newest.get(group.row.key)) is not None:
+            self._older.setdefault(group.row.key, {})[previous.row.id] = previous
         self._newest[group.row.key] = group
         self.schedule(group, settings)
 

@@ -146,15 +146,15 @@ class Progress:
         row = self._rows.get(entry.record.seq)
         return row is not None and any(row.steps.get(name) for name in self._consumers)
 
-    def was_rewound(self, entry: Entry) -> bool:
-        """A consumer had consumed it and was rewound: it is to get it again."""
+    def was_rewound(self, entry: Entry, *, but_for: str = "") -> bool:
+        """A consumer, other than one, had consumed it and was rewound: it is to get it again."""
         row = self._rows.get(entry.record.seq)
         if row is None:
             return False
         return any(
             not row.steps.get(name, True) and not consumer.settings.replay
             for name, consumer in self._consumers.items()
-            if name not in entry.acked
+            if name not in entry.acked and name != but_for
         )
 
     def ack_begun(self, entry: Entry, consumer: str) -> None:

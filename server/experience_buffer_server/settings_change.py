@@ -138,7 +138,8 @@ class SettingsChanges:
         owner.row.config = new.model_dump_json()
         if new.advantage.estimator:
             self._computer.warm_up()
-        if new.group_deadline_seconds != old.group_deadline_seconds:
+        if _deadline(new) != _deadline(old):
+            # Those that are overdue already are judged by what holds now, too.
             for group in self._contents.groups:
                 self._contents.groups.schedule(group, new)
         if new.advantage != old.advantage:
@@ -191,3 +192,7 @@ class SettingsChanges:
 
     def _counted(self) -> list[Entry]:
         return [entry for entry in self._contents if entry.counted]
+
+
+def _deadline(settings: BufferSettings) -> tuple[object, ...]:
+    return settings.group_deadline_seconds, settings.on_group_deadline

@@ -56,12 +56,14 @@ def set_aside(model: Model, name: str, stale: list[list[Member]]) -> None:
     """Passed over; dropped for everybody where nobody holds it and no rewind may bring it back."""
     place = model.places[name]
     drop = place.reader.get("staleness", {}).get("on_stale") == "drop"
-    kept = [unit for unit in stale if not drop or is_wanted(model, unit)]
+    kept = [unit for unit in stale if not drop or is_wanted(model, name, unit)]
     model.leave([m for unit in stale if unit not in kept for m in unit], "dropped")
     place.passed |= {m.unit_of(place.reader["unit"]) for unit in kept for m in unit}
     model.settle()
 
 
-def is_wanted(model: Model, unit: list[Member]) -> bool:
-    """Somebody holds any of it, or a rewind may bring it back."""
-    return any(model.is_held(m) or model.may_return(m) for m in unit)
+def is_wanted(model: Model, name: str, unit: list[Member]) -> bool:
+    """Somebody holds any of it, a rewind may bring it back, or has for another consumer."""
+    return any(
+        model.is_held(m) or model.may_return(m) or model.was_rewound(m, but_for=name) for m in unit
+    )

@@ -32,6 +32,11 @@ class Place:
         """Steps that a rewind may undo."""
         return [step for step in self.acks.get(unit, ()) if step is not None]
 
+    def is_due(self, unit: str) -> bool:
+        """A rewind has brought it back, and it wasn't consumed since."""
+        was_acked = unit in self.acks and not self.acks[unit]
+        return was_acked and not self.reader.get("replay") and not self.consumed(unit)
+
     def ack(self, units: Iterable[str], step: int | None) -> None:
         for unit in units:
             self.acks.setdefault(unit, []).append(step)

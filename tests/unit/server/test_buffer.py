@@ -241,6 +241,21 @@ async def test_two_groups_under_one_key(world: World) -> None:
     assert len(buffer.contents.groups) == 2
 
 
+async def test_an_older_group_is_found_when_the_newest_of_its_key_has_gone(world: World) -> None:
+    buffer = await world.create(group_size=2, consumers=GROUPS, late_members="new_group")
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)))
+    first, second, third = buffer.contents.groups
+    key = first.row.key
+    assert buffer.contents.groups.get(key) is third
+    await buffer.removal.delete(list(second.members))
+    await buffer.removal.delete(list(third.members))
+    await buffer.drain()
+    assert buffer.contents.groups.get(key) is first
+    assert await buffer.grouping.drop(key, "aborted") == 2
+    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    assert buffer.contents.groups.get(key) is None
+
+
 async def test_partial_batches_go_to_who_waited_longest(world: World) -> None:
     """Two calls that wait for more than there is don't keep each other from the rest."""
     buffer = await world.create()
@@ -305,6 +320,19 @@ async def test_a_changed_deadline_replaces_the_old_one(world: World) -> None:
     await buffer.drain()
     assert buffer.contents.num_items == 1
     buffer.tick(time.time() + 1500)
+    await buffer.drain()
+    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+
+
+async def test_a_changed_policy_holds_for_what_is_overdue_already(world: World) -> None:
+    waiting: dict[str, Any] = {"group_size": 3, "group_deadline_seconds": 100}
+    buffer = await world.create(**waiting)
+    await buffer.ingest.push(push((1, 0)))
+    buffer.tick(time.time() + 200)
+    (group,) = buffer.contents.groups
+    assert group.overdue
+    buffer.change_settings(settings(**waiting, on_group_deadline="drop"))
+    buffer.tick(time.time() + 201)
     await buffer.drain()
     assert len(buffer.contents) == len(buffer.contents.groups) == 0
 

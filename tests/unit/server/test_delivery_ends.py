@@ -48,6 +48,29 @@ async def test_what_a_rewind_may_bring_back_is_not_dropped_as_stale(world: World
     assert await nothing_comes(buffer, "fresh")
 
 
+async def test_what_a_rewind_has_brought_back_is_not_dropped_as_stale(world: World) -> None:
+    fresh = {"name": "fresh", "staleness": {"max_lag": 1}}
+    buffer = await create(world, {"name": "a"}, fresh)
+    await push_versions(buffer, 3, 3)
+    await buffer.desk.ack((await sample(buffer, "a", 2)).id, step=1)
+    await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    buffer.row.policy_version = 5
+    assert await nothing_comes(buffer, "fresh")
+    await buffer.desk.ack((await sample(buffer, "a", 2)).id)
+    await buffer.drain()
+    assert len(buffer.contents) == 0
+
+
+async def test_what_the_judge_itself_was_rewound_to_is_dropped_as_stale(world: World) -> None:
+    buffer = await create(world, {"name": "fresh", "staleness": {"max_lag": 1}}, {"name": "other"})
+    await push_versions(buffer, 3, 3)
+    await buffer.desk.ack((await sample(buffer, "fresh", 2)).id, step=1)
+    await buffer.desk.timelines.rewind(buffer.delivery.consumers["fresh"], 0)
+    buffer.row.policy_version = 5
+    assert await nothing_comes(buffer, "fresh")
+    assert len(buffer.contents) == 0
+
+
 async def test_a_group_is_offered_without_the_member_that_was_too_stale(world: World) -> None:
     fresh = {"name": "fresh", "staleness": {"max_lag": 1}}
     buffer = await create(world, {"name": "groups", "unit": "group"}, fresh)

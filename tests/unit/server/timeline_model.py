@@ -113,6 +113,10 @@ class Model(Stock):
         units = self.units_with(member).items()
         return any(self.places[name].retained(unit) for name, unit in units)
 
+    def was_rewound(self, member: Member, but_for: str) -> bool:
+        units = self.units_with(member).items()
+        return any(self.places[name].is_due(unit) for name, unit in units if name != but_for)
+
     def is_done(self, member: Member) -> bool:
         units = self.units_with(member).items()
         consumed = all(self.places[name].consumed(unit) for name, unit in units)
