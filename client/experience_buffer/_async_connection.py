@@ -58,7 +58,7 @@ class AsyncConnection(ClientSettings):
         return self._closed
 
     async def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
-        attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
+        attempts = Attempts(self._options.retry, self._seconds(timeout))
         while True:
             try:
                 return call.parse(await self._answer(call, attempts.remaining()))

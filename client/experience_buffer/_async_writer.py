@@ -91,7 +91,7 @@ class AsyncWriter:
             ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
         """
         many = _push.as_sequence(experiences)
-        deadline = time.monotonic() + (self._client.timeout if timeout is None else timeout)
+        deadline = time.monotonic() + self._client._seconds(timeout)
         self._raise_errors()
         if self._closing:
             raise closed_error("writer")
@@ -122,7 +122,7 @@ class AsyncWriter:
             PushRefusedError: Experiences were refused.
             ExperienceBufferError: The writer failed.
         """
-        seconds = self._client.timeout if timeout is None else timeout
+        seconds = self._client._seconds(timeout)
         mark = self._queue.hurry()
         self._work.notify()
         done = await self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)

@@ -62,7 +62,7 @@ class Connection(ClientSettings):
         return self._stopped.is_set()
 
     def _run(self, call: _calls.Call[T], timeout: float | None = None) -> T:
-        attempts = Attempts(self._options.retry, self._timeout if timeout is None else timeout)
+        attempts = Attempts(self._options.retry, self._seconds(timeout))
         while True:
             try:
                 return call.parse(self._answer(call, attempts.remaining()))

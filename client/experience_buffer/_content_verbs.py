@@ -82,7 +82,7 @@ class ContentVerbs(Connection):
             AnnotateRefusedError: The server refused some; all others are stored.
             MessageTooLargeError: One annotation is over the message limit.
         """
-        deadline = Deadline(self._timeout if timeout is None else timeout)
+        deadline = Deadline(self._seconds(timeout))
         outcomes: list[AnnotateOutcome] = []
         requests = _annotate.requests(annotations, buffer=buffer, options=self._options)
         for request in requests:

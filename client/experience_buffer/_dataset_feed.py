@@ -108,12 +108,13 @@ class Feed:
         """Wait for the next micro-batch; None when the feed was closed meanwhile.
 
         Raises:
-            ExperienceBufferError: As `SampleStream` says, or the collation function.
+            ExperienceBufferError: As `SampleStream` says, or the collation function. Where that has
+                ended the stream, the next call opens another.
             ValueError: The collation function can't lay the experiences out.
         """
-        stream = self._open()
+        self._leave_parent()
         while not self._waiting:
-            batch = next(stream, None)
+            batch = next(self._open(), None)
             if batch is None:
                 return None
             if not batch:
@@ -144,12 +145,17 @@ class Feed:
         elif stream is not None:
             _INHERITED.append(stream)
 
-    def _open(self) -> SampleStream:
-        if self._stream is None or self._pid != os.getpid():
+    def _leave_parent(self) -> None:
+        """In a process that was forked, begin anew."""
+        if self._pid != os.getpid():
             if self._stream is not None:
                 _INHERITED.append(self._stream)
             self._reset()
-            self._stream, self._pid = self.client.stream(**self._options), os.getpid()
+            self._pid = os.getpid()
+
+    def _open(self) -> SampleStream:
+        if self._stream is None or self._stream._is_over:
+            self._stream = self.client.stream(**self._options)
         return self._stream
 
     def _split(self, batch: Batch) -> list[tuple[PackedBatch | list[Experience], LeaseTicket]]:

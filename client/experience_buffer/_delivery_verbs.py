@@ -177,7 +177,7 @@ class DeliveryVerbs(Connection):
         Raises:
             InvalidRequestError: An entry is malformed, or a uid is given twice.
         """
-        deadline = Deadline(self._timeout if timeout is None else timeout)
+        deadline = Deadline(self._seconds(timeout))
         return _delivery_calls.join_priorities(
             [
                 self._run(call, deadline.remaining())

@@ -10,6 +10,7 @@ from experience_buffer._calls import build
 from experience_buffer._delivery_calls import given, rank_of
 from experience_buffer._names import FORMAT
 from experience_buffer._retry import is_retryable
+from experience_buffer._settings import bounded_seconds
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.errors import DeadlineExceededError, InvalidRequestError
 from experience_buffer.v1 import service_pb2, types_pb2
@@ -49,6 +50,9 @@ class StreamPlan:
                 f"max_bytes is {self.max_bytes}; give 0 for any number of bytes, or more",
                 subject="max_bytes",
             )
+        if self.first_timeout is not None:
+            first = bounded_seconds(self.first_timeout, "first_timeout")
+            object.__setattr__(self, "first_timeout", first)
         self.opening(after_lease_id=0)
 
     def opening(self, *, after_lease_id: int) -> list[service_pb2.SampleStreamRequest]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import grpc
 
 from experience_buffer import _channel, status
-from experience_buffer.errors import CallCancelledError, ExperienceBufferError
+from experience_buffer.errors import CallCancelledError, ExperienceBufferError, InvalidRequestError
 from experience_buffer.options import ClientOptions, TlsOptions
+
+_MOST_SECONDS: Final = 366 * 86_400.0
 
 
 class ClientSettings:
@@ -27,9 +30,10 @@ class ClientSettings:
         self._target = _channel.parse_address(address)
         self._token = token
         self._timeout = timeout
+        """As given; `_seconds` is what counts."""
         self._tls = tls
         self._options = options or ClientOptions()
-        if timeout <= 0:
+        if not timeout > 0:
             raise ValueError(f"timeout is {timeout} seconds; give more than 0")
         safe = tls is not None or _channel.is_local(self._target)
         if token is not None and not safe and not self._options.allow_insecure_token:
@@ -63,6 +67,14 @@ class ClientSettings:
         """The options."""
         return self._options
 
+    def _seconds(self, timeout: float | None) -> float:
+        """Seconds that a call may take that was given so many; None: the client's.
+
+        Raises:
+            InvalidRequestError: It is no number.
+        """
+        return bounded_seconds(self._timeout if timeout is None else timeout)
+
     def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
         """The error of a call that the caller didn't cancel, unless by closing this."""
         call: Any = error  # The stub doesn't say that it is a call.
@@ -85,6 +97,17 @@ class ClientSettings:
             "options": self._options,
         }
         return _rebuild, (type(self), self._address, keywords)
+
+
+def bounded_seconds(seconds: float, what: str = "timeout") -> float:
+    """The seconds, or a year where they are more: clocks and locks can't count any number.
+
+    Raises:
+        InvalidRequestError: They are no number.
+    """
+    if math.isnan(seconds):
+        raise InvalidRequestError(f"{what} is {seconds}; give a number of seconds", subject=what)
+    return min(seconds, _MOST_SECONDS)
 
 
 def closed_error(what: str) -> CallCancelledError:

@@ -70,6 +70,11 @@ class SampleStream:
         """What the server last said it waits for; empty since a batch came."""
         return self._waiting
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether it will deliver nothing more."""
+        return self._closed or (self._failure is not None and not self._ready)
+
     def __enter__(self) -> Self:
         self._start()
         return self

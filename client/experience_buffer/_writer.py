@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,12 @@ from experience_buffer._push_memory import PushMemory
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer._wire import Payload
-from experience_buffer.errors import ExperienceBufferError, PushRefusedError, UnavailableError
+from experience_buffer.errors import (
+    ExperienceBufferError,
+    PushRefusedError,
+    UnavailableError,
+    WrongStateError,
+)
 from experience_buffer.options import WriterOptions
 from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
@@ -40,6 +46,9 @@ class Writer:
     It can be shared between threads. What the server refused, and other errors, are raised by
     the next `append`, `flush` or `close`. When the stream breaks, it reconnects and sends again
     what has no outcome yet, which is safe because pushes are idempotent.
+
+    It belongs to the process that uses it first: in one that is forked off after that it can't be
+    used any more.
 
     One that is still open when the process ends by itself is closed then, for which it has 10
     seconds at most; what is not stored by then is logged as an error.
@@ -73,10 +82,17 @@ class Writer:
         self._done = False
         self._thread: threading.Thread | None = None
         self._at_exit: Finalize | None = None
+        self._pid = 0
+        """Of the process whose thread sends; 0: none does yet."""
 
     @property
     def counts(self) -> WriterCounts:
-        """What became of the experiences appended so far."""
+        """What became of the experiences appended so far.
+
+        Raises:
+            WrongStateError: As `append`.
+        """
+        self._check_process()
         with self._lock:
             return self._queue.counts()
 
@@ -96,10 +112,12 @@ class Writer:
             PushRefusedError: Experiences appended earlier were refused; nothing was queued now.
             MessageTooLargeError: One experience is over the message limit; those before it
                 are queued.
+            WrongStateError: This process was forked off from one that had used the writer.
             ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
         """
+        self._check_process()
         many = _push.as_sequence(experiences)
-        deadline = time.monotonic() + (self._client.timeout if timeout is None else timeout)
+        deadline = time.monotonic() + self._client._seconds(timeout)
         with self._lock:
             self._raise_errors()
             if self._closing:
@@ -135,9 +153,11 @@ class Writer:
         Raises:
             DeadlineExceededError: Not all answered in time; they stay queued.
             PushRefusedError: Experiences were refused.
+            WrongStateError: As `append`.
             ExperienceBufferError: The writer failed.
         """
-        seconds = self._client.timeout if timeout is None else timeout
+        self._check_process()
+        seconds = self._client._seconds(timeout)
         with self._lock:
             mark = self._queue.hurry()
             self._work.notify_all()
@@ -145,7 +165,12 @@ class Writer:
             self._raise_errors(None if done else _queue.flush_error(self._queue, seconds))
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same."""
+        """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same.
+
+        In a process that was forked off it does nothing: what is queued is the other one's.
+        """
+        if self._is_inherited:
+            return
         with self._lock:
             if self._closing:
                 return
@@ -176,6 +201,19 @@ class Writer:
     ) -> None:
         self.close()
 
+    @property
+    def _is_inherited(self) -> bool:
+        return self._pid not in (0, os.getpid())
+
+    def _check_process(self) -> None:
+        """Before the lock is taken, which the other process may have held: nobody would free it."""
+        if self._is_inherited:
+            raise WrongStateError(
+                "this writer was used before this process was forked off, and its thread is in the "
+                "other one: make a writer in each process",
+                subject="writer",
+            )
+
     def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait for a condition or a failure. Call with the lock held."""
         return self._progress.wait_for(
@@ -195,6 +233,7 @@ class Writer:
             self._thread = threading.Thread(
                 target=self._run, name="experience-buffer-writer", daemon=True
             )
+            self._pid = os.getpid()
             self._thread.start()
             # Also called in processes that multiprocessing has started, unlike `atexit`, and never
             # in one that was forked since.

@@ -76,7 +76,7 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
             MessageTooLargeError: One experience, or the raw payload, is over the message limit.
             BufferFullError: The buffer stayed full until the timeout.
         """
-        deadline = Deadline(self._timeout if timeout is None else timeout)
+        deadline = Deadline(self._seconds(timeout))
         outcomes: list[PushOutcome] = []
         response = None
         chunks = _push.split(
@@ -145,7 +145,7 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
         Raises:
             ConsumerNotFoundError: The buffer has no such consumer.
         """
-        wait_seconds = self._timeout if timeout is None else timeout
+        wait_seconds = self._seconds(timeout)
         part = (buffer, consumer, -1 if rank is None else rank)
         call = _delivery_calls.sample(
             batch_size,
@@ -192,8 +192,8 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
                 `sample`; a new stream begins with the oldest part that isn't acknowledged.
             world_size: How many ranks share each batch; None: nobody shares these.
             format: "packed": each batch as columns, in `packed`.
-            timeout: Seconds after which a smaller batch may come, or else a note on what is
-                waited for is logged and shown in `SampleStream.waiting`.
+            timeout: Seconds after which a smaller batch may come (0: ten), or else a note on what
+                is waited for is logged and shown in `SampleStream.waiting`.
             first_timeout: Seconds that a call for the first batch waits before it raises
                 `DeadlineExceededError`, which says what the server waits for; None: without end.
         """

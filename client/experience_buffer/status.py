@@ -48,6 +48,13 @@ _BY_STATUS: Final[dict[str, type[errors.ExperienceBufferError]]] = {
     "CANCELLED": errors.CallCancelledError,
     "UNIMPLEMENTED": errors.UnsupportedError,
 }
+_TOO_MANY_CALLS: Final = "Concurrent RPC limit exceeded"
+"""What gRPC itself answers beyond a server's `max_calls`, without details: nothing was done."""
+_CROWD_SECONDS: Final = 1.0
+_CROWD_CURE: Final = (
+    "the server has as many calls under way as server.max_calls allows: close streams and clients "
+    "that aren't used, or raise the limit"
+)
 _CODE_BY_NUMBER: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -101,10 +108,12 @@ def from_rpc_error(
         is_broken = is_stream and code is grpc.StatusCode.INTERNAL
         if is_broken or code is grpc.StatusCode.CANCELLED:
             cls = errors.UnavailableError
+        delay = details.retry_delay_seconds if details else None
+        cure = cls.cure
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and text.startswith(_TOO_MANY_CALLS):
+            delay, cure = _CROWD_SECONDS, _CROWD_CURE
         text = f"{doing} failed ({code.name}): {text}"
-        if cls.cure:
-            text = f"{text}; {cls.cure}"
-        return cls(text, retry_delay_seconds=details.retry_delay_seconds if details else None)
+        return cls(f"{text}; {cure}" if cure else text, retry_delay_seconds=delay)
     cls = _class(details.reason, code)
     return cls(text, subject=details.subject, retry_delay_seconds=details.retry_delay_seconds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +12,11 @@ from torch.utils.data import DataLoader
 
 from experience_buffer import (
     Client,
+    ClientOptions,
     DeadlineExceededError,
     LeaseNotFoundError,
+    RetryOptions,
+    UnavailableError,
     WrongStateError,
     collate,
 )
@@ -48,6 +51,33 @@ def test_asking_for_the_next_batch_acknowledges_the_one_before(client: Client, n
     dataset.close()
     eventually(lambda: left(client, name) == keys[4:], "what isn't acknowledged to come back")
     assert list(batches) == []
+
+
+def test_a_new_iteration_goes_on_after_a_server_was_away_for_too_long(
+    make_server: Callable[..., Server], name: str
+) -> None:
+    server = make_server()
+    options = ClientOptions(retry=RetryOptions(initial_backoff_seconds=0.02, reconnect_seconds=0.2))
+    with Client(server.address, options=options) as client:
+        keys = fill(client, name, 4)
+        dataset = ExperienceDataset(
+            client, buffer=name, batch_size=1, collate=PADDED, ack="manual", prefetch=1
+        )
+        data, ticket = next(iter(dataset))
+        dataset.ack(ticket, step=0)
+        seen = groups(data)
+        server.stop()
+        with pytest.raises(UnavailableError):
+            # What was read ahead may come first: it was given back, and comes again.
+            list(dataset)
+        server.start()
+        # gRPC waits before it connects again, longer than a stream of these options does.
+        client.get_stats()
+        for data, ticket in itertools.islice(dataset, len(keys) - 1):
+            dataset.ack(ticket, step=len(seen))
+            seen += groups(data)
+        assert seen == keys
+        dataset.close()
 
 
 def test_steps_end_an_iteration_and_the_next_goes_on(client: Client, name: str) -> None:

@@ -89,6 +89,31 @@ def test_experiences_travel_from_workers(client: Client, name: str) -> None:
         del batches, loader
 
 
+def test_a_persistent_worker_gives_back_what_its_last_iteration_had_read_ahead(
+    client: Client, name: str
+) -> None:
+    keys = fill(client, name, 12)
+    dataset = ExperienceDataset(
+        client.address, buffer=name, batch_size=1, collate=PADDED, ack="manual", prefetch=1
+    )
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context="forkserver",
+    )
+    seen: list[str] = []
+    leased: LeasedBatch
+    for _ in range(len(keys) // 2):
+        for leased in itertools.islice(loader, 2):
+            seen += groups(leased.data)
+            dataset.ack(leased.ticket, step=len(seen))
+    assert sorted(seen) == sorted(keys), "nothing stays leased to an iteration that is over"
+    batches: Any = loader._iterator
+    batches._shutdown_workers()
+
+
 def lose_the_worker(address: str, name: str, end: Any) -> None:
     """Train for a step, then kill the worker, and stay."""
     dataset = ExperienceDataset(address, buffer=name, batch_size=1, collate=PADDED, ack="manual")
@@ -137,8 +162,19 @@ def test_what_workers_cannot_do_is_refused(
     loader = DataLoader(
         ExperienceDataset(client, buffer=name, **given), batch_size=None, num_workers=num_workers
     )
-    with pytest.raises(InvalidRequestError, match=words):
-        next(iter(loader))
+    refused(loader, words)
+
+
+def refused(loader: DataLoader[Any], words: str) -> None:
+    """A worker refuses to iterate, with these words."""
+    batches: Any = iter(loader)
+    try:
+        with pytest.raises(InvalidRequestError, match=words):
+            next(batches)
+    finally:
+        # What torch raises holds the iterator in a cycle, and one that is collected as garbage waits
+        # five seconds for each worker: its queues are gone first, and nobody tells them to end.
+        batches._shutdown_workers()
 
 
 class Asking(ExperienceDataset):
@@ -151,8 +187,8 @@ class Asking(ExperienceDataset):
 
 def test_the_state_is_not_the_workers(client: Client, name: str) -> None:
     dataset = Asking(client, buffer=name, batch_size=1, ack="manual", collate=PADDED)
-    with pytest.raises(InvalidRequestError, match="state_dict in a DataLoader worker"):
-        next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=None, num_workers=1)
+    refused(loader, "state_dict in a DataLoader worker")
 
 
 # --- ranks

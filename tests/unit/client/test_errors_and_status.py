@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from experience_buffer import errors, status
+from experience_buffer._retry import is_retryable
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult, PushOutcome, PushResult
 
 ALL = [
@@ -143,6 +144,20 @@ def test_cancelled_is_a_server_that_goes_away_unless_the_server_says_so(is_strea
     assert type(error) is errors.UnavailableError
     assert "Ack to host:1 failed (CANCELLED)" in str(error)
     assert type(over_the_wire(errors.CallCancelledError("x"))) is errors.CallCancelledError
+
+
+def test_too_many_calls_under_way_is_no_message_that_is_too_large() -> None:
+    failed = Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+    error = status.from_rpc_error(failed, doing="Sample to h")
+    assert type(error) is errors.ResourceExhaustedError
+    assert error.retry_delay_seconds == 1.0
+    assert "server.max_calls" in str(error)
+    assert "max_message_bytes" not in str(error)
+    assert is_retryable(error, idempotent=False)
+    large = Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max")
+    final = status.from_rpc_error(large, doing="Sample to h")
+    assert "max_message_bytes" in str(final)
+    assert not is_retryable(final, idempotent=True)
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])

@@ -43,3 +43,36 @@ def test_a_fork_after_the_first_call_is_warned_of_once() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["0", "0", "1"], done.stderr
+
+
+WRITER = """
+import os, sys
+from experience_buffer import Client, Experience, WrongStateError
+with Client("127.0.0.1:1") as client:
+    unused, used = client.writer(), client.writer()
+    one = Experience(tokens=[1, 2])
+    used.append(one)
+    child = os.fork()
+    if child == 0:
+        for verb in (lambda: used.append(one), used.flush, lambda: used.counts):
+            try:
+                verb()
+            except WrongStateError as error:
+                print(type(error).__name__, "make a writer in each process" in str(error))
+        used.close()
+        unused.append(one)
+        print(unused.counts.num_appended)
+        sys.stdout.flush()
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, used.counts.num_pending)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def test_a_writer_in_use_says_after_a_fork_that_it_is_the_other_process_s() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITER], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [*["WrongStateError", "True"] * 3, "1", "0", "1"], done.stderr

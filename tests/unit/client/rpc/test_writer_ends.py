@@ -169,3 +169,34 @@ def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
                 InvalidRequestError, match=r"ca_file of tls: .*No such file.*ca\.pem"
             ):
                 call()
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e300])
+def test_any_number_of_seconds_is_a_timeout(server: tuple[Any, str], seconds: float) -> None:
+    script, address = server
+    with Client(address, timeout=seconds) as client, client.writer() as writer:
+        assert client.timeout == seconds
+        writer.append(experience(1), timeout=seconds)
+        writer.flush(timeout=seconds)
+        client.push([experience(2)], timeout=seconds)
+        script.batches.append([])
+        client.sample(1, timeout=seconds)
+        with client.stream(1, timeout=seconds, first_timeout=seconds):
+            pass
+
+
+def test_what_is_no_number_is_no_timeout(server: tuple[Any, str]) -> None:
+    nan = float("nan")
+    with pytest.raises(ValueError, match="timeout is nan"):
+        Client(server[1], timeout=nan)
+    with Client(server[1]) as client, client.writer() as writer:
+        for verb in (
+            lambda: writer.append(experience(1), timeout=nan),
+            lambda: writer.flush(timeout=nan),
+            lambda: client.push([experience(2)], timeout=nan),
+            lambda: client.sample(1, timeout=nan),
+            lambda: client.stream(1, first_timeout=nan),
+        ):
+            with pytest.raises(InvalidRequestError, match="timeout is nan"):
+                verb()
+        assert writer.counts.num_appended == 0
