@@ -128,7 +128,8 @@ def encode_pieces(
         MessageTooLargeError: One experience is over the message limit.
         TrxpError: One can't be written.
     """
-    start, step = 0, options.max_push_items
+    start, most = 0, options.max_push_items
+    step = most
     while start < len(experiences):
         end = min(start + step, len(experiences))
         num_items = end - start
@@ -139,8 +140,9 @@ def encode_pieces(
                 raise _moved(error, error.item, start) from None
             if error.item is not None or num_items == 1:
                 raise
-            # Together they are beyond a limit, such as the number of values.
-            step = num_items // 2
+            # Together they are beyond a limit, such as the number of values. Sizes don't tell of it:
+            # those that follow would be, too.
+            step = most = (num_items + 1) // 2
             continue
         num_bytes = sum(map(len, pieces))
         if num_bytes > max_payload_bytes(options) or (
@@ -153,7 +155,7 @@ def encode_pieces(
         yield start, end, pieces
         start = end
         fitting = options.max_push_bytes * num_items // max(num_bytes, 1)
-        step = min(max(fitting, 1), options.max_push_items)
+        step = min(max(fitting, 1), most)
 
 
 def _moved(error: TrxpError, item: int, start: int) -> TrxpError:

@@ -227,12 +227,27 @@ def test_deadline_after_failures_tells_of_them() -> None:
     assert caught.value.__notes__ == ["the attempt before failed with: refused"]
 
 
+def test_what_is_refused_together_is_rarely_tried_again() -> None:
+    tried: list[int] = []
+
+    def encode(many: Sequence[Any]) -> list[bytes | memoryview]:
+        tried.append(len(many))
+        if len(many) > 5:
+            raise TrxpError("too many values")
+        return [bytes(one) for one in many]
+
+    many: list[Any] = [7] * 100
+    pieces = list(_push.encode_pieces(many, ClientOptions(max_push_items=40), encode=encode))
+    assert [end - start for start, end, _ in pieces] == [5] * 20
+    assert [size for size in tried if size > 5] == [40, 20, 10]
+
+
 def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
     many = [Experience(tokens=[1, 2], info={"a": []}) for _ in range(3)]
     for one in many:
         one.info["a"] += [[] for _ in range(200_000)]
     pieces = list(_push.encode_pieces(many, ClientOptions()))
-    assert [(start, end) for start, end, _ in pieces] == [(0, 1), (1, 3)]
+    assert [(start, end) for start, end, _ in pieces] == [(0, 2), (2, 3)]
     for start, end, payload in pieces:
         assert [one.info for one in trxp.decode(b"".join(payload))] == [
             one.info for one in many[start:end]
