@@ -137,7 +137,8 @@ class Consumer:
             self.ready.remove(key)
             self.unfit = (0, "")
         self.held.pop(key, None)
-        self.tally.forget(key)
+        if key not in self.finished:
+            self.tally.forget(key)
 
     def take_on(self, settings: ConsumerSettings, values: Iterable[tuple[int, float]]) -> None:
         """Go on with other settings; `values` are the ready units as the new selector needs them."""

@@ -27,7 +27,9 @@ class Departures:
         for consumer, plan in self._limited():
             keys = _units(consumer, entries)
             for key in keys:
-                consumer.tally.leaving(key, plan, consumed=consumed)
+                # What it is done with has been used, whatever others were still to do with it.
+                is_used = consumed or key in consumer.finished
+                consumer.tally.leaving(key, plan, consumed=is_used)
             if keys:
                 self._progress.put_consumer(batch, consumer)
 

@@ -193,3 +193,26 @@ async def test_a_group_knows_after_a_restart_whether_members_were_consumed(world
             "2/1": (True, "1 of 2"),
             "2/2": (False, "3 of 3"),
         }
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_what_a_changed_limiter_does_not_count_leaves_without_a_trace(
+    world: World, restarts: bool
+) -> None:
+    limiter = {"min_diff": 0, "max_diff": 100}
+    once: dict[str, Any] = {"name": "actor", "limiter": {**limiter, "samples_per_insert": 1}}
+    often: dict[str, Any] = {"replay": True, "max_times_sampled": 4}
+    often |= {"name": "actor", "limiter": {**limiter, "samples_per_insert": 4}}
+    buffer = await world.create(consumers=[once, "critic"])
+    await buffer.ingest.push(push((0, 0), (0, 1), (0, 2)))
+    for _ in range(3):
+        await buffer.desk.ack(await take(buffer, "actor"))
+    await buffer.change_settings(settings(consumers=[often, "critic"]))
+    await buffer.drain()
+    if restarts:
+        buffer = await world.restart(buffer)
+    assert buffer.delivery.consumers["actor"].counts().inserts == 0
+    await buffer.removal.delete(list(buffer.contents))
+    await buffer.ingest.push(push((1, 0)))
+    counts = buffer.delivery.consumers["actor"].counts()
+    assert (counts.inserts, counts.samples) == (1, 0)

@@ -127,6 +127,7 @@ class Model(Stock):
             times = self.times(name, unit)
             was_one = unit == member.uid or member.group.is_whole or times > 0
             if unit in over and was_one:
-                self.places[name].gone.append((times, reason == "consumed"))
+                was_used = reason == "consumed" or self.places[name].consumed(unit)
+                self.places[name].gone.append((times, was_used))
         for place in (*self.places.values(), *self.removed.values()):
             place.forget(over)
