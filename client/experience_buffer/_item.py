@@ -9,6 +9,7 @@ from typing import Any, Final
 from experience_buffer import _safetensors
 from experience_buffer._frame import KEYS, framed
 from experience_buffer._normal import Normaliser
+from experience_buffer._orderless import orderless
 from experience_buffer._safetensors import TensorView
 from experience_buffer._trxp_error import shown, trxp_error
 from experience_buffer.eid import EID
@@ -104,6 +105,8 @@ class Item:
     """Its tensors by field; a multi-modal input is `"multi_modal_inputs:key"`."""
     keys: tuple[str, ...] = field(default=KEYS, repr=False)
     """The metadata's outermost keys: the very objects that the item's own texts may share."""
+    is_suspect: bool = field(default=False, repr=False)
+    """Whether the metadata may hold sets, or share containers."""
 
     @property
     def uid(self) -> str:
@@ -119,9 +122,21 @@ class Item:
         Raises:
             TrxpError: Written so it couldn't be read: it has more values than readers take.
         """
+        return self._encoded(self.meta)
+
+    def orderless(self) -> bytes | None:
+        """Write what is the same for equal experiences, where the payload isn't: with sets in order.
+
+        Returns:
+            Bytes to compare, of no format; None where no set is in the metadata.
+        """
+        meta = orderless(self.meta) if self.is_suspect else self.meta
+        return None if meta is self.meta else b"orderless " + self._encoded(meta)
+
+    def _encoded(self, meta: dict[str, Any]) -> bytes:
         fields, views = tuple(self.tensors), list(self.tensors.values())
         section = _safetensors.write_fields(fields, views, prefix="0:")
-        return b"".join(framed([self.meta], section, keys=self.keys))
+        return b"".join(framed([meta], section, keys=self.keys))
 
 
 class _ItemError(Exception):
@@ -159,7 +174,8 @@ def read_item(
     try:
         if normaliser is not None:
             meta = normaliser.normal(meta, index=index)
-        return Item(index, _checked_meta(meta, tensors), meta, tensors, keys)
+        eid = _checked_meta(meta, tensors)
+        return Item(index, eid, meta, tensors, keys, is_suspect=normaliser is not None)
     except _ItemError as error:
         return trxp_error(error.reason, where=f"items[{index}]{error.path}", item=index)
     except TrxpError as error:

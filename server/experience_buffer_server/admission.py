@@ -27,7 +27,7 @@ from experience_buffer_server.inputs import (
     input_problem,
     response_tokens,
 )
-from experience_buffer_server.store.base import MAX_KEY_BYTES, MAX_PRIORITY, Payload
+from experience_buffer_server.store.base import MAX_KEY_BYTES, MAX_PRIORITY, OTHER_DIGEST, Payload
 
 
 class Reason(StrEnum):
@@ -137,18 +137,20 @@ def admit(
         return Refusal(Reason.INVALID, priority, uid)
     try:
         payload = item.encode()
+        other = item.orderless()
     except TrxpError as error:
         return Refusal(Reason.INVALID, str(error), uid)
     return Candidate(
         eid=item.eid,
         uid=uid,
         payload=payload,
-        digest=xxhash.xxh3_128_digest(payload),
+        digest=xxhash.xxh3_128_digest(payload if other is None else other),
         reward=None if reward is None else float(reward),
         response_tokens=length,
         min_version=versions[0],
         max_version=versions[1],
-        fields=fields,
+        # Of a set each process has an order of its own, and so of the payload that is pushed again.
+        fields=fields if other is None else fields | OTHER_DIGEST,
         priority=priority,
     )
 

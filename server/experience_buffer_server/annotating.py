@@ -28,7 +28,7 @@ from experience_buffer_server.prefetching import fetched
 from experience_buffer_server.removal import Removal
 from experience_buffer_server.store.base import (
     MAX_KEY_BYTES,
-    REPLACED,
+    OTHER_DIGEST,
     Found,
     Record,
     Store,
@@ -246,7 +246,7 @@ class Annotating:
             payload_bytes=len(annotated),
             min_version=admitted.min_version,
             max_version=admitted.max_version,
-            fields=admitted.fields | REPLACED | (COUNTED if entry.counted else 0),
+            fields=admitted.fields | OTHER_DIGEST | (COUNTED if entry.counted else 0),
         )
         return _Change(entry, record, annotated, scope)
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import grpc
 import pytest
 
-from experience_buffer.v1 import config_pb2
+from experience_buffer import trxp
+from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.journals import (
     Process,
 )
 from tests.integration.plain import (
+    DUPLICATE,
+    REFUSED,
     STORED,
     ack,
     create,
@@ -58,6 +63,28 @@ def test_leases_hold_over_a_crash(make_server: Callable[..., Server]) -> None:
         assert not nothing.experiences
         assert "2 leased" in nothing.shortfall
         assert len(sample(stub, "b", 10, consumer="other").experiences) == 10
+
+
+def test_sets_are_the_same_to_the_next_process(make_server: Callable[..., Server]) -> None:
+    """Of texts they come in another order in each process, and so the payload that it writes."""
+    server = make_server()
+    info = {"tags": set("abcdefghij"), "more": [frozenset(("x", "y", 1, None, (2, "z")))]}
+    repeated = [experience(1, run, info=info) for run in range(3)]
+    with server.stub() as stub:
+        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        assert statuses(push(stub, "b", repeated[:2])) == [STORED] * 2
+        ack(stub, "b", sample(stub, "b", 1))
+    server.restart()
+    with server.stub() as stub:
+        assert statuses(push(stub, "b", repeated)) == [DUPLICATE, DUPLICATE, STORED]
+        kept = stub.Get(service_pb2.GetRequest(buffer="b", uid=repeated[1].eid.uid))
+        assert trxp.decode(kept.payload)[0].info == info
+        other = experience(1, 1, info=info | {"tags": set("abcdefghik")})
+        assert statuses(push(stub, "b", [other])) == [REFUSED]
+    server.stop()
+    command = [sys.executable, "-m", "experience_buffer_server", "verify", "--data"]
+    done = subprocess.run([*command, str(server.data)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("way", "lease_seconds"), [("stream", 600), ("call", 1.5)])

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
-from experience_buffer_server.store.record import REPLACED as REPLACED
+from experience_buffer_server.store.record import OTHER_DIGEST as OTHER_DIGEST
 from experience_buffer_server.store.record import Record as Record
 from experience_buffer_server.store.record import cut_of as cut_of
 from experience_buffer_server.store.scattered import Payload as Payload

@@ -15,7 +15,7 @@ import xxhash
 
 from experience_buffer_server.store import format as disk
 from experience_buffer_server.store import row_codec
-from experience_buffer_server.store.base import REPLACED, Record
+from experience_buffer_server.store.base import OTHER_DIGEST, Record
 from experience_buffer_server.store.format import Table
 from experience_buffer_server.store.report import Kind
 from experience_buffer_server.store.seal import SEAL_BYTES, is_sound
@@ -47,7 +47,7 @@ class Known(NamedTuple):
 
 def known_of(record: Record) -> Known:
     """What is kept of a record."""
-    return Known(record.payload_bytes, b"" if record.fields & REPLACED else record.digest)
+    return Known(record.payload_bytes, b"" if record.fields & OTHER_DIGEST else record.digest)
 
 
 def misfit(known: Known, payload: bytes | memoryview) -> Kind | None:

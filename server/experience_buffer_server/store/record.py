@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-REPLACED = 1 << 60
-"""Bit of `Record.fields`: its payload was replaced since it was pushed; `digest` is of the old one."""
+OTHER_DIGEST = 1 << 60
+"""Bit of `Record.fields`: `digest` isn't that of its payload, which was replaced since it was pushed,
+or holds sets, whose order in it is chance."""
 _CUT_BITS = 10
 _CUT_MASK = (1 << _CUT_BITS) - 1
 _DIGEST_BYTES = 16

@@ -11,6 +11,7 @@ import torch
 
 from experience_buffer import trxp
 from experience_buffer_server.admission import Candidate, Reason, Refusal, admit, check_uid, entomb
+from experience_buffer_server.store.base import OTHER_DIGEST
 from tests.unit.server import odd_payloads
 from tests.unit.server.builders import DATA, eid, experience, settings
 
@@ -102,6 +103,32 @@ def test_versions_are_whole_numbers() -> None:
     refusal = admitted(extra={"versions": torch.ones(3)})
     assert isinstance(refusal, Refusal)
     assert "versions has dtype F32; an integer dtype is expected" in refusal.message
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda numbers: set(numbers),
+        lambda numbers: [{"a": (1, frozenset(numbers))}] * 2,
+        lambda numbers: {"b": {*map(float, numbers), None, "c", (1, "d")}},
+    ],
+)
+def test_the_order_of_a_set_does_not_make_another_experience(wrapped: Any) -> None:
+    """Numbers that fall on one place of the table come in the order in which they were put there."""
+    one, other, third = (
+        admitted(info={"a": wrapped(numbers)})
+        for numbers in ([0, 1 << 20, 2 << 20], [2 << 20, 1 << 20, 0], [0, 1 << 20, 3 << 20])
+    )
+    assert isinstance(one, Candidate)
+    assert isinstance(other, Candidate)
+    assert isinstance(third, Candidate)
+    assert one.payload != other.payload
+    assert one.digest == other.digest != third.digest
+    assert one.fields == other.fields
+    assert one.fields & OTHER_DIGEST
+    plain = admitted(info={"a": [0, 8, 16]})
+    assert isinstance(plain, Candidate)
+    assert not plain.fields & OTHER_DIGEST
 
 
 def test_uids_must_be_keys() -> None:

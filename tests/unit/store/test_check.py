@@ -26,7 +26,7 @@ from experience_buffer_server.store import (
     StoreFailedError,
     StoreFormatError,
 )
-from experience_buffer_server.store.base import REPLACED
+from experience_buffer_server.store.base import OTHER_DIGEST
 from experience_buffer_server.store.check import Kind, Report, check
 from experience_buffer_server.store.check_walk import Walk
 from experience_buffer_server.store.format import (
@@ -189,7 +189,9 @@ async def test_what_does_not_fit_together_is_found(
         (Table.GROUPS, numbered_key(997, 1), b"of no buffer"),
     ]
     batch.operations += [(int(table), key, value) for table, key, value in operations]
-    batch.put_record(1, make_record(4, payload_bytes=len(payload(4)), group_id=2, fields=REPLACED))
+    batch.put_record(
+        1, make_record(4, payload_bytes=len(payload(4)), group_id=2, fields=OTHER_DIGEST)
+    )
     batch.put_lease(1, LeaseRow(id=2, consumer="trainer", units=[[997]], deadline=9e9))
     batch.put_progress(1, ProgressRow(seq=998))
     batch.put_record(

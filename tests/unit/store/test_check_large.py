@@ -23,7 +23,7 @@ from experience_buffer_server.store import (
     StoreFailedError,
     row_codec,
 )
-from experience_buffer_server.store.base import REPLACED
+from experience_buffer_server.store.base import OTHER_DIGEST
 from experience_buffer_server.store.check import Kind, check
 from experience_buffer_server.store.check_walk import Walk
 from experience_buffer_server.store.format import (
@@ -376,7 +376,7 @@ def annotate(path: Path) -> None:
     """Replace a payload, as an annotation does."""
     key = numbered_key(1, 4)
     record = row_codec.decode_record(raw(path, Table.RECORDS, key)[:-SEAL_BYTES])
-    record.fields |= REPLACED
+    record.fields |= OTHER_DIGEST
     record.payload_bytes = 300_000
     put(path, Table.RECORDS, key, row_codec.encode_record(record, msgpack.Packer().pack))
     put_large(path, key_of(4), b"annotated!" * 30_000)
