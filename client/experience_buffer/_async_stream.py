@@ -260,7 +260,7 @@ class AsyncSampleStream:
         if future is None:
             future = self._acks[lease_id] = asyncio.get_running_loop().create_future()
             self._outbox.put_nowait(request)
-        timeout = self._client.timeout
+        timeout = self._client._seconds(None)
         try:
             # Shielded: several tasks may wait for the same answer.
             result = await asyncio.wait_for(asyncio.shield(future), timeout)

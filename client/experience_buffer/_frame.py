@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from experience_buffer import _memory, _safetensors
 from experience_buffer._limits import DEFAULT_LIMITS, Limits
+from experience_buffer._metadata import has_few_values
 from experience_buffer._plain import load
 from experience_buffer._safetensors import TensorView
 from experience_buffer._trxp_error import trxp_error
@@ -158,7 +159,7 @@ def framed(
         written = pickle.dumps(
             {version: VERSION, num_items: len(metadata), items: metadata}, protocol=5
         )
-        if len(written) > DEFAULT_LIMITS.max_nodes:
+        if len(written) > DEFAULT_LIMITS.max_nodes and not has_few_values(metadata):
             # No opcode takes less than a byte, so fewer bytes hold no more of them than readers take.
             load(written, limits=DEFAULT_LIMITS)
         pickled: bytes | memoryview = written

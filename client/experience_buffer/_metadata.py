@@ -29,6 +29,15 @@ def plain_metas(metas: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [normaliser.normal(meta, index=index) for index, meta in enumerate(metas)]
 
 
+def has_few_values(metas: list[Any]) -> bool:
+    """Whether it is plain at a glance that a reader takes the metadata, whatever the texts' sizes.
+
+    A value, with its key and what opens and closes it, takes four opcodes at most.
+    """
+    most = DEFAULT_LIMITS.max_nodes
+    return _room_after(metas, most, _MAX_DEPTH) >= most - most // 4
+
+
 def _room_after(values: Collection[Any], room: int, max_depth: int) -> int:
     """How many more values fit after those of a list or dict; below 0 where one may not be plain data.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from experience_buffer._dtypes import common_dtype
 from experience_buffer._packed_table import Form, Table
 from experience_buffer._packing import TRUNCATE_CODES
 from experience_buffer._torch import tensor
@@ -89,12 +90,9 @@ def _interleaved(name: str, parts: list[tuple[Tensor, Joined]]) -> Joined:
     dtype = flats[0].dtype
     for flat in flats[1:]:
         try:
-            dtype = torch.promote_types(dtype, flat.dtype)
-        except RuntimeError:
-            raise ValueError(
-                f"{name} is {dtype} in some experiences and {flat.dtype} in others, which have "
-                "no common dtype; take of(index)"
-            ) from None
+            dtype = common_dtype(dtype, flat.dtype)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; take of(index)") from None
     lengths = torch.stack([part.lengths for _, part in parts]).sum(0)
     joined = flats[0].new_empty((int(lengths.sum()), *flats[0].shape[1:]), dtype=dtype)
     for present, part in parts:

@@ -138,8 +138,12 @@ def encode_pieces(
         except TrxpError as error:
             if error.item is not None and start:
                 raise _moved(error, error.item, start) from None
-            if error.item is not None or num_items == 1:
+            if error.item is not None:
                 raise
+            if num_items == 1:
+                where = f"items[{start}]"
+                reason = f"it can't be written, though it is alone: {error}"
+                raise trxp_error(reason, where=where, item=start) from None
             # Together they are beyond a limit, such as the number of values. Sizes don't tell of it:
             # those that follow would be, too.
             step = most = (num_items + 1) // 2

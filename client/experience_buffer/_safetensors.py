@@ -18,7 +18,7 @@ from experience_buffer._tensor_layout import keep_layout, kept_layout, known_lay
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.errors import TrxpError
 
-_MAX_DIMENSIONS: Final = 64
+MAX_DIMENSIONS: Final = 64
 _MAX_EMPTY_ELEMENTS: Final = 2**48
 _MAX_KEPT_TENSORS: Final = 64
 _MAX_KEPT_CHARS: Final = 4096
@@ -120,7 +120,7 @@ def _checked_views(rows: list[_Row], data: memoryview) -> list[TensorView]:
         item_bytes = ITEM_BYTES.get(dtype)
         if item_bytes is None:
             raise _error(f"dtype {dtype[:80]!r} isn't one of {', '.join(ITEM_BYTES)}", name)
-        if len(shape) > _MAX_DIMENSIONS:
+        if len(shape) > MAX_DIMENSIONS:
             raise _error(too_large(shape), name)
         if prod(shape) * item_bytes != end - begin:
             raise _error(f"{end - begin} bytes don't hold a {dtype} of {list(shape)!s:.80}", name)
@@ -155,8 +155,8 @@ def _known_table(spelled: bytes, data: memoryview) -> Table | None:
 
 def too_large(shape: Sequence[int]) -> str:
     """Why a tensor can't have that shape, whatever its bytes; empty if it can."""
-    if len(shape) > _MAX_DIMENSIONS:
-        return f"{len(shape)} dimensions exceed the limit of {_MAX_DIMENSIONS}"
+    if len(shape) > MAX_DIMENSIONS:
+        return f"{len(shape)} dimensions exceed the limit of {MAX_DIMENSIONS}"
     # Strides are computed of empty tensors too, and must not overflow.
     if 0 in shape and prod(filter(None, shape)) > _MAX_EMPTY_ELEMENTS:
         return f"shape {list(shape)!s:.80} is beyond what a tensor may have"
@@ -232,7 +232,7 @@ def _plain_views(entries: list[_Entry], data: memoryview) -> list[TensorView] | 
     for _, dtype, shape_text, first, last in entries:
         if shape_text.isdigit():
             shape: tuple[int, ...] = (int(shape_text),)
-        elif shape_text.count(",") < _MAX_DIMENSIONS:
+        elif shape_text.count(",") < MAX_DIMENSIONS:
             shape = _sizes(shape_text)
         else:  # The product of that many sizes would take long.
             return None

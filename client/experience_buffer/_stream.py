@@ -287,7 +287,7 @@ class SampleStream:
     def _ack_result(
         self, lease_id: int, future: futures.Future[service_pb2.LeaseResult | None]
     ) -> int | None:
-        timeout = self._client.timeout
+        timeout = self._client._seconds(None)
         try:
             result = future.result(timeout)
         except futures.TimeoutError:

@@ -16,7 +16,7 @@ from experience_buffer._frame import aligned, frame_pieces
 from experience_buffer._item import DTYPE_NAMES, META_FIELDS, MULTI_MODAL_PREFIX, TENSOR_FIELDS
 from experience_buffer._limits import Limits
 from experience_buffer._metadata import plain_metas
-from experience_buffer._safetensors import ITEM_BYTES, TensorView, too_large
+from experience_buffer._safetensors import ITEM_BYTES, MAX_DIMENSIONS, TensorView, too_large
 from experience_buffer._trxp_error import trxp_error
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
@@ -80,7 +80,7 @@ def _memory_view(tensor: Tensor) -> TensorView:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     dense = tensor.contiguous()
-    if not dense.nbytes and (reason := too_large(dense.shape)):
+    if (not dense.nbytes or dense.dim() > MAX_DIMENSIONS) and (reason := too_large(dense.shape)):
         raise TypeError(reason)
     memory = _Memory.from_address(dense.data_ptr())
     memory.owner = dense

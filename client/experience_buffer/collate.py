@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from experience_buffer._dtypes import common_dtype
 from experience_buffer._item import DTYPE_NAMES, META_FIELDS, TENSOR_FIELDS
 from experience_buffer._trajectories import TrajectoryLayout, concat, split
 from experience_buffer.eid import EID
@@ -80,12 +81,14 @@ def gather_token_ids(
     """Pad tokens so that all responses begin in one column.
 
     Returns:
-        Shape [B, P + R], in the dtype that the experiences' tokens promote to: no id is changed.
+        Shape [B, P + R], in the dtype that the experiences' tokens have in common: an integer that
+        holds all of theirs.
 
     Raises:
-        ValueError: A prompt or response is longer than its maximum.
+        ValueError: A prompt or response is longer than its maximum, or their dtypes have none in
+            common.
     """
-    dtype = reduce(torch.promote_types, (experience.tokens.dtype for experience in experiences))
+    dtype = reduce(common_dtype, [experience.tokens.dtype for experience in experiences])
     token_ids = experiences[0].tokens.new_full(
         (len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype
     )

@@ -125,6 +125,8 @@ class Grouping:
         problem = check_uid(key) if key else "it is empty"
         if problem:
             raise errors.InvalidRequestError(f"group key: {problem}", subject="group")
+        if self._contents.groups.was_dropped(key):
+            return 0  # Said again; older groups of the key aren't meant.
         group = self._contents.groups.get(key)
         if group is not None:
             return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
@@ -256,7 +258,7 @@ class Grouping:
         return self._store.commit(batch)
 
     async def _drop(self, group: Group, reason: str, label: str) -> int:
-        self._close_dropped(group, reason)
+        is_new = self._close_dropped(group, reason) or group.row.id in self._undone
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
         self._removal.withdraw(members)
         stored = self._tasks.start(self._submit_row(group))
@@ -270,14 +272,19 @@ class Grouping:
         self._undone.pop(group.row.id, None)
         self._contents.groups.left(group)
         num_dropped = sum(not entry.record.tombstone for entry in members)
-        self._metrics.dropped(self._owner.name, label, num_dropped)
+        if is_new:
+            # Else somebody still holds what was counted before.
+            self._metrics.dropped(self._owner.name, label, num_dropped)
         return num_dropped
 
-    def _close_dropped(self, group: Group, reason: str) -> None:
-        if group.row.closed != "dropped":
-            size = group.row.size or group.num_members
-            self._contents.groups.close(group, "dropped", size=size, note=reason)
-            self._metrics.group_closed(self._owner.name, "dropped")
+    def _close_dropped(self, group: Group, reason: str) -> bool:
+        """Whether it wasn't dropped before."""
+        if group.row.closed == "dropped":
+            return False
+        size = group.row.size or group.num_members
+        self._contents.groups.close(group, "dropped", size=size, note=reason)
+        self._metrics.group_closed(self._owner.name, "dropped")
+        return True
 
     async def _drop_undone(self) -> None:
         """Go on with what found no room; the first that finds none again ends it for now."""

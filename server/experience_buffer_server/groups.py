@@ -28,6 +28,8 @@ class GroupTable:
         self._newest: dict[str, Group] = {}
         self._older: dict[str, dict[int, Group]] = {}
         """Those before the newest of their key, by id, oldest first; only for keys that have some."""
+        self._outlived: set[str] = set()
+        """Keys whose newest group was dropped and is gone, while older ones are here."""
         self._by_id: dict[int, Group] = {}
         self._open: dict[int, Group] = {}
         self._deserted: dict[int, Group] = {}
@@ -58,6 +60,10 @@ class GroupTable:
         """The newest group with this key."""
         return self._newest.get(key)
 
+    def was_dropped(self, key: str) -> bool:
+        """Whether the last group of this key that was opened is gone, as it was dropped."""
+        return key in self._outlived
+
     def by_id(self, group_id: int) -> Group | None:
         """The group with this id."""
         return self._by_id.get(group_id)
@@ -68,6 +74,7 @@ class GroupTable:
             group.members.clear()
         self._newest.clear()
         self._older.clear()
+        self._outlived.clear()
         self._by_id.clear()
         self._open.clear()
         self._deserted.clear()
@@ -198,9 +205,10 @@ class GroupTable:
     def schedule(self, group: Group, settings: BufferSettings) -> None:
         """Give the group the deadline that the settings ask for."""
         seconds = settings.group_deadline_seconds
-        group.deadline = group.row.open_time + seconds if seconds else math.inf
-        group.overdue = False
-        self._watch_deadline(group)
+        deadline = group.row.open_time + seconds if seconds else math.inf
+        if group.overdue or deadline != group.deadline:
+            group.deadline, group.overdue = deadline, False
+            self._watch_deadline(group)
 
     def postpone(self, group: Group, deadline: float) -> None:
         """Look at a group's deadline again later."""
@@ -225,10 +233,14 @@ class GroupTable:
             older.pop(group.row.id, None)
         elif older:
             _, self._newest[key] = older.popitem()
+            if group.row.closed == "dropped":
+                self._outlived.add(key)
         else:
             del self._newest[key]
         if not older:
             self._older.pop(key, None)
+        if key not in self._newest:
+            self._outlived.discard(key)
 
     def _add(self, group: Group, settings: BufferSettings) -> None:
         self._last_id = max(self._last_id, group.row.id)
@@ -238,6 +250,7 @@ class GroupTable:
         if (previous := self._newest.get(group.row.key)) is not None:
             self._older.setdefault(group.row.key, {})[previous.row.id] = previous
         self._newest[group.row.key] = group
+        self._outlived.discard(group.row.key)
         self.schedule(group, settings)
 
     def _close(self, group: Group, reason: Closing) -> None:

@@ -80,9 +80,17 @@ def parsed(rows: list[PackedRow]) -> PackedBatch:
 
 def numbers(dtype: str, values: list[Any]) -> TensorView:
     """A tensor of one dimension."""
-    code = {"F32": "f", "I32": "i", "I64": "q", "BOOL": "?", "F64": "d", "I16": "h", "U8": "B"}[
-        dtype
-    ]
+    code = {
+        "F32": "f",
+        "I32": "i",
+        "I64": "q",
+        "BOOL": "?",
+        "F64": "d",
+        "I16": "h",
+        "U8": "B",
+        "U16": "H",
+        "U32": "I",
+    }[dtype]
     data = struct.pack(f"<{len(values)}{code}", *values)
     return TensorView(dtype, (len(values),), memoryview(data))
 

@@ -264,10 +264,13 @@ def test_any_dtype_is_padded_bit_for_bit(
     assert bytes(padded.view(torch.uint8).flatten().tolist()) == expected
 
 
+@pytest.mark.parametrize(("short", "long"), [("U8", "I32"), ("U16", "I64"), ("I16", "U32")])
 @pytest.mark.parametrize("is_first_short", [True, False])
-def test_token_ids_are_the_same_whatever_the_dtype_of_a_neighbour(is_first_short: bool) -> None:
+def test_token_ids_are_the_same_whatever_the_dtype_of_a_neighbour(
+    is_first_short: bool, short: str, long: str
+) -> None:
     large = [151_644, 70_000, 300]
-    ids = [("U8", [1, 2, 3]), ("I32", large)]
+    ids = [(short, [1, 2, 3]), (long, large)]
     rows = [
         row(number, {"tokens": numbers(dtype, tokens)}, changes={"prompt_length": 1})
         for number, (dtype, tokens) in enumerate(ids if is_first_short else ids[::-1])

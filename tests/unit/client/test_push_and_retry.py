@@ -253,7 +253,7 @@ def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
             one.info for one in many[start:end]
         ]
     many[1].info["a"] *= 3
-    with pytest.raises(TrxpError, match="max_metadata_nodes"):
+    with pytest.raises(TrxpError, match=r"^items\[1\]: .*max_metadata_nodes"):
         list(_push.encode_pieces(many, ClientOptions()))
 
 

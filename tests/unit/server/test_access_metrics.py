@@ -66,7 +66,7 @@ def test_a_version_that_is_none_is_the_scraper_s_fault(
 
 
 def test_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http, "_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(metrics_http, "_LOOK_SECONDS", 600.0)
     serve(CollectorRegistry()).close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.unit.server import odd_payloads
 from tests.unit.server.builders import DATA, eid, experience, settings
 
 NOT_PLAIN = ("neg_", "legacy", "numpy_arrays", "python_types_in_info")
+LONG_TEXT = "x" * 4_000_000
 SOUND = sorted(p.stem for p in DATA.glob("*.bin") if not p.stem.startswith(NOT_PLAIN))
 
 
@@ -159,3 +161,22 @@ def test_what_could_not_be_read_once_stored_is_refused_for_itself() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.INVALID
     assert "max_metadata_nodes" in refusal.message
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{(number << 8000) for number in range(1, 257)}] * 1500,
+        {(LONG_TEXT, number) for number in range(256)},
+    ],
+    ids=["a set that is shared", "a text that is shared"],
+)
+def test_ordering_sets_copies_nothing(value: Any) -> None:
+    (item,) = trxp.read(trxp.encode([experience(1, 2, info={"a": value})]))
+    assert isinstance(item, trxp.Item)
+    tracemalloc.start()
+    try:
+        assert isinstance(admit(item, settings()), Candidate)
+        assert tracemalloc.get_traced_memory()[1] < 64_000_000
+    finally:
+        tracemalloc.stop()

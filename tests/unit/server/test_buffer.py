@@ -256,6 +256,18 @@ async def test_an_older_group_is_found_when_the_newest_of_its_key_has_gone(world
     assert buffer.contents.groups.get(key) is None
 
 
+async def test_a_drop_that_is_said_again_takes_no_older_group(world: World) -> None:
+    buffer = await world.create(group_size=2, consumers=GROUPS, late_members="new_group")
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    older, newer = buffer.contents.groups
+    assert await buffer.grouping.drop(newer.row.key, "aborted") == 1
+    assert await buffer.grouping.drop(newer.row.key, "aborted") == 0
+    assert list(buffer.contents.groups) == [older]
+    await buffer.ingest.push(push((1, 3)))
+    assert await buffer.grouping.drop(newer.row.key, "aborted again") == 1
+    assert len(older.members) == 2
+
+
 async def test_partial_batches_go_to_who_waited_longest(world: World) -> None:
     """Two calls that wait for more than there is don't keep each other from the rest."""
     buffer = await world.create()
