@@ -160,9 +160,12 @@ class Child:
                     waiting.set_result(answer)
         except (asyncio.IncompleteReadError, ConnectionError, ValueError):
             # A ValueError is an answer that isn't msgpack: nothing after it can be understood.
-            self._process.kill()
             self.gone = True
             self._writer.close()
+            # One that has ended says with which status, unless it is killed on its way.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, 1.0)
+            self._process.kill()
             await asyncio.to_thread(self._process.wait)
             for index, waiting in enumerate(self._unanswered):
                 if not waiting.done():

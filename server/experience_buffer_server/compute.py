@@ -246,7 +246,7 @@ class Computer:
         for work in reversed(launch):
             self._release(work)
             work.attempts += error.was_running
-            if len(launch) > 1 or work.attempts <= _MAX_ATTEMPTS:
+            if len(launch) > 1 or work.attempts < _MAX_ATTEMPTS:
                 self._put_back(work)
             elif len(work.jobs) > 1:
                 # Which of the batch's groups it is shows when they are computed apart.

@@ -31,6 +31,8 @@ COMPUTED_TENSORS = 8
 """Of those that a trainer may get with one experience, how many the server may add."""
 COMPUTED_HEADER_BYTES = 4096
 """Of the table that describes them, how much the server may add."""
+_MOST_KEEPALIVE_SECONDS = 86_400
+"""gRPC counts milliseconds, in 32 bits."""
 _SHOWN_CHARS = 200
 _FILE_ONLY = ("estimators",)
 """Sections that name code to be run: from the operator's file, and from nowhere else."""
@@ -92,15 +94,15 @@ class ServerSection(Section):
     """Most open streams; 0: any number."""
     max_streams_per_client: int = Field(4096, ge=0)
     """Most of them from one client; 0: any number."""
-    max_calls: int = Field(16384, ge=1)
+    max_calls: int = Field(16384, ge=1, lt=2**31)
     """Most calls under way, streams included."""
     max_buffers: int = Field(1024, ge=1)
     """Most buffers."""
     max_leased_experiences: int = Field(1_000_000, ge=1)
     """Most experiences leased at once, per consumer."""
-    keepalive_seconds: float = Field(60.0, ge=0)
+    keepalive_seconds: float = Field(60.0, ge=0, le=_MOST_KEEPALIVE_SECONDS)
     """A peer that has been silent for so long is asked whether it lives; 0: never."""
-    keepalive_timeout_seconds: float = Field(20.0, gt=0)
+    keepalive_timeout_seconds: float = Field(20.0, gt=0, le=_MOST_KEEPALIVE_SECONDS)
     """How long a peer has to answer that, and a new connection to say what it wants."""
     compiled_reader: bool = True
     """Most pushes are read by compiled code: for a third of the CPU time, and 40 MB of memory."""

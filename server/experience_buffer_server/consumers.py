@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -176,7 +177,15 @@ class Consumer:
         """
         counts = self.tally.counts(num_present=num_present)
         num_idle = len(self.held) + len(self.quarantined)
-        return dataclasses.replace(counts, inserts=max(counts.inserts - num_idle, counts.deletes))
+        limiter, idle_bytes = self.settings.limiter, 0
+        if limiter is not None and limiter.plan.max_ahead_bytes:
+            # What nobody can sample isn't what a trainer lags behind with.
+            idle_bytes = self.tally.ahead_bytes_of(itertools.chain(self.held, self.quarantined))
+        return dataclasses.replace(
+            counts,
+            inserts=max(counts.inserts - num_idle, counts.deletes),
+            ahead_bytes=counts.ahead_bytes - idle_bytes,
+        )
 
     def announce(self) -> None:
         """Wake the ranks that wait for a batch to share."""

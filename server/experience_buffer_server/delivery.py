@@ -168,6 +168,10 @@ class Delivery:
             own = [unit for unit in different if consumer.out.get(unit.key) is unit]
             for unit in own:
                 del consumer.out[unit.key]
+            for unit in own:
+                # One that is due to leave may stay for as long as others hold it.
+                if unit.gone and self._is_finished(consumer, unit.key):
+                    consumer.finished.add(unit.key)
             self._make_ready(consumer, [unit.key for unit in own if not unit.gone])
         self._discarded([unit for unit in units if unit.gone])
 
@@ -177,6 +181,10 @@ class Delivery:
         if consumer is not None:
             consumer.totals.redelivered += len(units) if redeliver else 0
             self._line.put_back(consumer, units)
+
+    def _is_finished(self, consumer: Consumer, key: int) -> bool:
+        entries = self._catalog.entries(consumer.settings, key)
+        return bool(entries) and all(consumer.name in entry.acked for entry in entries)
 
     def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
         for key in keys:

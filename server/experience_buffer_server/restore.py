@@ -29,7 +29,8 @@ def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
         entry = Entry(record, group, durable=True)
         magnitude = state.computed.get(record.seq)
         entry.magnitude = magnitude or 0.0
-        if magnitude is not None or record.fields & COUNTED:
+        # Of what was computed without moments, or before these began anew, nothing is in them.
+        if (magnitude is not None and state.row.moments) or record.fields & COUNTED:
             entry.counted = True
         entry.available = magnitude is not None or (
             not buffer.settings.advantage.estimator and not record.tombstone

@@ -25,6 +25,7 @@ from experience_buffer_server.store.base import (
     StoreError,
     WriteBatch,
 )
+from experience_buffer_server.stored_row import StoredRow
 from experience_buffer_server.tasks import Tasks
 
 _RETRY_SECONDS = 1.0
@@ -44,6 +45,7 @@ class Owner(Protocol):
     row: BufferRow
     contents: Contents
     closed: bool
+    stored_row: StoredRow
 
     @property
     def name(self) -> str:
@@ -256,6 +258,8 @@ class Results:
             if row.moments is moments:
                 # Else another estimator was set, and they are void.
                 row.moments = before
+            # Whoever has stored the row meanwhile has stored them with it.
+            self._owner.stored_row.taken_back()
             for entry in fresh:
                 entry.counted = False
             raise

@@ -78,7 +78,13 @@ def buffer_stats(buffer: Buffer) -> BufferStats:
         num_open_groups=len(contents.groups.open_groups),
         num_overdue_groups=_num_overdue(buffer),
         num_computing_groups=buffer.computing.num_jobs,
-        num_quarantined_groups=len(groups_of(contents.quarantined.values())),
+        num_quarantined_groups=len(
+            {
+                # Without groups each counts for itself.
+                -entry.record.seq if entry.group is None else entry.group.row.id
+                for entry in contents.quarantined.values()
+            }
+        ),
         oldest_open_group=buffer.grouping.describe(),
         policy_version=buffer.row.policy_version,
         consumers=tuple(

@@ -246,7 +246,12 @@ def _fits(numbers: Floats) -> NDArray[np.bool_]:
 
 def _describe(error: BaseException) -> str:
     """An exception in one line: its type, its text, and where it was raised."""
-    text = " ".join(str(error).split())[:_MAX_REASON]
+    try:
+        text = str(error)
+    except Exception:  # The estimator's own code: its exception may have no text that can be made.
+        text = ""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    text = " ".join(text.split())[:_MAX_REASON]
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = [
         frame

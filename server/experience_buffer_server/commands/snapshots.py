@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 from rich.table import Column, Table
 
@@ -73,15 +74,15 @@ def list_all(
     for snapshot in SnapshotFolder(folder).snapshots():
         manifest = snapshot.manifest
         if manifest is None:
-            table.add_row(snapshot.name, "", "", "", "", f"no: {snapshot.problem}")
+            table.add_row(escape(snapshot.name), "", "", "", "", escape(f"no: {snapshot.problem}"))
             continue
         table.add_row(
-            snapshot.name,
+            escape(snapshot.name),
             _age(manifest.create_time, now),
             _size(manifest.num_bytes),
             f"{manifest.num_experiences:,}",
             _steps(manifest) or "none",
-            f"no: {snapshot.problem}" if snapshot.problem else "yes",
+            escape(f"no: {snapshot.problem}") if snapshot.problem else "yes",
         )
     # Into a file or a pipe lines go whole.
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)

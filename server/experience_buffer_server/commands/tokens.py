@@ -37,7 +37,7 @@ def new(
         list[str] | None, typer.Option(help='Name, or beginning and "*"; may be repeated [all].')
     ] = None,
     days: Annotated[
-        float | None, typer.Option(min=0.001, help="Days until it expires [never].")
+        float | None, typer.Option(min=0.001, max=36_500, help="Days until it expires [never].")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="Append the entry to this access file.")

@@ -6,7 +6,7 @@ was fully sampled gives its unused samples back (`limiter.refund`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from experience_buffer_server.sampling.limiter import Counts, LimiterPlan, refund
@@ -104,6 +104,11 @@ class Tally:
             samples=self._samples + self.departed_samples,
             ahead_bytes=self._ahead_bytes,
         )
+
+    def ahead_bytes_of(self, keys: Iterable[int]) -> int:
+        """Bytes of those of the units that weren't sampled yet."""
+        units = (self._units.get(key) for key in keys)
+        return sum(unit.num_bytes for unit in units if unit is not None and not unit.times)
 
     def _change(self, key: int, unit: _Present, times: int) -> None:
         # In place: a key that goes and comes makes the table grow until it is laid out anew.

@@ -15,7 +15,7 @@ import pytest
 
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer_server import registry
-from experience_buffer_server.advantages import custom
+from experience_buffer_server.advantages import custom, custom_functions
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.compute import Computer
 from experience_buffer_server.config import (
@@ -231,3 +231,19 @@ async def test_a_module_that_breaks_later_is_not_the_fault_of_the_groups(
     module.write_text(MODULE, encoding="utf-8")
     await until(lambda: not buffer.computing.num_jobs)
     assert [entry.available for entry in buffer.contents] == [True, True]
+
+
+class Odd(Exception):
+    """One whose text can't be made."""
+
+    def __str__(self) -> str:
+        return str(self.args[7])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(Odd(1), "Odd"), (ValueError("no \udcff.txt"), r"ValueError: no \udcff.txt")],
+)
+def test_any_exception_is_described(error: Exception, words: str) -> None:
+    assert custom_functions._describe(error) == words
+    words.encode()
