@@ -187,6 +187,8 @@ def test_a_store_without_a_server_and_one_beside_it(
     assert (nothing.returncode, "holds no store" in nothing.stderr) == (1, True)
     half = command("snapshot", "--data", server.data)
     assert (half.returncode, "belong together" in half.stderr) == (2, True)
+    asked = command("snapshot", "--keep", "1")
+    assert (asked.returncode, "snapshots.keep" in asked.stderr) == (2, True)
     path = command("snapshot", "--data", server.data, "--to", tmp_path / "to", "--label", "../x")
     assert path.returncode == 2
 

@@ -43,6 +43,10 @@ def take(
     """Take a snapshot: ask a running server for one, or read a store with --data and --to."""
     if (data is None) != (to is None):
         raise typer.BadParameter("--data and --to belong together")
+    if keep and to is None:
+        raise typer.BadParameter(
+            "--keep goes with --data and --to; what a server keeps its own setting says, snapshots.keep"
+        )
     with _reported():
         if data is not None and to is not None:
             _take_here(data, to, label, keep)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer import Buffer
@@ -80,7 +83,7 @@ async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: 
 
 
 async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
-    world: World,
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whenever a worker is at work on the culprit alone, or in company, it dies."""
     buffer = await world.create(**RLOO)
@@ -90,7 +93,11 @@ async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
     (culprit,) = lane[1].jobs
     culprit.runs = [["no text"]] * 2  # type: ignore[list-item]  # the worker ends with a TypeError
     world.computer.start()
-    await until(lambda: not buffer.computing.num_jobs)
+    with caplog.at_level(logging.ERROR):
+        await until(lambda: not buffer.computing.num_jobs)
+    deaths = [text for text in caplog.messages if "the advantage worker died" in text]
+    assert deaths
+    assert all("ended with status 1" in text for text in deaths), deaths
     quarantined = [entry.record.tid for entry in buffer.contents if entry.quarantine]
     assert quarantined == ["2/1", "2/1"]
     assert len(buffer.delivery.consumers["trainer"].ready) == 4

@@ -65,3 +65,8 @@ async def test_a_copy_that_no_thread_can_wait_for_ends(
     monkeypatch.setattr("experience_buffer_server.snapshots.asyncio.to_thread", refuse)
     answer = await run_copy(world.path, tmp_path / "to")
     assert (answer.outcome, "can't start new thread" in answer.message) == ("failed", True)
+
+
+def test_a_folder_that_is_empty_text_is_none() -> None:
+    """As of a variable that is set to nothing."""
+    assert SnapshotsSection.model_validate({"path": ""}).path is None
