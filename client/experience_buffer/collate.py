@@ -81,8 +81,8 @@ def gather_token_ids(
     """Pad tokens so that all responses begin in one column.
 
     Returns:
-        Shape [B, P + R], in the dtype that the experiences' tokens have in common: an integer that
-        holds all of theirs.
+        Shape [B, P + R], in the dtype that the experiences' tokens have in common; of integers one
+        that holds all ids.
 
     Raises:
         ValueError: A prompt or response is longer than its maximum, or their dtypes have none in
