@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from experience_buffer_server.consumer_settings import ConsumerSettings, SelectorSettings
 from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry
+from experience_buffer_server.groups import Entry, Group
 from experience_buffer_server.sampling.staleness import Age
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.base import MAX_PRIORITY
@@ -81,6 +81,13 @@ def key_of(settings: ConsumerSettings, entry: Entry) -> int:
     if settings.unit == "item":
         return entry.record.seq
     return 0 if entry.group is None else entry.group.row.id
+
+
+def units_of(settings: ConsumerSettings, group: Group) -> list[int]:
+    """The numbers of the units that a group's experiences make up."""
+    if settings.unit == "group":
+        return [group.row.id]
+    return [entry.record.seq for entry in group.votes]
 
 
 def age_of(entries: Sequence[Entry]) -> Age:

@@ -19,6 +19,15 @@ class Departures:
         self._consumers = consumers
         self._progress = progress
 
+    def give_up(self, entries: Sequence[Entry]) -> None:
+        """Nobody is to get the entries any more but those who hold them."""
+        for consumer, plan in self._limited() if entries else ():
+            busy = (consumer.out, consumer.finished, consumer.quarantined)
+            for key in {key_of(consumer.settings, entry) for entry in entries}:
+                if not any(key in others for others in busy):
+                    consumer.tally.give_up(key, plan)
+            self._progress.note_behind(())
+
     def leaving(self, batch: WriteBatch, entries: Sequence[Entry], *, consumed: bool) -> None:
         """Entries are marked as leaving: so are units of which nothing is left."""
         for consumer in self._consumers.values():

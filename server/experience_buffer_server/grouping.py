@@ -263,7 +263,7 @@ class Grouping:
         self._removal.withdraw(members)
         stored = self._tasks.start(self._submit_row(group))
         try:
-            await self._removal.remove([e for e in members if not self._removal.is_leased(e)])
+            await self._removal.remove_free(members)
             await stored
         except StoreFullError:
             # Nobody is offered it any more: it can't stay half dropped until the next start.

@@ -34,6 +34,8 @@ class GroupTable:
         self._open: dict[int, Group] = {}
         self._deserted: dict[int, Group] = {}
         """Open groups that wait for more members, and that those that came have left."""
+        self._dropped: dict[int, Group] = {}
+        """Dropped groups of which somebody still holds a member, or that are just leaving."""
         self._deadlines: list[tuple[float, int]] = []
         self._last_id = 0
 
@@ -47,6 +49,11 @@ class GroupTable:
     def open_groups(self) -> Collection[Group]:
         """Those that take more members: a live view, without looking at all the others."""
         return self._open.values()
+
+    @property
+    def dropped_groups(self) -> Collection[Group]:
+        """Those that were dropped and aren't gone yet: a live view."""
+        return self._dropped.values()
 
     def take_deserted(self, count: int) -> list[Group]:
         """Some of the open groups that all members have left; in turn, if called again and again."""
@@ -78,6 +85,7 @@ class GroupTable:
         self._by_id.clear()
         self._open.clear()
         self._deserted.clear()
+        self._dropped.clear()
         self._deadlines.clear()
 
     def reserve(self, group_id: int) -> None:
@@ -224,6 +232,7 @@ class GroupTable:
         self._by_id.pop(group.row.id, None)
         self._open.pop(group.row.id, None)
         self._deserted.pop(group.row.id, None)
+        self._dropped.pop(group.row.id, None)
         self._unlist(group)
 
     def _unlist(self, group: Group) -> None:
@@ -247,6 +256,8 @@ class GroupTable:
         self._by_id[group.row.id] = group
         if group.is_open:
             self._open[group.row.id] = group
+        elif group.row.closed == "dropped":
+            self._dropped[group.row.id] = group
         if (previous := self._newest.get(group.row.key)) is not None:
             self._older.setdefault(group.row.key, {})[previous.row.id] = previous
         self._newest[group.row.key] = group
@@ -255,6 +266,8 @@ class GroupTable:
 
     def _close(self, group: Group, reason: Closing) -> None:
         group.row.closed = reason
+        if reason == "dropped" and self._by_id.get(group.row.id) is group:
+            self._dropped[group.row.id] = group
         self._open.pop(group.row.id, None)
         self._deserted.pop(group.row.id, None)
 

@@ -90,6 +90,17 @@ class Removal:
         """Stop offering the units that hold any of the entries, to raw consumers too or not."""
         self._delivery.withdraw(entries, keep_raw=keep_raw)
 
+    async def remove_free(self, entries: Sequence[Entry]) -> None:
+        """Remove those of the entries that nobody holds, and let nobody else have the others.
+
+        Raises:
+            StoreFullError: The removal can't be stored; nothing is removed.
+        """
+        held = [entry for entry in entries if self.is_leased(entry)]
+        if held:
+            self._retirement.give_up(held)
+        await self.remove([entry for entry in entries if not self.is_leased(entry)])
+
     def discard(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""
         self._discard(entries, self._unwanted)
@@ -156,7 +167,10 @@ class Removal:
         """Units of dropped groups came back from their lease."""
         # A batch that was drawn with replacement holds a unit several times.
         seqs = dict.fromkeys(seq for unit in units for seq in unit.seqs)
-        self.discard(self._contents.by_seqs(seqs))
+        entries = self._contents.by_seqs(seqs)
+        self.discard(entries)
+        # Others may hold them still.
+        self._retirement.give_up([entry for entry in entries if not entry.leaving])
         # Tombstones of a dropped group aren't in its unit, and nobody else may come back for them.
         groups = (self._contents.groups.by_id(unit.key) for unit in units)
         for group in groups:

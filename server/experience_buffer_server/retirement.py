@@ -222,6 +222,10 @@ class Retirement:
             batch.remember(self._id, "group", group.row.key, group.row.closed.encode(), now)
         return rest
 
+    def give_up(self, entries: Sequence[Entry]) -> None:
+        """Entries that can't leave yet are for nobody but those who hold them."""
+        self._departures.give_up(entries)
+
     def forget(self, leaving: Sequence[Entry]) -> None:
         """The batch is on disk: the entries, and groups that are over, are gone."""
         self._departures.left(leaving)

@@ -57,6 +57,12 @@ class Tally:
         if key not in self._taken_off:
             self._take(key)
 
+    def give_up(self, key: int, plan: LimiterPlan) -> None:
+        """A unit stays for others only, and won't be sampled again: refunded as if it had left."""
+        if key not in self._taken_off:
+            self.leaving(key, plan, consumed=False)
+            self._leaving.pop(key, None)
+
     def leaving(self, key: int, plan: LimiterPlan, *, consumed: bool) -> None:
         """A unit is on its way out: consumed, or evicted, dropped, expired and refunded."""
         unit = self._take(key)

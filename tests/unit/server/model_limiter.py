@@ -13,10 +13,11 @@ from tests.unit.server.timeline_model import Model
 
 
 def counted(model: Model, name: str) -> set[str]:
-    """Units that the limiter counts: also dropped ones that somebody holds."""
+    """Units that the limiter counts: also dropped ones that the consumer holds, or is done with."""
     dropped = [group for group in model.groups.values() if group.closed == "dropped"]
     units = {member.uid for group in dropped for member in group.live}
     units |= {group.key for group in dropped if group.was_whole}
+    units -= model.places[name].given_up
     return {*model.units(name), *(units & set(model.stored(name)))}
 
 
@@ -44,13 +45,19 @@ def num_allowed(model: Model, name: str, wanted: int) -> int:
 def may_insert(model: Model, uids: Iterable[str], keys: Iterable[str]) -> bool:
     """Whether no limiter keeps a push of these new experiences and groups out."""
     num_new = {"item": len(set(uids)), "group": len(set(keys) - set(model.groups))}
-    num_items = sum(len(group.live) for group in model.groups.values())
-    num_stored = {"item": num_items, "group": len(model.groups)}
     for name, place in model.places.items():
         limiter, kind = place.reader.get("limiter"), place.reader["unit"]
-        new, stored = num_new[kind], num_stored[kind]
+        new, stored = num_new[kind], _num_stored(model, name)
         if limiter and new and new > limiter["min_size"] - stored:
             rise = new * Fraction(str(limiter["samples_per_insert"]))
             if difference(model, name, stored) + rise > limiter["max_diff"]:
                 return False
     return True
+
+
+def _num_stored(model: Model, name: str) -> int:
+    """Units that are here or on their way, less those of dropped groups that only others hold."""
+    place, groups = model.places[name], model.groups.values()
+    if place.reader["unit"] == "item":
+        return sum(m.uid not in place.given_up for group in groups for m in group.live)
+    return sum(group.key not in place.given_up for group in groups)

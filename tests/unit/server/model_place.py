@@ -24,6 +24,9 @@ class Place:
     gone: list[tuple[int, bool]] = field(default_factory=list)
     """How often it had each unit that has left, and whether that was used up."""
 
+    given_up: set[str] = field(default_factory=set)
+    """Units of dropped groups that are here only because others hold them."""
+
     def consumed(self, unit: str) -> bool:
         enough = self.reader.get("max_times_sampled", 0) if self.reader.get("replay") else 1
         return unit in self.passed or 0 < enough <= len(self.acks.get(unit, ()))
@@ -78,6 +81,7 @@ class Place:
             self.acks.pop(unit, None)
             self.tries.pop(unit, None)
         self.passed -= units
+        self.given_up -= units
         self.quarantined -= units
 
     def after_removal(self) -> Place:

@@ -84,7 +84,7 @@ class Changing(Pair):
         readers = {name: READERS[name] for name in names}
         is_future = any(self._is_future(m.version) for m in self.model.members().values())
         limited = is_limited(readers.values())
-        if self.holds_dropped(begins=limited) or (limited and is_future):
+        if limited and is_future:
             return
         self.port.change(readers)
         self.model.change(readers)
@@ -92,8 +92,3 @@ class Changing(Pair):
 
     def _is_future(self, version: int) -> bool:
         return version > (1 if self.model.published is None else self.model.published)
-
-    def holds_dropped(self, *, begins: bool = False) -> bool:
-        """Limiters that begin don't count units of a dropped group that somebody holds; others do."""
-        dropped = any(group.closed == "dropped" for group in self.model.groups.values())
-        return dropped and (begins or self.is_limited())

@@ -13,13 +13,12 @@ from tests.unit.server.timeline_port import Choose, Port
 class Crashing(Ending, Changing):
     def crash(self, choose: Choose) -> None:
         """Everything acknowledged holds."""
-        if not self.holds_dropped():
-            self.port.crash()
+        self.port.crash()
 
     def crash_during(self, choose: Choose) -> None:
         """A call is on its way to the disk: afterwards it has happened, or it hasn't."""
         before = copy.deepcopy((self.model, self.ended))
-        call = None if self.holds_dropped() else self._some_call(choose)
+        call = self._some_call(choose)
         if call is None:
             return
         self.port.crash_during(call, choose.number(0, 1))

@@ -131,3 +131,18 @@ async def test_moments_that_found_no_room_are_taken_back_from_the_disk(
     await buffer.drain()
     (state,) = world.store.load()
     assert state.row.moments == ""
+
+
+async def test_what_was_dropped_while_another_holds_it_keeps_no_push_out(world: World) -> None:
+    actor = {"name": "actor", "unit": "item", "limiter": {"min_diff": 0, "max_diff": 4}}
+    trainer = {"name": "trainer", "unit": "group"}
+    pacing = {"consumer": "actor", "max_staleness": 1, "batch_size": 2}
+    buffer = await world.create(group_size=4, consumers=[actor, trainer], pacing=pacing)
+    await buffer.ingest.push(push(*((1, run) for run in range(4))))
+    await take(buffer, "trainer", 1)
+    await buffer.grouping.drop("2/1", "aborted")
+    assert len(buffer.contents) == 4  # Until that lease ends.
+    admitted = buffer.pacing.reserve(["2/2"], now=0.0, ttl_seconds=9.0)
+    assert admitted.granted == ["2/2"]
+    await buffer.ingest.push(push(*((2, run) for run in range(4))))
+    await take(buffer, "actor", 4)

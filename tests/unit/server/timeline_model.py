@@ -122,11 +122,23 @@ class Model(Stock):
         consumed = all(self.places[name].consumed(unit) for name, unit in units)
         return consumed and not self.may_return(member)
 
+    def settle(self, reason: str = "consumed") -> None:
+        """What was dropped and isn't a consumer's any more doesn't count for it any more."""
+        super().settle(reason)
+        dropped = [group for group in self.groups.values() if group.closed == "dropped"]
+        for member in (member for group in dropped for member in group.live):
+            for name, unit in self.units_with(member).items():
+                place = self.places[name]
+                is_its = place.consumed(unit) or unit in self.leased(name)
+                if not is_its and unit not in place.given_up:
+                    place.given_up.add(unit)
+                    place.gone.append((self.times(name, unit), False))
+
     def left(self, member: Member, over: set[str], reason: str) -> None:
         for name, unit in self.units_with(member).items():
             times = self.times(name, unit)
             was_one = unit == member.uid or member.group.is_whole or times > 0
-            if unit in over and was_one:
+            if unit in over and was_one and unit not in self.places[name].given_up:
                 was_used = reason == "consumed" or self.places[name].consumed(unit)
                 self.places[name].gone.append((times, was_used))
         for place in (*self.places.values(), *self.removed.values()):
