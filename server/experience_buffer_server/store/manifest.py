@@ -30,6 +30,15 @@ class SnapshotBusyError(SnapshotError):
     """Another process is at work in the folder of snapshots."""
 
 
+class OtherVersionError(SnapshotError):
+    """Another version of the server can restore it."""
+
+    def __init__(self, message: str, create_time: datetime | None) -> None:
+        super().__init__(message)
+        self.create_time = create_time
+        """When it was taken; None where its manifest doesn't say."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -105,6 +114,7 @@ class _Writer(BaseModel):
 
     manifest_version: int
     server_version: str
+    create_time: AwareDatetime | None = None
 
 
 def utc_now() -> datetime:
@@ -135,7 +145,8 @@ def read_manifest(snapshot: Path) -> Manifest:
     """Read the manifest in a snapshot's folder.
 
     Raises:
-        SnapshotError: There is none, it is damaged, or of another version.
+        OtherVersionError: It is of another version.
+        SnapshotError: There is none, or it is damaged.
     """
     path = snapshot / MANIFEST_NAME
     try:
@@ -162,15 +173,16 @@ def _check_version(text: bytes, path: Path) -> None:
     """Say who can read a manifest of another version; nothing of any other fault.
 
     Raises:
-        SnapshotError: It is of another version.
+        OtherVersionError: It is of another version.
     """
     try:
         writer = _Writer.model_validate_json(text)
     except ValidationError:
         return
     if writer.manifest_version != MANIFEST_VERSION:
-        raise SnapshotError(
+        raise OtherVersionError(
             f"{path} has manifest_version {writer.manifest_version}, this server reads "
             f"{MANIFEST_VERSION}; restore it with server version {writer.server_version}, which "
-            "took it"
+            "took it",
+            writer.create_time,
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 from experience_buffer_server.store import private
 from experience_buffer_server.store.manifest import (
     Manifest,
+    OtherVersionError,
     SnapshotBusyError,
     SnapshotError,
     read_manifest,
@@ -44,27 +45,36 @@ class Snapshot:
     """None where it can't be read."""
     problem: str
     """Why it can't be restored, as far as its sizes and its manifest tell; else empty."""
+    create_time: datetime = _BEGINNING
+    """When it was taken; where its manifest doesn't tell, the beginning of time."""
+    is_whole: bool = True
+    """This version of the server can restore it, or another one."""
 
     @property
     def name(self) -> str:
         """Its name."""
         return self.path.name
 
-    @property
-    def create_time(self) -> datetime:
-        """When it was taken; of one without a manifest, the beginning of time."""
-        return _BEGINNING if self.manifest is None else self.manifest.create_time
-
 
 def look_at(path: Path) -> Snapshot:
     """What a snapshot's folder holds, without reading the data."""
     try:
         manifest = read_manifest(path)
+    except OtherVersionError as error:
+        time = error.create_time or _BEGINNING
+        return Snapshot(path=path, manifest=None, problem=str(error), create_time=time)
     except SnapshotError as error:
-        return Snapshot(path=path, manifest=None, problem=str(error))
+        return Snapshot(path=path, manifest=None, problem=str(error), is_whole=False)
     sizes = {DATA_NAME: manifest.data_bytes, PAYLOADS_NAME: manifest.payloads_bytes}
     problems = [_size_problem(path / name, size) for name, size in sizes.items()]
-    return Snapshot(path=path, manifest=manifest, problem="; ".join(filter(None, problems)))
+    problem = "; ".join(filter(None, problems))
+    return Snapshot(
+        path=path,
+        manifest=manifest,
+        problem=problem,
+        create_time=manifest.create_time,
+        is_whole=not problem,
+    )
 
 
 def _size_problem(path: Path, wanted: int) -> str:
@@ -161,13 +171,15 @@ class SnapshotFolder:
     def keep_newest(self, num: int, *, taken: Path) -> list[str]:
         """Remove whole snapshots but the newest; the names of the removed ones, oldest first.
 
+        Those of another version count by their age: else they would stay for ever after an upgrade.
+
         Args:
             num: How many stay; 0: all.
             taken: The one taken just now: it stays whatever the clock said before.
         """
         if not num:
             return []
-        others = [one for one in self.snapshots() if not one.problem and one.path != taken]
+        others = [one for one in self.snapshots() if one.is_whole and one.path != taken]
         going = others[: max(len(others) - (num - 1), 0)]
         return [snapshot.name for snapshot in going if self.remove(snapshot)]
 

@@ -2,12 +2,14 @@
 
 The new store begins another life of the old one, which may go on, or be restored once more. Leases
 of one life must mean nothing in another: an ack of the old would consume what somebody else holds.
-So each life gives lease ids from the time of its restore on, `LEASES_PER_SECOND` a second.
+So each life gives lease ids from the time of its restore on, `LEASES_PER_SECOND` a second, and
+from anywhere in the first half of that second.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -188,11 +190,13 @@ def begin_life(path: Path, now: float) -> None:
             leases = env.open_db(Table.LEASES.disk_name, create=False)
             meta = env.open_db(Table.META.disk_name, create=False)
             freed = env.open_db(Table.FREED.disk_name, create=False)
+            # Two lives may be restored within one second.
+            floor = int(now) * LEASES_PER_SECOND + secrets.randbelow(LEASES_PER_SECOND // 2)
             with env.begin(write=True) as txn:
                 txn.drop(freed, delete=False)
                 for prefix in list(txn.cursor(buffers).iternext(values=False)):
                     last = _last_number(txn, leases, prefix)
-                    number = max(int(now) * LEASES_PER_SECOND, last + 1)
+                    number = max(floor, last + 1)
                     key = prefix + disk.numbered_key(0, number)[len(prefix) :]
                     row = LeaseRow(id=number, consumer="", units=[], deadline=0.0, state="expired")
                     value = seal(Table.LEASES, key, row_codec.encode_lease(row, pack))

@@ -181,6 +181,16 @@ def test_keep_counts_whole_ones_and_never_removes_the_one_just_taken(
     assert set(listed.values()) == {""}
 
 
+def test_keep_counts_those_of_another_version_by_their_age(filled: Path, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    names = [take(filled, to, label=label).name for label in "abc"]
+    for name in names[:2]:
+        _change(to / name, manifest_version=1, more="unknown")
+    assert take(filled, to, label="d", keep=3).removed == names[:1]
+    _change(to / names[1], create_time=None)
+    assert take(filled, to, label="e", keep=3).removed == names[1:2]
+
+
 def test_what_was_interrupted_is_removed_and_nobody_else_s(filled: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
     for name in (".partial-snapshot-x", ".partial-removed-snapshot-y", "notes"):
