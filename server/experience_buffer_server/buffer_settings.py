@@ -62,6 +62,12 @@ class AdvantageSettings(BaseModel):
         """The estimator's parameters as given."""
         return dict(self.model_extra or {})
 
+    @property
+    def checked_parameters(self) -> dict[str, Any]:
+        """The same as the estimator gets them: a whole number may stand for a real one."""
+        assert self.plan is not None
+        return {name: getattr(self.plan.parameters, name) for name in self.parameters}
+
 
 class RetentionSettings(Section):
     """What leaves a buffer by itself, in whole units."""

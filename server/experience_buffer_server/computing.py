@@ -102,7 +102,7 @@ class Computing:
                 owner=self,
                 jobs=jobs,
                 estimator=advantage.estimator,
-                parameters=advantage.parameters,
+                parameters=advantage.checked_parameters,
                 uses_moments=advantage.plan.parameters.uses_running_moments,
             )
         )

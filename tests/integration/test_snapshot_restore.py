@@ -189,6 +189,8 @@ def test_a_store_without_a_server_and_one_beside_it(
     assert (half.returncode, "belong together" in half.stderr) == (2, True)
     asked = command("snapshot", "--keep", "1")
     assert (asked.returncode, "snapshots.keep" in asked.stderr) == (2, True)
+    both = command("snapshot", "--data", server.data, "--to", tmp_path / "to", "--server-name", "x")
+    assert (both.returncode, "--server-name would be" in both.stderr) == (2, True)
     path = command("snapshot", "--data", server.data, "--to", tmp_path / "to", "--label", "../x")
     assert path.returncode == 2
 

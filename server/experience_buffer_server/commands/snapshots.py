@@ -27,7 +27,11 @@ _WIDE = 10_000
 """Characters in a line that no table reaches."""
 
 
+_SERVER_OPTIONS = ("address", "timeout", "ca", "certificate", "key", "server_name", "token_file")
+
+
 def take(
+    context: typer.Context,
     address: connection.Address = connection.DEFAULT_ADDRESS,
     data: Data = None,
     to: Annotated[Path | None, typer.Option(help="With --data: folder of the snapshots.")] = None,
@@ -47,6 +51,10 @@ def take(
         raise typer.BadParameter(
             "--keep goes with --data and --to; what a server keeps its own setting says, snapshots.keep"
         )
+    if to is not None and (given := _server_options(context)):
+        raise typer.BadParameter(
+            f"{' and '.join(given)} would be for a server, and with --data and --to none is asked"
+        )
     with _reported():
         if data is not None and to is not None:
             _take_here(data, to, label, keep)
@@ -62,6 +70,16 @@ def take(
         with options.client(timeout=timeout) as client:
             taken = client.snapshot(label, timeout=timeout)
         _say_taken(taken.name, taken.num_experiences, taken.num_bytes, taken.seconds, taken.removed)
+
+
+def _server_options(context: typer.Context) -> list[str]:
+    """Those that were given."""
+    sources = {name: context.get_parameter_source(name) for name in _SERVER_OPTIONS}
+    return [
+        f"--{name.replace('_', '-')}"
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
 
 
 def list_all(

@@ -176,12 +176,13 @@ async def test_a_stored_buffer_without_its_estimator_is_named(world: World) -> N
 # --- the worker
 
 
+@pytest.mark.parametrize("factor", [3.0, 2**70])
 async def test_the_worker_computes_it_and_fails_alone_where_it_fails(
-    world: World, module: Path
+    world: World, module: Path, factor: float
 ) -> None:
     own_computer(world, declare())
     await world.computer.check_estimators()
-    buffer = await world.create(group_size=2, advantage={"estimator": "mine", "factor": 3.0})
+    buffer = await world.create(group_size=2, advantage={"estimator": "mine", "factor": factor})
     for members in ((0, 0), (0, 1)), ((1, 0), (1, 2)), ((2, 3), (2, 4)):
         await buffer.ingest.push(push(*members))
     world.computer.start()
