@@ -32,8 +32,6 @@ class Progress:
         self._consumers = consumers
         """A live view: the buffer's consumers now."""
         self._rows: dict[int, ProgressRow] = {}
-        self._passed: dict[int, set[str]] = {}
-        """By seq, the consumers that have passed an experience over since the server started."""
         self._acking: dict[int, set[str]] = {}
         """By seq, the consumers whose ack is on its way to the disk."""
         self._first_acks: set[tuple[int, str]] = set()
@@ -46,7 +44,7 @@ class Progress:
 
     def clear(self) -> None:
         """Forget everything: the buffer was deleted."""
-        for known in (self._rows, self._passed, self._acking, self._first_acks, self._behind):
+        for known in (self._rows, self._acking, self._first_acks, self._behind):
             known.clear()
 
     def restore(self, rows: Iterable[ProgressRow], consumers: Iterable[ConsumerRow]) -> None:
@@ -183,10 +181,12 @@ class Progress:
         raw, own = self._raw_names(), frozenset((consumer,))
         for entry in entries:
             was_used = self._is_used(entry, raw)
-            times = self.times_sampled(entry.record.seq, consumer)
+            known = self._rows.get(entry.record.seq)
+            times = 0
             # One that has replayed it before goes on counting: a rewind takes that off again.
-            if times or not consumes:
-                times = self._row(entry).times_sampled[consumer] = times + 1
+            if not consumes or (known is not None and consumer in known.times_sampled):
+                times = self.times_sampled(entry.record.seq, consumer) + 1
+                self._row(entry).times_sampled[consumer] = times
             if step is not None:
                 steps = self._row(entry).steps
                 if consumer not in steps:
@@ -244,7 +244,7 @@ class Progress:
     def pass_over(self, entry: Entry, consumer: str) -> None:
         """A consumer doesn't want it; nothing was delivered."""
         entry.acked |= {consumer}
-        self._passed.setdefault(entry.record.seq, set()).add(consumer)
+        self._row(entry).times_sampled.setdefault(consumer, 0)
 
     def is_used(self, entry: Entry) -> bool:
         """A consumer that isn't raw has acknowledged it, and that wasn't rewound."""
@@ -255,10 +255,8 @@ class Progress:
         names = entry.acked
         if row is None and not names:
             return False
-        if passed := self._passed.get(entry.record.seq):
-            names = names.difference(passed)
-        if row is not None:
-            names = names.union(name for name, times in row.times_sampled.items() if times)
+        for name, times in row.times_sampled.items() if row is not None else ():
+            names = names | {name} if times else names - {name}
         return not names <= raw
 
     def _raw_names(self) -> Set[str]:
@@ -316,7 +314,6 @@ class Progress:
             for name, steps in row.steps.items() if row is not None else ():
                 for step in steps if name in self._consumers else ():
                     retained.setdefault((name, step), []).append(seq)
-            self._passed.pop(seq, None)
             self._acking.pop(seq, None)
             self._behind.discard(seq)
         # One call per step: each walks through what the step retains.

@@ -137,7 +137,8 @@ class ProgressRow:
     num_deliveries: dict[str, int] = field(default_factory=dict)
     """Deliveries per consumer that ended without an ack."""
     times_sampled: dict[str, int] = field(default_factory=dict)
-    """Acknowledged deliveries per consumer."""
+    """Acknowledged deliveries per consumer that replays. 0 of one that is among `acked`: it has
+    passed the experience over."""
     steps: dict[str, list[int]] = field(default_factory=dict)
     """Training steps of the acks per consumer that can still be rewound."""
     quarantined: dict[str, str] = field(default_factory=dict)

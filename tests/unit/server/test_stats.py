@@ -84,6 +84,20 @@ async def test_what_is_passed_over_is_not_used(world: World) -> None:
     assert usage(buffer) == (0, 2, 0.0)
 
 
+async def test_what_was_passed_over_before_a_restart_is_not_used(world: World) -> None:
+    staleness = {"max_age_seconds": 1e-9, "on_stale": "keep"}
+    consumers = [{"name": "trainer", "staleness": staleness}, "critic"]
+    buffer = await world.create(group_by="none", consumers=consumers)
+    await buffer.ingest.push(push((1, 0), (2, 0)))
+    await buffer.desk.sample("trainer", want(2), asyncio.Event())
+    await buffer.drain()
+    buffer = await world.restart(buffer)
+    await buffer.desk.ack(await take(buffer, 1, consumer="critic"))
+    assert usage(buffer) == (1, 0, 1.0)
+    await delete(buffer, uid(2, 0))
+    assert usage(buffer) == (1, 1, 0.5)
+
+
 async def test_a_rewind_takes_back_what_was_used(world: World) -> None:
     buffer = await world.create(**GROUPS)
     await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
