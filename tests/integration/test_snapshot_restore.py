@@ -195,6 +195,12 @@ def test_a_store_without_a_server_and_one_beside_it(
     assert path.returncode == 2
 
 
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    (tmp_path / "snapshot-[bold]x").mkdir()
+    listed = command("snapshots", tmp_path)
+    assert (listed.returncode, "snapshot-[bold]x" in listed.stdout) == (0, True)
+
+
 @pytest.mark.parametrize("name", ["snapshots", "restore"])
 def test_what_is_not_there_is_said(tmp_path: Path, name: str) -> None:
     rest = ["--data", tmp_path / "new"] if name == "restore" else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import grpc
 import pytest
 
 from experience_buffer import (
+    AsyncClient,
     BufferConfig,
     Client,
     ConsumerConfig,
@@ -253,6 +255,19 @@ def test_acks_with_steps_on_a_stream_can_be_rewound(
     assert client.rewind(0, buffer=name).num_experiences == 2
     again = client.sample(3, buffer=name)
     assert again.uids == tuple(one.eid.uid for one in group(0, 4)[1:])
+
+
+async def test_who_waits_for_ever_gets_its_acks(shared_server: Server, name: str) -> None:
+    with Client(shared_server.address, timeout=math.inf) as client:
+        client.create_buffer(alone(name))
+        client.push(group(0, 4), buffer=name)
+        with client.stream(2, buffer=name) as stream:
+            assert next(stream).ack() == 0
+    async with (
+        AsyncClient(shared_server.address, timeout=math.inf) as asynchronous,
+        asynchronous.stream(2, buffer=name) as batches,
+    ):
+        assert await (await anext(batches)).ack() == 0
 
 
 # --- why nothing comes

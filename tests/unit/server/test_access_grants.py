@@ -187,6 +187,8 @@ def test_the_command_line_makes_lists_and_revokes_tokens(tmp_path: Path) -> None
     assert "say which" in run("revoke", "--file", path, status=2)[1]
     assert "there is no file" in run("list", "--file", tmp_path / "none", status=2)[1]
     assert "role" in run("new", "--name", "a", "--role", "admin", status=2)[1]
+    never = run("new", "--name", "a", "--role", "push", "--days", "1e9", status=2)[1]
+    assert "--days" in never
 
 
 def test_what_an_operator_wrote_stays_as_it_is(tmp_path: Path) -> None:

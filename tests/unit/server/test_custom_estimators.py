@@ -39,6 +39,13 @@ needs = ["reward|token_level_reward"]
 parameters = { alpha = 0.5, mode = "x", on = true }
 """
 MODULE = """
+import os
+
+def fatal(rewards, batch, parameters):
+    with open(os.environ["FATAL_LAUNCHES"], "a") as file:
+        file.write("launch ")
+    os._exit(7)
+
 def doubled(rewards, batch, parameters):
     if 0.4 in rewards.astype("f4").astype("f8").round(6):
         raise LookupError("no 0.4")
@@ -189,10 +196,25 @@ async def test_the_worker_computes_it_and_fails_alone_where_it_fails(
     await until(lambda: not buffer.computing.num_jobs)
     reasons = {entry.record.tid: entry.quarantine for entry in buffer.contents}
     assert reasons.pop("2/1") == (
-        "estimator 'mine': LookupError: no 0.4 (line 4 of own_estimators_of_a_test.py)"
+        "estimator 'mine': LookupError: no 0.4 (line 11 of own_estimators_of_a_test.py)"
     )
     assert reasons == {"2/0": "", "2/2": ""}
     assert "own_estimators_of_a_test" not in sys.modules
+
+
+async def test_what_ends_the_worker_is_launched_twice(
+    world: World, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = tmp_path / "launches"
+    monkeypatch.setenv("FATAL_LAUNCHES", str(launches))
+    own_computer(world, declare(path="own_estimators_of_a_test:fatal"))
+    buffer = await world.create(group_size=2, advantage={"estimator": "mine"})
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    world.computer.start()
+    await until(lambda: not buffer.computing.num_jobs)
+    reasons = {entry.quarantine for entry in buffer.contents}
+    assert reasons == {"computing it ends the advantage worker (ended with status 7)"}
+    assert launches.read_text(encoding="utf-8").split() == ["launch", "launch"]
 
 
 @pytest.mark.parametrize(
