@@ -255,18 +255,27 @@ class Buffer:
 
         Returns:
             Those that stay: somebody holds any of it, or may be rewound to before it was acknowledged,
-            or another consumer was and is to get it again.
+            or another consumer was and is to get it again; or it would tear a group.
         """
         kept: list[list[Entry]] = []
         dropped: list[Entry] = []
+        by_item = self.delivery.consumers[consumer].settings.unit == "item"
         for unit in units:
-            if any(self._is_wanted(entry, consumer) for entry in unit):
+            is_torn = by_item and any(self._is_needed(entry.group) for entry in unit)
+            if is_torn or any(self._is_wanted(entry, consumer) for entry in unit):
                 kept.append(unit)
             else:
                 dropped += unit
         self.removal.drop(dropped)
         self._metrics.dropped(self.name, "stale", len(dropped))
         return kept
+
+    def _is_needed(self, group: Group | None) -> bool:
+        """Whether a group would never be whole, or be delivered in part, without one of its members."""
+        if group is None:
+            return False
+        consumers = self.delivery.consumers.values()
+        return not group.available or any(other.settings.unit == "group" for other in consumers)
 
     def _is_wanted(self, entry: Entry, but_for: str) -> bool:
         progress = self.desk.progress

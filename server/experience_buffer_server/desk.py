@@ -308,7 +308,9 @@ class Desk:
         reader = self.delivery.consumers[consumer]
         for key in {key_of(reader.settings, entry) for entry in entries}:
             reader.finished.add(key)
-            reader.tally.passed_over(key)
+            if reader.settings.limiter is not None:
+                reader.tally.passed_over(key, reader.settings.limiter.plan)
+        self.progress.put_consumer(batch, reader)
         leaving = self.retirement.pass_over(batch, entries, consumer)
         return self._passed_over(leaving, self._store.commit(batch))
 

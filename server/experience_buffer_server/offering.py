@@ -75,10 +75,14 @@ class Offering:
         key = key_of(consumer.settings, entry)
         if key and consumer.name in entry.acked and not consumer.has(key):
             consumer.finished.add(key)
-        if consumer.settings.limiter is None or not key or entry.record.tombstone:
+        limiter = consumer.settings.limiter
+        if limiter is None or not key or entry.record.tombstone:
             return
         if entry.leaving:
             return  # It is still out, and won't come back to the limiter's counts.
+        if key not in consumer.tally and self._progress.was_passed_over(entry, consumer):
+            consumer.tally.passed_over(key, limiter.plan)
+            return
         if key not in consumer.tally and (key in consumer.finished or consumer.has(key)):
             self._count(consumer, key, entry)
 
@@ -105,16 +109,19 @@ class Offering:
             self._offer(consumer, group.row.id, staying)
 
     def _offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
-        if entries and consumer.settings.limiter is not None:
-            self._count(consumer, key, entries[0])
-        if not entries or consumer.has(key):
+        if not entries:
             return
-        if _wants(consumer, key, entries):
-            self._delivery.offer(consumer, key, entries)
-        else:
+        is_wanted = consumer.has(key) or _wants(consumer, key, entries)
+        if consumer.settings.limiter is not None and (
+            is_wanted or not all(self._progress.was_passed_over(e, consumer) for e in entries)
+        ):
+            self._count(consumer, key, entries[0])
+        if not is_wanted:
             # What it hadn't consumed of it has left.
             consumer.finished.add(key)
-            consumer.tally.passed_over(key)
+            consumer.tally.used_up(key)
+        elif not consumer.has(key):
+            self._delivery.offer(consumer, key, entries)
 
 
 def _may_have_entry(consumer: Consumer, entry: Entry) -> bool:

@@ -246,6 +246,15 @@ class Progress:
         entry.acked |= {consumer}
         self._row(entry).times_sampled.setdefault(consumer, 0)
 
+    def was_passed_over(self, entry: Entry, consumer: Consumer) -> bool:
+        """Whether a consumer didn't want an experience: it isn't to get it, and hasn't used it up."""
+        row = self._rows.get(entry.record.seq)
+        times = None if row is None else row.times_sampled.get(consumer.name)
+        if times is None or consumer.name not in entry.acked:
+            return False
+        most = consumer.settings.max_times_sampled
+        return not 0 < most <= times if consumer.settings.replay else not times
+
     def is_used(self, entry: Entry) -> bool:
         """A consumer that isn't raw has acknowledged it, and that wasn't rewound."""
         return self._is_used(entry, self._raw_names())

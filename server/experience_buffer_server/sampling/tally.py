@@ -27,6 +27,8 @@ class Tally:
         """Their deliveries."""
         self._units: dict[int, _Present] = {}
         self._leaving: dict[int, tuple[_Present, int, int]] = {}
+        self._passed: set[int] = set()
+        """Units that are present and won't be sampled: they count neither as here nor as gone."""
         self._taken_off: set[int] = set()
         """Units that are present and don't count; see `rebase`."""
         self._samples = 0
@@ -37,6 +39,7 @@ class Tally:
 
     def arrived(self, key: int, *, num_bytes: int, times: int = 0) -> None:
         """A unit can be sampled; one that is known already may have other members now."""
+        self._passed.discard(key)
         unit = self._take(key)
         self._put(key, _Present(times if unit is None else unit.times, num_bytes))
 
@@ -46,8 +49,14 @@ class Tally:
         if unit is not None:
             self._change(key, unit, unit.times + count)
 
-    def passed_over(self, key: int) -> None:
-        """A unit won't be sampled, though it stays for others: nothing waits for its sample."""
+    def passed_over(self, key: int, plan: LimiterPlan) -> None:
+        """A unit won't be sampled, though it may stay for others: refunded as if it had left."""
+        if key not in self._taken_off:
+            self.give_up(key, plan)
+            self._passed.add(key)
+
+    def used_up(self, key: int) -> None:
+        """A unit won't be sampled, as all that is left of it was: nothing waits for its sample."""
         unit = self._units.get(key)
         if unit is not None:
             self._change(key, unit, max(unit.times, 1))
@@ -86,6 +95,7 @@ class Tally:
     def left(self, key: int) -> None:
         """The removal is on disk."""
         self._leaving.pop(key, None)
+        self._passed.discard(key)
         self._taken_off.discard(key)
 
     def rebase(self, finished: Collection[int]) -> None:
@@ -103,7 +113,8 @@ class Tally:
 
     def counts(self, *, num_present: int = 0) -> Counts:
         """For the limiter; `num_present` units are in the buffer, also those not to be sampled yet."""
-        inserts = max(len(self._units), num_present) + self.departed_inserts
+        num_units = max(len(self._units), num_present - len(self._passed))
+        inserts = num_units + self.departed_inserts
         return Counts(
             inserts=inserts,
             deletes=self.departed_inserts,

@@ -53,12 +53,20 @@ def is_stale(model: Model, name: str, members: list[Member]) -> bool:
 
 
 def set_aside(model: Model, name: str, stale: list[list[Member]]) -> None:
-    """Passed over; dropped for everybody where nobody holds it and no rewind may bring it back."""
+    """Passed over; dropped for everybody where nobody holds it and no rewind may bring it back.
+
+    A single item would leave the group torn that the trainer takes.
+    """
     place = model.places[name]
     drop = place.reader.get("staleness", {}).get("on_stale") == "drop"
+    drop = drop and place.reader["unit"] == "group"
     kept = [unit for unit in stale if not drop or is_wanted(model, name, unit)]
     model.leave([m for unit in stale if unit not in kept for m in unit], "dropped")
-    place.passed |= {m.unit_of(place.reader["unit"]) for unit in kept for m in unit}
+    passed = {m.unit_of(place.reader["unit"]) for unit in kept for m in unit}
+    # Nobody owes its limiter their samples.
+    place.gone += [(model.times(name, unit), False) for unit in passed]
+    place.given_up |= passed
+    place.passed |= passed
     model.settle()
 
 

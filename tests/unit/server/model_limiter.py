@@ -13,12 +13,15 @@ from tests.unit.server.timeline_model import Model
 
 
 def counted(model: Model, name: str) -> set[str]:
-    """Units that the limiter counts: also dropped ones that the consumer holds, or is done with."""
+    """Units that the limiter counts: also dropped ones that the consumer holds, or is done with.
+
+    Not those that it has passed over.
+    """
     dropped = [group for group in model.groups.values() if group.closed == "dropped"]
     units = {member.uid for group in dropped for member in group.live}
     units |= {group.key for group in dropped if group.was_whole}
-    units -= model.places[name].given_up
-    return {*model.units(name), *(units & set(model.stored(name)))}
+    here = {*model.units(name), *(units & set(model.stored(name)))}
+    return here - model.places[name].given_up
 
 
 def difference(model: Model, name: str, num_stored: int) -> Fraction:

@@ -25,7 +25,7 @@ class Place:
     """How often it had each unit that has left, and whether that was used up."""
 
     given_up: set[str] = field(default_factory=set)
-    """Units of dropped groups that are here only because others hold them."""
+    """Units that are here for others only: passed over, or dropped and still held."""
 
     def consumed(self, unit: str) -> bool:
         enough = self.reader.get("max_times_sampled", 0) if self.reader.get("replay") else 1
@@ -87,4 +87,4 @@ class Place:
     def after_removal(self) -> Place:
         """What stays known when the consumer goes: what it has consumed, for good."""
         acks: dict[str, list[int | None]] = {u: [None] * len(s) for u, s in self.acks.items()}
-        return Place(self.reader, acks, self.passed, tries=self.tries)
+        return Place(self.reader, acks, self.passed, tries=self.tries, given_up=set(self.passed))

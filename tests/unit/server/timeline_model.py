@@ -49,8 +49,7 @@ class Model(Stock):
     def times(self, name: str, unit: str) -> int:
         """How often a consumer had a unit, or has it."""
         place = self.places[name]
-        times = len(place.acks.get(unit, ())) + self.leased(name).count(unit)
-        return max(times, unit in place.passed)
+        return len(place.acks.get(unit, ())) + self.leased(name).count(unit)
 
     def units(self, name: str) -> dict[str, list[Member]]:
         return self.units_of(self.places[name].reader["unit"])

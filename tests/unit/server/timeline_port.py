@@ -39,8 +39,10 @@ READERS: dict[str, Reader] = {
     "picky": {"unit": "item", "staleness": {"max_lag": 2, "on_stale": "drop"}},
     "patient": {
         "unit": "item",
+        "replay": True,
+        "max_times_sampled": 2,
         "staleness": {"max_lag": 1, "on_stale": "keep"},
-        "limiter": {"min_size": 1, "samples_per_insert": 1, "min_diff": 0, "max_diff": 17},
+        "limiter": {"min_size": 1, "samples_per_insert": 2, "min_diff": 0, "max_diff": 23},
     },
     "narrow": {"unit": "group", "max_leased_experiences": 5, "retain_steps": 2},
 }
