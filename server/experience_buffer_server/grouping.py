@@ -149,7 +149,7 @@ class Grouping:
             self._is_dropping_undone = True
             self._tasks.spawn(self._drop_undone())
         settings = self._owner.settings
-        for group in self._contents.groups.overdue(now):
+        for group in self._contents.groups.deadlines.overdue(now):
             lacking = [entry for entry in group.votes if entry.missing and entry.is_staying]
             num_complete = len(group.votes) - len(lacking) + group.row.num_consumed
             if settings.on_group_deadline == "wait":
@@ -157,7 +157,7 @@ class Grouping:
             elif any(not e.durable or self._removal.is_leased(e) for e in lacking):
                 # It is on its way to the disk, or somebody is about to annotate it; the lease's end
                 # bounds the wait.
-                self._contents.groups.postpone(group, now + _POSTPONE_SECONDS)
+                self._contents.groups.deadlines.postpone(group, now + _POSTPONE_SECONDS)
             elif (
                 settings.on_group_deadline == "use_partial"
                 and num_complete >= settings.min_group_size
@@ -188,7 +188,7 @@ class Grouping:
                 raise
             finally:
                 # Where that failed, the deadline is looked at again.
-                self._contents.groups.postpone(group, steady_clock.now() + _POSTPONE_SECONDS)
+                self._contents.groups.deadlines.postpone(group, steady_clock.now() + _POSTPONE_SECONDS)
                 if removed is not None:
                     await removed
             self._metrics.dropped(self._owner.name, "missing_field", len(lacking))

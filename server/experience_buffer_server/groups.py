@@ -5,9 +5,7 @@ Pure logic over keys and counts: the caller brings the clock and stores the rows
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
@@ -16,6 +14,7 @@ from experience_buffer_server.admission import Reason, Refusal
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.entries import Entry as Entry
 from experience_buffer_server.entries import Group as Group
+from experience_buffer_server.group_deadlines import GroupDeadlines
 from experience_buffer_server.store.base import GroupRow, Record, WriteBatch
 
 Closing = Literal["whole", "sealed", "deadline", "dropped"]
@@ -36,7 +35,7 @@ class GroupTable:
         """Open groups that wait for more members, and that those that came have left."""
         self._dropped: dict[int, Group] = {}
         """Dropped groups of which somebody still holds a member, or that are just leaving."""
-        self._deadlines: list[tuple[float, int]] = []
+        self.deadlines = GroupDeadlines(self._by_id)
         self._last_id = 0
 
     def __iter__(self) -> Iterator[Group]:
@@ -86,7 +85,7 @@ class GroupTable:
         self._open.clear()
         self._deserted.clear()
         self._dropped.clear()
-        self._deadlines.clear()
+        self.deadlines.clear()
 
     def reserve(self, group_id: int) -> None:
         """Give ids above this one only: it was given, though no group can be found that has it."""
@@ -197,35 +196,7 @@ class GroupTable:
         if self._by_id.get(group.row.id) is group:
             self._open[group.row.id] = group
             self._note_if_deserted(group)
-        self._watch_deadline(group)
-
-    def overdue(self, now: float) -> list[Group]:
-        """Unfinished groups whose deadline has passed since the last call, earliest first."""
-        due: dict[int, Group] = {}
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, group_id = heapq.heappop(self._deadlines)
-            group = self._by_id.get(group_id)
-            # A deadline that was changed since has its own place in the heap.
-            if group is not None and group.is_unfinished and group.deadline == deadline:
-                due[group_id] = group
-        return list(due.values())
-
-    def schedule(self, group: Group, settings: BufferSettings) -> None:
-        """Give the group the deadline that the settings ask for."""
-        seconds = settings.group_deadline_seconds
-        deadline = group.row.open_time + seconds if seconds else math.inf
-        if group.overdue or deadline != group.deadline:
-            group.deadline, group.overdue = deadline, False
-            self._watch_deadline(group)
-
-    def postpone(self, group: Group, deadline: float) -> None:
-        """Look at a group's deadline again later."""
-        group.deadline = deadline
-        self._watch_deadline(group)
-
-    def _watch_deadline(self, group: Group) -> None:
-        if group.row.closed != "dropped" and group.deadline < math.inf:
-            heapq.heappush(self._deadlines, (group.deadline, group.row.id))
+        self.deadlines.watch(group)
 
     def remove(self, group: Group) -> None:
         """Forget a group that is over."""
@@ -262,7 +233,7 @@ class GroupTable:
             self._older.setdefault(group.row.key, {})[previous.row.id] = previous
         self._newest[group.row.key] = group
         self._outlived.discard(group.row.key)
-        self.schedule(group, settings)
+        self.deadlines.schedule(group, settings)
 
     def _close(self, group: Group, reason: Closing) -> None:
         group.row.closed = reason

@@ -141,7 +141,7 @@ class SettingsChanges:
         if _deadline(new) != _deadline(old):
             # Those that are overdue already are judged by what holds now, too.
             for group in self._contents.groups:
-                self._contents.groups.schedule(group, new)
+                self._contents.groups.deadlines.schedule(group, new)
         if new.advantage != old.advantage:
             owner.computing.settings_changed()
             for entry in self._contents:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from experience_buffer_server.arrivals import Arrivals
 from experience_buffer_server.buffer_settings import BufferSettings
 from experience_buffer_server.contents import Contents
 from experience_buffer_server.groups import Entry, Group, GroupTable
-from experience_buffer_server.store.base import Record, cut_of
+from experience_buffer_server.store.base import GroupRow, Record, cut_of
 
 SETTINGS = BufferSettings(group_size=3)
 
@@ -109,6 +110,19 @@ def test_open_groups_are_those_that_take_members() -> None:
     table.close(sealed, "deadline")
     again.restore(sealed.row, SETTINGS)
     assert [group.row.key for group in again.open_groups] == ["c", "b"]
+
+
+def test_groups_that_have_gone_leave_no_deadlines() -> None:
+    table = GroupTable()
+    settings = SETTINGS.model_copy(update={"group_deadline_seconds": 10.0})
+    rows = (GroupRow(id=number, key=str(number), size=3, open_time=1.0) for number in count(1))
+    staying = [table.restore(next(rows), settings) for _ in range(3)]
+    for row in islice(rows, 1000):
+        table.remove(table.restore(row, settings))
+        assert len(table.deadlines._heap) <= 2 * 4 + 65
+    table.deadlines.postpone(staying[0], 12.0)
+    assert table.deadlines.overdue(11.0) == staying[1:]
+    assert table.deadlines.overdue(12.0) == staying[:1]
 
 
 CHANGES: dict[str, Any] = {

@@ -131,7 +131,7 @@ async def test_groups_are_counted_by_what_they_wait_for(world: World) -> None:
     assert whole is not None
     for group in (late, whole):
         group.deadline = 0.0
-        buffer.contents.groups.postpone(group, 1.0)
+        buffer.contents.groups.deadlines.postpone(group, 1.0)
     buffer.grouping.expire(2.0)
     stats = buffer_stats(buffer)
     assert (stats.num_open_groups, stats.num_overdue_groups) == (2, 1)
