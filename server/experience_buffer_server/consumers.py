@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from experience_buffer_server.consumer_settings import ConsumerSettings
 from experience_buffer_server.sampling.leases import Lease
@@ -55,12 +56,21 @@ class WaitClock:
         return self._seconds
 
 
+class Taken(NamedTuple):
+    """Units of a batch; why there are fewer than asked for, as known before they were taken."""
+
+    units: list[Unit]
+    cut_by: Literal["", "message", "line"] = ""
+    """What kept more from coming: the size of a message, or others who came earlier."""
+    words: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Waiter:
     """A call that waits in line."""
 
     want: Want
-    units: asyncio.Future[list[Unit]]
+    taken: asyncio.Future[Taken]
     clock: WaitClock
 
 

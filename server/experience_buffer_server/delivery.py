@@ -65,7 +65,7 @@ class Delivery:
         consumer.closed = True
         consumer.announce()
         for waiter in list(consumer.waiters):
-            waiter.units.cancel()
+            waiter.taken.cancel()
 
     def change_consumer(self, settings: ConsumerSettings) -> bool:
         """Tune a consumer that keeps its place; True if its limiter is to count anew, and then serve."""

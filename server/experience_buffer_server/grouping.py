@@ -188,7 +188,9 @@ class Grouping:
                 raise
             finally:
                 # Where that failed, the deadline is looked at again.
-                self._contents.groups.deadlines.postpone(group, steady_clock.now() + _POSTPONE_SECONDS)
+                self._contents.groups.deadlines.postpone(
+                    group, steady_clock.now() + _POSTPONE_SECONDS
+                )
                 if removed is not None:
                     await removed
             self._metrics.dropped(self._owner.name, "missing_field", len(lacking))

@@ -226,7 +226,9 @@ class Intake:
 
     def describe(self, consumer: Consumer) -> str:
         """What keeps pushes from being accepted for this consumer's sake; empty when nothing does."""
-        answer = self._can_insert(consumer, 1, 0)
+        # As large as they are on average.
+        num_bytes = self._contents.num_bytes // max(self._contents.num_items, 1)
+        answer = self._can_insert(consumer, 1, num_bytes)
         if answer is not None and not answer.ok:
             return answer.reason
         return self._pacing.describe(consumer)

@@ -255,6 +255,11 @@ class Leasing:
             await self._tasks.finish(self._give_back(lease, "nacked", "nacked"))
         return lease.num_experiences
 
+    def is_open(self, lease_id: int) -> bool:
+        """Whether a lease hasn't ended; one whose end is being stored may be open again."""
+        lease = self.table.find(lease_id)
+        return lease is not None and lease.state in ("open", "ending")
+
     def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
         """Give back those of the leases that are still open; for a stream that has ended.
 

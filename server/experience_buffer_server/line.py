@@ -12,12 +12,12 @@ from typing import Protocol
 
 from experience_buffer import errors
 from experience_buffer_server import steady_clock
-from experience_buffer_server.consumers import Consumer, WaitClock, Waiter, Want
+from experience_buffer_server.consumers import Consumer, Taken, WaitClock, Waiter, Want
 from experience_buffer_server.metrics import Metrics
 from experience_buffer_server.picking import Picking
 from experience_buffer_server.sampling.staleness import Verdict
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.waits import Wait, explain, wait_of
+from experience_buffer_server.waits import Wait, explain, wait_of, window_of
 
 
 class Owner(Protocol):
@@ -69,36 +69,40 @@ class Line:
             ResourceExhaustedError: Too many calls wait.
         """
         started = time.monotonic()
-        units = await self._take(consumer, want, stop)
+        taken = await self._take(consumer, want, stop)
+        units = taken.units
         self._metrics.sample_wait(self._owner.name, consumer.name, time.monotonic() - started)
         if len(units) == want.batch_size:
             return units, ""
         self._metrics.shortfall(self._owner.name, consumer.name)
         if stop.is_set() and not units:
             return units, "the server is stopping"
-        return units, self._shortfall(consumer, want, units)
+        return units, self._shortfall(consumer, want, taken)
 
-    async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> list[Unit]:
-        if not consumer.waiters:
+    async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> Taken:
+        if all(self._is_beyond_window(consumer, waiter) for waiter in consumer.waiters):
             # What didn't fit then needn't be what comes next now: each call is tried itself.
             consumer.unfit = (0, "")
-            if units := self._try(consumer, want):
-                return units
+            if (taken := self._try(consumer, want)).units:
+                return taken
         was_first = not consumer.waiters
         if want.timeout_seconds > 0 and not stop.is_set():
-            units, was_first = await self._wait_in_line(consumer, want, stop)
-            if units:
-                return units
-        units = []
+            waiter, was_first = await self._wait_in_line(consumer, want, stop)
+            taken = _result(waiter)
+            if consumer.closed:
+                self.put_back(consumer, taken.units)
+            elif taken.units:
+                return taken
+        taken = Taken([]) if was_first else Taken([], "line", "other calls came earlier")
         if was_first and not consumer.closed and not stop.is_set():
-            units = self._take_fewer(consumer, want)
+            taken = self._take_fewer(consumer, want)
         self.serve(consumer)
-        return units
+        return taken
 
     async def _wait_in_line(
         self, consumer: Consumer, want: Want, stop: asyncio.Event
-    ) -> tuple[list[Unit], bool]:
-        """Units, or none and whether nobody had come earlier when the wait ended."""
+    ) -> tuple[Waiter, bool]:
+        """The wait that has ended, and whether nobody had come earlier then."""
         num_waiting = sum(len(other.waiters) for other in self._consumers.values())
         if num_waiting >= self._max_waiting:
             raise errors.ResourceExhaustedError(
@@ -117,12 +121,12 @@ class Line:
         was_first = False
         try:
             await asyncio.wait(
-                (waiter.units, stopping),
+                (waiter.taken, stopping),
                 timeout=want.timeout_seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         except asyncio.CancelledError:
-            self.put_back(consumer, _result(waiter))
+            self.put_back(consumer, _result(waiter).units)
             raise
         finally:
             stopping.cancel()
@@ -131,50 +135,59 @@ class Line:
             if waiter in consumer.waiters:
                 was_first = consumer.waiters[0] is waiter
                 consumer.waiters.remove(waiter)
-        if consumer.closed:
-            self.put_back(consumer, _result(waiter))
-            return [], was_first
-        return _result(waiter), was_first
+        return waiter, was_first
 
     def serve(self, consumer: Consumer) -> None:
         """Give batches to the calls that wait, in the order in which they came."""
-        while consumer.waiters:
-            waiter = consumer.waiters[0]
-            if waiter.units.done():
-                consumer.waiters.popleft()
+        place = 0
+        while place < len(consumer.waiters):
+            waiter = consumer.waiters[place]
+            if waiter.taken.done():
+                del consumer.waiters[place]
                 continue
-            units = self._try(consumer, waiter.want)
-            if not units:
-                reason = self.wait_of(consumer, waiter.want.batch_size).label
-                waiter.clock.look(reason, time.monotonic())
+            taken = self._try(consumer, waiter.want)
+            if taken.units:
+                del consumer.waiters[place]
+                waiter.taken.set_result(taken)
+                continue
+            reason = self.wait_of(consumer, waiter.want.batch_size).label
+            waiter.clock.look(reason, time.monotonic())
+            if not self._is_beyond_window(consumer, waiter):
                 return
-            consumer.waiters.popleft()
-            waiter.units.set_result(units)
+            place += 1
 
-    def _try(self, consumer: Consumer, want: Want) -> list[Unit]:
-        """A full batch, or nothing."""
+    def _is_beyond_window(self, consumer: Consumer, waiter: Waiter) -> bool:
+        """Whether its batch never goes: it gets fewer when its time is up, and others needn't wait."""
+        return waiter.want.batch_size > window_of(consumer, self._max_leased)
+
+    def _try(self, consumer: Consumer, want: Want) -> Taken:
+        """A batch that is full, or as full as a message may be; or nothing."""
         if self.wait_of(consumer, want.batch_size).label:
-            return []
+            return Taken([])
         picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, self._clock())
-        full = len(picked.units) == want.batch_size or picked.cut_by == "message"
+        is_cut = picked.cut_by == "message"
+        full = is_cut or len(picked.units) == want.batch_size
         if not full:
             consumer.unfit = (want.batch_size if picked.cut_by else 0, picked.cut_by)
             self._picking.put_back(consumer, picked.units)
         self._owner.set_aside(consumer, picked.stale)
-        return picked.units if full else []
+        return Taken(picked.units if full else [], "message" if is_cut else "")
 
-    def _take_fewer(self, consumer: Consumer, want: Want) -> list[Unit]:
+    def _take_fewer(self, consumer: Consumer, want: Want) -> Taken:
         """The largest batch that may go now, at least `min_batch_size`; or nothing."""
         consumer.unfit = (0, "")
         size = self._largest(consumer, want)
         if size < want.min_batch_size:
-            return []
+            return Taken([])
+        words = self.wait_of(consumer, want.batch_size).words
         picked = self._picking.pick(consumer, size, want.max_bytes, self._clock())
         enough = len(picked.units) >= want.min_batch_size
         if not enough:
             self._picking.put_back(consumer, picked.units)
         self._owner.set_aside(consumer, picked.stale)
-        return picked.units if enough else []
+        if not enough:
+            return Taken([])
+        return Taken(picked.units, "message" if picked.cut_by == "message" else "", words)
 
     def _largest(self, consumer: Consumer, want: Want) -> int:
         """The most units that nothing keeps from going, by bisection; 0: not even one may."""
@@ -206,21 +219,23 @@ class Line:
         wait = self.wait_of(consumer, batch_size)
         return explain(consumer, batch_size, wait, self._owner.describe_wait())
 
-    def _shortfall(self, consumer: Consumer, want: Want, units: Sequence[Unit]) -> str:
+    def _shortfall(self, consumer: Consumer, want: Want, taken: Taken) -> str:
         if consumer.closed:
             return f"consumer {consumer.name!r} was removed from buffer {self._owner.name!r}"
-        size = f"{want.batch_size} {consumer.settings.unit}s"
-        if units and len(consumer.ready) + len(units) >= want.batch_size:
+        size = f"{len(taken.units)} of {want.batch_size} {consumer.settings.unit}s"
+        if taken.units and taken.cut_by == "message":
             return (
-                f"{len(units)} of {size}: more would exceed {want.max_bytes} bytes "
-                "(server.max_message_bytes); SampleStream sends any batch in frames"
+                f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "
+                "SampleStream sends any batch in frames"
             )
-        why = self.explain_wait(consumer, want.batch_size)
-        return f"{len(units)} of {size} after waiting {want.timeout_seconds:g} s: {why}"
+        wait = self.wait_of(consumer, want.batch_size)
+        wait = wait if wait.words else Wait(wait.label, taken.words)
+        why = explain(consumer, want.batch_size, wait, self._owner.describe_wait())
+        return f"{size} after waiting {want.timeout_seconds:g} s: {why}"
 
 
-def _result(waiter: Waiter) -> list[Unit]:
-    if waiter.units.done() and not waiter.units.cancelled():
-        return waiter.units.result()
-    waiter.units.cancel()
-    return []
+def _result(waiter: Waiter) -> Taken:
+    if waiter.taken.done() and not waiter.taken.cancelled():
+        return waiter.taken.result()
+    waiter.taken.cancel()
+    return Taken([])

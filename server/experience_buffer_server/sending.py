@@ -26,6 +26,9 @@ from experience_buffer_server.shared_memory import SampleMemory
 from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store.base import StoreError
 
+_SPARE_LEASES = 64
+"""Leases that may be noted beyond twice those that are open."""
+
 
 class Sending:
     """Sends the batches of one stream. Belongs to its event loop.
@@ -58,7 +61,8 @@ class Sending:
         self._packed = packed
         self._memory: SampleMemory | None = None
         self._leases: set[int] = set()
-        """Open leases that end with the stream."""
+        """Open leases that end with the stream, and some that have ended by a call."""
+        self._clear_at = _SPARE_LEASES
         self._prefetches = Prefetches(backend.store)
         # The rest is for what travels with payloads.
         self._max_frame_bytes = backend.limits.max_message_bytes // 2
@@ -75,6 +79,13 @@ class Sending:
     def settled(self, lease_id: int) -> None:
         """A lease was acknowledged or returned."""
         self._leases.discard(lease_id)
+
+    def _note(self, lease: Lease) -> None:
+        """It ends with the stream, unless it has ended; those that calls have ended are cleared."""
+        if len(self._leases) >= self._clear_at:
+            self._leases = {key for key in self._leases if self._buffer.leasing.is_open(key)}
+            self._clear_at = 2 * len(self._leases) + _SPARE_LEASES
+        self._leases.add(lease.id)
 
     def close(self) -> None:
         """Nothing more is sent; leases that weren't settled are offered again. Idempotent."""
@@ -112,7 +123,7 @@ class Sending:
     async def _send(self, lease: Lease, shortfall: str, least: int) -> bool:
         rank_of = self.rank_of
         if rank_of is None:
-            self._leases.add(lease.id)
+            self._note(lease)
         else:
             self.rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
         await self._outgoing.room()

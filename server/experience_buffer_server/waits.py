@@ -37,17 +37,22 @@ def wait_of(consumer: Consumer, batch_size: int, *, max_leased: int) -> Wait:
     return _window(consumer, batch_size, max_leased)
 
 
+def window_of(consumer: Consumer, max_leased: int) -> float:
+    """Most experiences that may be leased to a consumer at once."""
+    return min(consumer.settings.max_leased_experiences or math.inf, max_leased)
+
+
 def _never_ready(consumer: Consumer, batch_size: int) -> str:
     """Why so many units may never be ready at once: pushes stop before, by the limiter."""
-    limiter = consumer.settings.limiter
-    problems = [] if limiter is None else limiter.plan.problems(batch_size)
+    plan = consumer.settings.reachable_plan
+    problems = [] if plan is None else plan.problems(batch_size)
     return f"batches of {batch_size} may never be: {problems[0]}" if problems else ""
 
 
 def _window(consumer: Consumer, batch_size: int, max_leased: int) -> Wait:
     """Whether more may be leased; at least one experience per unit will be."""
     settings = consumer.settings
-    bound = min(settings.max_leased_experiences or math.inf, max_leased)
+    bound = window_of(consumer, max_leased)
     leased, num_bytes = consumer.num_leased_experiences, consumer.num_leased_bytes
     unfit_size, cut_by = consumer.unfit
     did_not_fit = consumer.num_leased > 0 and 0 < unfit_size <= batch_size

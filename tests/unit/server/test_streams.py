@@ -13,7 +13,7 @@ import torch
 from experience_buffer import errors, trxp
 from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server import streams
+from experience_buffer_server import sample_stream, streams
 from experience_buffer_server.backend import Backend
 from experience_buffer_server.buffer_settings import MEBI
 from experience_buffer_server.callers import caller_of
@@ -27,6 +27,7 @@ from experience_buffer_server.push_requests import (
 )
 from experience_buffer_server.registry import Registry
 from experience_buffer_server.sample_stream import SampleSession
+from experience_buffer_server.sending import Sending
 from experience_buffer_server.snapshot_settings import SnapshotsSection
 from experience_buffer_server.snapshots import Snapshots
 from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
@@ -241,6 +242,33 @@ async def test_more_credits_than_a_thousand_all_count(backend: Backend) -> None:
     await stream.aclose()
     await buffer.drain()
     assert len(buffer.leasing.table) == 0
+
+
+async def test_a_stream_remembers_no_lease_that_a_call_has_ended(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Sending] = []
+
+    class Watched(Sending):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(sample_stream, "Sending", Watched)
+    buffer = backend.buffer("math")
+    for task in range(3):
+        await buffer.ingest.push(push(*((task, run) for run in range(97))))
+    stream = sampling(backend, saying([opening(), Request(credits=291)], asyncio.Event()))
+    for number in range(291):
+        lease = (await asyncio.wait_for(anext(stream), 10)).frame.lease
+        if number:
+            await buffer.desk.ack(lease.id)
+    assert len(made[0]._leases) <= 66
+    await stream.aclose()
+    await buffer.drain()
+    async with asyncio.timeout(10):
+        while len(buffer.leasing.table):
+            await asyncio.sleep(0)
 
 
 async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend: Backend) -> None:
