@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -79,9 +80,11 @@ class AsyncConnection(ClientSettings):
         if call.method != "Push":
             return await method(call.request, timeout=timeout, metadata=self._metadata)
         lane, body = self._lane, cast("PushBody", call.request)
+        deadline = time.monotonic() + timeout
         answer: Any = await lane.push(self, body, timeout)
         if answer is None:
-            answer = await method(body.request(), timeout=timeout, metadata=self._metadata)
+            rest = max(deadline - time.monotonic(), 0.0)
+            answer = await method(body.request(), timeout=rest, metadata=self._metadata)
         lane.pushed()
         return answer
 

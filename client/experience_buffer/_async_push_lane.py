@@ -14,7 +14,6 @@ from experience_buffer import _push_lane
 from experience_buffer._lane_memory import LaneMemory
 from experience_buffer._push_body import PushBody
 from experience_buffer._push_lane import KEEP_SECONDS, PAUSE_SECONDS
-from experience_buffer.errors import UnavailableError
 from experience_buffer.v1 import service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -29,8 +28,9 @@ class AsyncPushLane:
         self._call: Any = None
         self._memory = LaneMemory(is_wanted=False)
         """Of that stream."""
-        self._closing: asyncio.TimerHandle | None = None
-        """Ends the stream when nobody has used it for a while."""
+        self._watching: asyncio.Task[None] | None = None
+        """Ends the stream when nobody has used it for a while, and with the event loop."""
+        self._idle_since = -math.inf
         self._soon_until = -math.inf
         self._not_before = -math.inf
         self._num_sent = 0
@@ -58,16 +58,17 @@ class AsyncPushLane:
 
     def close(self) -> None:
         """End the stream. Idempotent."""
-        if self._closing is not None:
-            self._closing.cancel()
         call, self._call = self._call, None
+        watching, self._watching = self._watching, None
         self._memory = LaneMemory(is_wanted=False)  # That of a stream that is gone.
         if call is not None:
             call.cancel()
+        if watching is not None:
+            watching.cancel()
 
     async def _exchange(
         self, client: AsyncConnection, body: PushBody, timeout: float
-    ) -> pb.PushResponse:
+    ) -> pb.PushResponse | None:
         is_answered = False
         self._num_sent += 1
         try:
@@ -79,15 +80,13 @@ class AsyncPushLane:
                 if answer is not grpc.aio.EOF and self._memory.is_offer(answer):
                     answer = await call.read()
             if answer is grpc.aio.EOF:
-                raise UnavailableError("the server ended the push stream")
+                return None
             is_answered = answer.sequence == self._num_sent
         except TimeoutError:
             raise _push_lane.late_error(timeout) from None
-        except asyncio.InvalidStateError:
-            # So gRPC refuses to write on a stream that has ended meanwhile.
-            raise UnavailableError("the server ended the push stream") from None
-        except grpc.RpcError as error:
-            raise client._translate(error, "PushStream") from None
+        except (asyncio.InvalidStateError, grpc.RpcError):
+            # The first is how gRPC refuses to write on a stream that has ended meanwhile.
+            return None
         finally:
             self._put_back(is_answered)
         if is_answered:
@@ -96,16 +95,26 @@ class AsyncPushLane:
 
     def _taken(self, client: AsyncConnection) -> Any:
         """The stream, opened if need be."""
-        if self._closing is not None:
-            self._closing.cancel()
         if self._call is None:
             self._call = client._open("PushStream", None)
+            # A timer would end with the event loop, and leave gRPC a stream without one.
+            self._watching = asyncio.create_task(self._watch(self._call))
         return self._call
 
+    async def _watch(self, call: Any) -> None:
+        try:
+            while self._call is call:
+                rest = self._idle_since + KEEP_SECONDS - time.monotonic()
+                if rest <= 0 and not self._is_busy:
+                    return
+                await asyncio.sleep(KEEP_SECONDS if self._is_busy else rest)
+        finally:
+            if self._call is call:
+                self._watching = None
+                self.close()
+
     def _put_back(self, is_answered: bool) -> None:
-        if is_answered:
-            loop = asyncio.get_running_loop()
-            self._closing = loop.call_later(KEEP_SECONDS, self.close)
-        else:
+        self._idle_since = time.monotonic()
+        if not is_answered:
             self._not_before = time.monotonic() + PAUSE_SECONDS
             self.close()

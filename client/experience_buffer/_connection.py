@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -79,9 +80,11 @@ class Connection(ClientSettings):
             return self._begin(call.method, call.request, timeout=timeout)
         self._get_stub()  # In a process that was forked off the lane is a new one.
         lane, body = self._lane, cast("PushBody", call.request)
+        deadline = time.monotonic() + timeout
         answer: Any = lane.push(self, body, timeout)
         if answer is None:
-            answer = self._begin(call.method, body.request(), timeout=timeout)
+            rest = max(deadline - time.monotonic(), 0.0)
+            answer = self._begin(call.method, body.request(), timeout=rest)
         lane.pushed()
         return answer
 

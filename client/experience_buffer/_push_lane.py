@@ -22,7 +22,6 @@ from experience_buffer._push_body import PushBody
 from experience_buffer.errors import (
     DeadlineExceededError,
     InternalServerError,
-    UnavailableError,
 )
 from experience_buffer.v1 import service_pb2 as pb
 
@@ -77,12 +76,12 @@ class PushLane:
             timeout: Seconds until the answer must be there.
 
         Returns:
-            The answer; None: nothing was sent, make a call.
+            The answer; None: the stream isn't for this push, or has ended without an answer, for
+            whatever reason: make a call. A push may be repeated.
 
         Raises:
             DeadlineExceededError: There is no answer in time.
-            UnavailableError: The stream ended before the answer.
-            ExperienceBufferError: What the server says, or gRPC.
+            ExperienceBufferError: What the server says to this push.
         """
         if not self._busy.acquire(blocking=False):
             return None
@@ -107,7 +106,9 @@ class PushLane:
             if self._stream is not None:
                 self._end(self._stream)
 
-    def _exchange(self, client: Connection, body: PushBody, timeout: float) -> pb.PushResponse:
+    def _exchange(
+        self, client: Connection, body: PushBody, timeout: float
+    ) -> pb.PushResponse | None:
         stream = self._taken(client, time.monotonic() + timeout)
         self._num_sent += 1
         is_answered = False
@@ -118,12 +119,11 @@ class PushLane:
             if stream.memory.is_offer(answer):
                 answer = next(stream.call)
             is_answered = answer.sequence == self._num_sent
-        except StopIteration:
-            raise UnavailableError("the server ended the push stream") from None
-        except grpc.RpcError as error:
+        except (StopIteration, grpc.RpcError):
             if stream.is_late:
                 raise late_error(timeout) from None
-            raise client._translate(error, "PushStream") from None
+            # What a call may do, a stream may not always: it was for another buffer, or one too many.
+            return None
         finally:
             # An answer that is still to come would be taken for the next one's.
             self._put_back(stream, is_answered)
