@@ -211,12 +211,16 @@ class AsyncWriter:
             error.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
             self._failure = error
         except asyncio.CancelledError:
+            # gRPC cancels the waiting task too when the channel is closed.
+            is_closed = self._client._is_closed
             if not self._done and (num_pending := self._queue.counts().num_pending):
                 logger.error(
-                    "a writer was open when its event loop ended, close it before: %d experiences "
-                    "are not stored",
+                    "a writer was open when its %s, close it before: %d experiences are not stored",
+                    "client was closed" if is_closed else "event loop ended",
                     num_pending,
                 )
+            if is_closed and not self._done:
+                self._failure = closed_error("client")
             raise
         finally:
             # Also when this task dies of a bug: nobody may wait for it forever.

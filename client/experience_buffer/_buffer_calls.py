@@ -11,7 +11,8 @@ from typing import Any
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from experience_buffer import _config, _convert
-from experience_buffer._calls import Call, build
+from experience_buffer._build import build
+from experience_buffer._calls import Call
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import BufferChanges, BufferConfig
 from experience_buffer.v1 import service_pb2 as pb

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 from google.protobuf.message import Message
 
 from experience_buffer import _convert
+from experience_buffer._build import build
 from experience_buffer._names import STATE
 from experience_buffer._push_body import PushBody
 from experience_buffer.errors import InvalidRequestError
@@ -28,7 +29,6 @@ from experience_buffer.values import (
 )
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
 NOTHING_DELETED: Final = DeleteResult(num_deleted=0, leased_uids=(), unknown_uids=())
 
 
@@ -41,27 +41,6 @@ class Call(Generic[T]):
     parse: Callable[[Any], T]
     idempotent: bool = True
     """Doing it twice is as good as doing it once."""
-
-
-def build(message: type[M], **fields: Any) -> M:
-    """Make a request.
-
-    Raises:
-        InvalidRequestError: A value has the wrong type or sign.
-    """
-    request = message()
-    for field, value in fields.items():
-        try:
-            target = getattr(request, field)
-            if isinstance(target, Message):
-                target.CopyFrom(value)
-            elif isinstance(value, (list, tuple)):
-                target.extend(value)
-            else:
-                setattr(request, field, value)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(f"{field} is {value!r}: {error}", subject=field) from None
-    return request
 
 
 def push(body: PushBody) -> Call[pb.PushResponse]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import ssl
 import warnings
 from pathlib import Path
 from typing import Any, Final
@@ -115,7 +116,7 @@ def credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
     """Read the files and make the channel's credentials.
 
     Raises:
-        InvalidRequestError: A file can't be read.
+        InvalidRequestError: A file can't be read, or holds no certificate, or not the key of it.
     """
 
     def read(name: str) -> bytes | None:
@@ -125,11 +126,32 @@ def credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
         except OSError as error:
             raise InvalidRequestError(f"{name} of tls: {error}", subject=name) from error
 
-    return grpc.ssl_channel_credentials(
+    made = grpc.ssl_channel_credentials(
         root_certificates=read("ca_file"),
         private_key=read("key_file"),
         certificate_chain=read("certificate_file"),
     )
+    _check_files(tls)
+    return made
+
+
+def _check_files(tls: TlsOptions) -> None:
+    """Look into the files: gRPC would only say that there is no connection, again and again."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    name = "ca_file"
+    try:
+        if tls.ca_file is not None:
+            context.load_verify_locations(tls.ca_file)
+        name = "certificate_file"
+        if tls.certificate_file is not None:
+            # An encrypted key is no use to gRPC; without this it would be asked for.
+            context.load_cert_chain(tls.certificate_file, tls.key_file, password="")
+    except (OSError, ValueError) as error:
+        what = "CA certificates" if name == "ca_file" else "a certificate and its key"
+        path = getattr(tls, name)
+        raise InvalidRequestError(
+            f"{name} of tls: {path} doesn't hold {what} as PEM: {error}", subject=name
+        ) from error
 
 
 def metadata(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -7,9 +7,12 @@ The state of an iteration, one per process; policies about acks, steps and worke
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from experience_buffer import _packed_select, _token_budget
@@ -81,6 +84,9 @@ class Feed:
         self._token_budget = token_budget
         self.num_closings = 0
         """Grows with every `close`, which ends the iterations before it."""
+        self._watching_pid = 0
+        self._is_orphan = False
+        """The process that this one works for has gone."""
         self._reset()
 
     def _reset(self) -> None:
@@ -97,6 +103,8 @@ class Feed:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.num_closings = 0
+        self._watching_pid = 0
+        self._is_orphan = False
         self._reset()
 
     @property
@@ -105,7 +113,7 @@ class Feed:
         return not self._waiting and self._pid == os.getpid()
 
     def take(self) -> LeasedBatch | None:
-        """Wait for the next micro-batch; None when the feed was closed meanwhile.
+        """Wait for the next micro-batch; None when the feed was closed meanwhile, or has no parent.
 
         Raises:
             ExperienceBufferError: As `SampleStream` says, or the collation function. Where that has
@@ -114,7 +122,11 @@ class Feed:
         """
         self._leave_parent()
         while not self._waiting:
-            batch = next(self._open(), None)
+            stream = self._open()
+            if self._is_orphan:
+                self.close()
+                return None
+            batch = next(stream, None)
             if batch is None:
                 return None
             if not batch:
@@ -130,6 +142,32 @@ class Feed:
         # Not before: what can't be laid out wasn't taken, and must not be acknowledged.
         self._waiting.popleft()
         return LeasedBatch(data, ticket)
+
+    def end_with_parent(self) -> None:
+        """Deliver nothing more once the process that started this one has gone. Idempotent.
+
+        A worker that waits for a batch doesn't notice by itself, and its stream would keep what it
+        has read ahead.
+        """
+        parent = multiprocessing.parent_process()
+        if parent is None or self._watching_pid == os.getpid():
+            return
+        self._watching_pid = os.getpid()
+        threading.Thread(
+            target=self._watch,
+            args=(parent.sentinel,),
+            name="experience-buffer-parent",
+            daemon=True,
+        ).start()
+
+    def _watch(self, sentinel: int) -> None:
+        connection.wait([sentinel])
+        # First: who opens a stream from now on looks at it.
+        self._is_orphan = True
+        stream = self._stream
+        if stream is not None:
+            logger.error("the process that this worker works for has gone: it ends")
+            stream.close()
 
     def drop(self, lease_id: int) -> None:
         """Forget the micro-batches of a lease that were not taken yet."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from experience_buffer import _convert, _memory, _sample_wire
-from experience_buffer._calls import Call, build
+from experience_buffer._build import build
+from experience_buffer._calls import Call
 from experience_buffer._names import FORMAT
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.errors import InvalidRequestError

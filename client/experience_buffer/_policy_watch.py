@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
-from experience_buffer._calls import build
+from experience_buffer._build import build
 from experience_buffer._retry import Attempts
 from experience_buffer._settings import closed_error
 from experience_buffer.errors import ExperienceBufferError, UnavailableError

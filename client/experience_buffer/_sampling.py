@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from experience_buffer import _convert, _memory, _sample_wire, _shared_memory, status
-from experience_buffer._calls import build
+from experience_buffer._build import build
 from experience_buffer._delivery_calls import given, rank_of
 from experience_buffer._names import FORMAT
 from experience_buffer._retry import is_retryable
@@ -85,7 +85,7 @@ class StreamPlan:
 
     def credits(self, num_batches: int, num_bytes: int) -> list[service_pb2.SampleStreamRequest]:
         """The messages that let the server send more, bytes first: a batch may follow at once."""
-        granted = [service_pb2.SampleStreamRequest(credits=num_batches)]
+        granted = [build(service_pb2.SampleStreamRequest, credits=num_batches)]
         if self.max_bytes and num_bytes:
             granted.insert(0, service_pb2.SampleStreamRequest(byte_credits=num_bytes))
         return granted

@@ -105,7 +105,7 @@ def bounded_seconds(seconds: float, what: str = "timeout") -> float:
     Raises:
         InvalidRequestError: They are no number.
     """
-    if math.isnan(seconds):
+    if not isinstance(seconds, (int, float)) or math.isnan(seconds):
         raise InvalidRequestError(f"{what} is {seconds}; give a number of seconds", subject=what)
     return min(seconds, _MOST_SECONDS)
 

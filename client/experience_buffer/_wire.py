@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from google.protobuf.message import Message
 
 from experience_buffer import _convert, _memory, _sample_wire
+from experience_buffer._build import build
 from experience_buffer._varint import varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
@@ -39,8 +40,13 @@ _PUSH: Final = _tag(pb.PushStreamRequest, "push")
 
 
 def push_fields(*, buffer: str, group_size: int, tombstones: Sequence[Tombstone] = ()) -> bytes:
-    """Everything of a `PushRequest` but its payloads."""
-    return pb.PushRequest(
+    """Everything of a `PushRequest` but its payloads.
+
+    Raises:
+        InvalidRequestError: A value has the wrong type or sign.
+    """
+    return build(
+        pb.PushRequest,
         buffer=buffer,
         tombstones=[_convert.tombstone_to_message(item) for item in tombstones],
         group_size=group_size,

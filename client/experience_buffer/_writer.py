@@ -244,8 +244,14 @@ class Writer:
             self.close(timeout=min(self._client.timeout, _EXIT_SECONDS))
         except ExperienceBufferError as error:
             # One that holds nothing may have lost its client before.
-            if self.counts.num_pending or isinstance(error, PushRefusedError):
-                logger.error("a writer was open when the process ended, close it before: %s", error)
+            num_pending = self.counts.num_pending
+            if num_pending or isinstance(error, PushRefusedError):
+                logger.error(
+                    "a writer was open when the process ended, close it before: %d experiences are "
+                    "not stored: %s",
+                    num_pending,
+                    error,
+                )
 
     def _run(self) -> None:
         """Keep a stream open while there is something to send, until closed or failed for good."""

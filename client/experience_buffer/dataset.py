@@ -162,6 +162,7 @@ class ExperienceDataset(IterableDataset[Any]):
                 has_budget=self._token_budget is not None,
                 world_size=self.world_size,
             )
+            self._feed.end_with_parent()
             # Of a persistent worker's last iteration the DataLoader has thrown away what was read
             # ahead: its leases are given back as if the worker had ended with it.
             self._feed.close()

@@ -90,6 +90,40 @@ def test_experiences_travel_from_workers(client: Client, name: str) -> None:
         end(batches)
 
 
+ORPHANS = """
+import sys
+from torch.utils.data import DataLoader
+from experience_buffer.collation import padded_collate
+from experience_buffer.dataset import ExperienceDataset
+
+if __name__ == "__main__":
+    collate = padded_collate(pad_token_id=0)
+    dataset = ExperienceDataset(
+        sys.argv[1], buffer=sys.argv[2], batch_size=1, collate=collate, ack="manual"
+    )
+    for _ in DataLoader(
+        dataset, batch_size=None, num_workers=1, multiprocessing_context="forkserver"
+    ):
+        print("a batch", flush=True)
+"""
+
+
+def test_a_worker_whose_trainer_is_killed_gives_back_what_it_holds(
+    client: Client, name: str, tmp_path: Path
+) -> None:
+    keys = fill(client, name, 3)
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS, encoding="utf-8")
+    command = [sys.executable, str(script), client.address, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        for _ in keys:
+            assert trainer.stdout.readline() == "a batch\n"
+        # Its worker waits for a fourth.
+        trainer.kill()
+    eventually(lambda: left(client, name) == keys, "what the killed trainer held to come back")
+
+
 def end(batches: Any) -> None:
     """End the workers of a DataLoader's iterator.
 

@@ -30,8 +30,16 @@ def append():
     client.writer(buffer=BUFFER).append(SOME)
 
 async def append_and_leave():
+    if HOW == "loop":
+        await AsyncClient(ADDRESS).writer(buffer=BUFFER).append(SOME)
+        return
     async with AsyncClient(ADDRESS) as client:
-        await client.writer(buffer=BUFFER).append(SOME)
+        writer = client.writer(buffer=BUFFER)
+        await writer.append(SOME)
+    try:
+        await writer.flush()
+    except Exception as error:
+        print(error)
 
 if __name__ == "__main__":
     if HOW in ("fork", "spawn"):
@@ -45,7 +53,7 @@ if __name__ == "__main__":
             writer.append(SOME)
             writer.flush()
         sys.exit(0)
-    if HOW == "asyncio":
+    if HOW in ("loop", "closed"):
         asyncio.run(append_and_leave())
         sys.exit(0)
     append()
@@ -83,8 +91,12 @@ def test_what_nobody_takes_is_told(tmp_path: Path) -> None:
     assert "a writer was open when the process ended, close it before: 5 exp" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("how", "what"), [("loop", "event loop ended"), ("closed", "client was closed")]
+)
 def test_a_loop_that_ends_can_send_nothing_and_says_so(
-    shared_server: Server, tmp_path: Path
+    shared_server: Server, tmp_path: Path, how: str, what: str
 ) -> None:
-    done = run(tmp_path, "asyncio", shared_server.address, "default")
-    assert "a writer was open when its event loop ended, close it before: 5 exp" in done.stderr
+    done = run(tmp_path, how, shared_server.address, "default")
+    assert f"a writer was open when its {what}, close it before: 5 exp" in done.stderr
+    assert done.stdout == ("the client is closed; make a new one\n" if how == "closed" else "")

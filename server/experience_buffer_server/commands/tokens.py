@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,8 @@ _PREFIX = "ebt_"
 """Lets scanners for secrets recognise a token."""
 _RANDOM_BYTES = 32
 _ID_LENGTH = 12
+_WIDE = 10_000
+"""Characters in a line that no table reaches."""
 
 File = Annotated[Path, typer.Option("--file", help="The access file.")]
 
@@ -82,7 +85,8 @@ def list_entries(file: File) -> None:
             ", ".join(entry.buffers),
             _expiry(entry),
         )
-    Console().print(table)
+    # Into a file or a pipe lines go whole.
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 @app.command()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import typing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from experience_buffer import (
     AsyncClient,
     Client,
     ClientOptions,
+    InvalidRequestError,
     RetryOptions,
     TlsOptions,
     Tombstone,
@@ -242,3 +244,37 @@ def test_tombstone_keeps_the_identity_apart() -> None:
     message = _convert.tombstone_to_message(Tombstone(EID("0/eval", 7, 3, 5, "s"), "timed out"))
     assert message.id == types_pb2.ExperienceId(batch="0/eval", task="7", run=3, step=5, suffix="s")
     assert message.reason == "timed out"
+
+
+@pytest.mark.parametrize("content", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n"])
+@pytest.mark.parametrize("name", ["ca_file", "certificate_file"])
+def test_files_without_certificates_are_no_absent_server(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    path = tmp_path / "file.pem"
+    path.write_text(content, encoding="utf-8")
+    files: dict[str, Any] = {name: path}
+    if name == "certificate_file":
+        files["key_file"] = path
+    with (
+        Client("127.0.0.1:1", tls=TlsOptions(**files)) as client,
+        pytest.raises(InvalidRequestError, match=f"{name} of tls: .*file.pem doesn't hold"),
+    ):
+        client.get_stats()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.push([], group_size=-1, tombstones=[Tombstone(EID(), "x")]),
+        lambda client: client.push([], buffer="\ud800", tombstones=[Tombstone(EID(), "x")]),
+        lambda client: client.get(["uid"]),
+        lambda client: client.ack([]),
+        lambda client: client.sample(1, buffer=[]),
+        lambda client: client.sample(1, timeout="x"),
+        lambda client: next(client.stream(1, prefetch=10**30)),
+    ],
+)
+def test_wrong_values_are_errors_of_this_package(call: Any) -> None:
+    with Client("127.0.0.1:1", timeout=0.1) as client, pytest.raises(InvalidRequestError):
+        call(client)

@@ -179,6 +179,7 @@ def test_the_command_line_makes_lists_and_revokes_tokens(tmp_path: Path) -> None
     listed, _ = run("list", "--file", path)
     assert listed.count("worker") == 2
     assert digest_of(tokens[0]).hex()[:12] in listed
+    assert len(listed.splitlines()) == 1 + 1 + 1 + 3 + 1, "a line each, in a frame"
     run("revoke", "--file", path, "--name", "worker", "--id", digest_of(tokens[0]).hex()[:12])
     assert [one.name for one in access_file.entries(path)] == ["trainer", "worker"]
     run("revoke", "--file", path, "--name", "worker")
