@@ -182,7 +182,10 @@ class AsyncSampleStream:
         """Give back what was read ahead on a connection that broke; the rest next time."""
         while self._dropped and not self._closed:
             call = _delivery_calls.nack(
-                self._dropped[-1], buffer=self._plan.buffer, reason=_sampling.RETURN_REASON
+                self._dropped[-1],
+                buffer=self._plan.buffer,
+                reason=_sampling.RETURN_REASON,
+                unread=True,
             )
             try:
                 await self._client._run(call, _sampling.RETURN_SECONDS)

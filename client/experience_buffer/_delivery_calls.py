@@ -117,9 +117,9 @@ def ack(lease_id: int, *, buffer: str, step: int | None, rank: int | None) -> Ca
     )
 
 
-def nack(lease_id: int, *, buffer: str, reason: str) -> Call[int]:
-    """Give a lease back."""
-    request = build(pb.NackRequest, buffer=buffer, lease_id=lease_id, reason=reason)
+def nack(lease_id: int, *, buffer: str, reason: str, unread: bool = False) -> Call[int]:
+    """Give a lease back, that of a batch that was handed to nobody or of another."""
+    request = build(pb.NackRequest, buffer=buffer, lease_id=lease_id, reason=reason, unread=unread)
     return Call("Nack", request, lambda response: response.num_experiences)
 
 

@@ -74,6 +74,7 @@ class StreamPlan:
             timeout_seconds=self.timeout_seconds,
             lease_seconds=self.lease_seconds,
             format=FORMAT.number(self.format, "format"),
+            read_ahead=self.prefetch,
             **given(rank_of=rank_of(self.rank, self.world_size, after_lease_id)),
         )
         if self.shares_memory and (machine := _shared_memory.machine()):

@@ -9,6 +9,8 @@ class Credits:
     """The credits of one stream. Not thread-safe; belongs to its event loop."""
 
     def __init__(self) -> None:
+        self.num_granted = 0
+        """Batches in all."""
         self._num_batches = 0
         self._num_bytes: int | None = None
         """None: the client doesn't count bytes. Below 0 after a batch that exceeded them."""
@@ -19,6 +21,7 @@ class Credits:
 
     def grant(self, *, num_batches: int = 0, num_bytes: int = 0) -> None:
         """Add what the client grants."""
+        self.num_granted += num_batches
         self._num_batches += num_batches
         if num_bytes:
             self._num_bytes = (self._num_bytes or 0) + num_bytes

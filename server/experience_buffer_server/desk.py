@@ -99,7 +99,7 @@ class Desk:
             contents, lambda: bool(owner.settings.advantage.estimator)
         )
         self.progress = progress = Progress(row.id, contents, consumers)
-        picking = Picking(
+        self._picking = picking = Picking(
             catalog,
             lambda: owner.row.policy_version,
             lambda: owner.settings.on_future_version != "deliver",
@@ -286,6 +286,11 @@ class Desk:
     def discard_units(self, units: Sequence[Unit]) -> None:
         """Units that nobody is to get any more came back."""
         self._owner.discard_units(units)
+
+    def is_fresh(self, lease: Lease) -> bool:
+        """Whether a batch that was put together a while ago, and that nobody has, may still go."""
+        consumer = self.delivery.consumers.get(lease.consumer)
+        return consumer is None or self._picking.is_fresh(consumer, lease.units, steady_clock.now())
 
     def set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
         """Units are too stale for a consumer: drop them, or let it pass them over."""

@@ -26,11 +26,13 @@ from experience_buffer_server.tasks import Tasks
 _log = logging.getLogger(__name__)
 
 ReturnReason = Literal[
-    "nacked", "expired", "stream_closed", "consumer_removed", "rewound", "undeliverable"
+    "nacked", "expired", "stream_closed", "consumer_removed", "rewound", "undeliverable", "unread"
 ]
 """Why a lease ended without an ack; a label of the metrics."""
 _BLAMED: Final = frozenset({"nacked", "expired", "stream_closed"})
 """Reasons that may be the experiences' fault: they count towards `max_deliveries`."""
+_UNSEEN: Final = frozenset({"undeliverable", "unread"})
+"""Reasons of leases that nobody has looked at: they come for the first time, not again."""
 
 
 class Lender(Protocol):
@@ -243,8 +245,10 @@ class Leasing:
             await self._tasks.finish(self._store_row(lease))
         return lease
 
-    async def nack(self, lease_id: int, *, reason: str) -> int:
+    async def nack(self, lease_id: int, *, reason: str, unread: bool = False) -> int:
         """End a lease: its experiences are offered again at once. Returns their number. Idempotent.
+
+        One that is `unread` doesn't count as a delivery.
 
         Raises:
             LeaseNotFoundError: No such lease, or it was acknowledged or has expired.
@@ -252,7 +256,8 @@ class Leasing:
         lease = self._find(lease_id, ("open", "nacked"))
         if lease.state == "open":
             _log.info("lease %d of buffer %r nacked: %s", lease_id, self._name(), reason)
-            await self._tasks.finish(self._give_back(lease, "nacked", "nacked"))
+            why: ReturnReason = "unread" if unread else "nacked"
+            await self._tasks.finish(self._give_back(lease, "nacked", why))
         return lease.num_experiences
 
     def is_open(self, lease_id: int) -> bool:
@@ -263,7 +268,8 @@ class Leasing:
     def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
         """Give back those of the leases that are still open; for a stream that has ended.
 
-        Of an `undeliverable` lease nothing was sent: it doesn't count as a delivery.
+        Of an `undeliverable` lease nothing was sent, and one that is `unread` nobody has looked at:
+        they don't count as deliveries.
         """
         for lease_id in lease_ids:
             lease = self.table.find(lease_id)
@@ -311,7 +317,7 @@ class Leasing:
         batch = self._store.batch()
         self._note_return(batch, lease, state, reason)
         stored = self._settlement.owe([lease], state, self._store.commit(batch))
-        self._end(lease, state, redeliver=reason != "undeliverable")
+        self._end(lease, state, redeliver=reason not in _UNSEEN)
         return stored
 
     def _note_return(

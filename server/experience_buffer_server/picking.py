@@ -133,6 +133,24 @@ class Picking:
             return
         consumer.ready.add(key, value_of(consumer.settings.selector, entries))
 
+    def is_fresh(self, consumer: Consumer, units: Sequence[Unit], now: float) -> bool:
+        """Whether units that were picked a while ago may still be delivered; marks those to be marked."""
+        settings = consumer.settings
+        staleness = settings.staleness
+        if any(unit.gone for unit in units):
+            return False
+        for unit in units if staleness is not None else ():
+            entries = self._catalog.entries(settings, unit.key)
+            if not entries or staleness is None:
+                continue
+            if self.awaited_version(entries) is not None:
+                return False
+            is_stale = self._judge(staleness, entries, now).kind == "stale"
+            if is_stale and staleness.on_stale != "mark":
+                return False
+            unit.stale = is_stale
+        return True
+
     def awaited_version(self, entries: Sequence[Entry]) -> int | None:
         """The policy version that a unit waits for; None where it waits for none."""
         published = self._published()

@@ -66,6 +66,7 @@ class SampleSession:
             *(self._backend, buffer, self._outgoing, self._credits),
             rank_of=rank_of(asked),
             packed=asked.format == types_pb2.SAMPLE_FORMAT_PACKED,
+            read_ahead=asked.read_ahead,
         )
         loop = asyncio.get_running_loop()
         ahead = Ahead(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from experience_buffer import errors
@@ -40,6 +42,7 @@ class Sending:
         credits: Says what is spent.
         rank_of: The part that the stream gets of each batch, if it doesn't get all of it.
         packed: In which format.
+        read_ahead: Batches that the client reads ahead of whoever uses them; 0: that isn't known.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Sending:
         *,
         rank_of: RankOf | None,
         packed: bool,
+        read_ahead: int = 0,
     ) -> None:
         self._backend = backend
         self._buffer = buffer
@@ -60,8 +64,11 @@ class Sending:
         """Which batch comes next follows from the one that was sent last."""
         self._packed = packed
         self._memory: SampleMemory | None = None
-        self._leases: set[int] = set()
-        """Open leases that end with the stream, and some that have ended by a call."""
+        self._read_ahead = read_ahead
+        self._leases: dict[int, int] = {}
+        """Open leases of which something was sent, and which end with the stream; with their numbers
+        in the order of sending. Some have ended by a call."""
+        self._num_begun = 0
         self._clear_at = _SPARE_LEASES
         self._prefetches = Prefetches(backend.store)
         # The rest is for what travels with payloads.
@@ -78,19 +85,36 @@ class Sending:
 
     def settled(self, lease_id: int) -> None:
         """A lease was acknowledged or returned."""
-        self._leases.discard(lease_id)
+        self._leases.pop(lease_id, None)
 
     def _note(self, lease: Lease) -> None:
         """It ends with the stream, unless it has ended; those that calls have ended are cleared."""
+        if self.rank_of is not None:
+            return
         if len(self._leases) >= self._clear_at:
-            self._leases = {key for key in self._leases if self._buffer.leasing.is_open(key)}
+            open_ones = [key for key in self._leases if self._buffer.leasing.is_open(key)]
+            self._leases = {key: self._leases[key] for key in open_ones}
             self._clear_at = 2 * len(self._leases) + _SPARE_LEASES
-        self._leases.add(lease.id)
+        self._leases[lease.id] = self._num_begun
+        self._num_begun += 1
 
     def close(self) -> None:
         """Nothing more is sent; leases that weren't settled are offered again. Idempotent."""
         self._prefetches.close()
-        self._buffer.leasing.give_back(self._leases, "stream_closed")
+        leasing, num_taken = self._buffer.leasing, self._num_taken()
+        for lease_id, number in self._leases.items():
+            was_seen = number < num_taken and not self._backend.draining.is_set()
+            leasing.give_back([lease_id], "stream_closed" if was_seen else "unread")
+        self._leases.clear()
+
+    def _num_taken(self) -> float:
+        """How many of the batches, the oldest ones, somebody may have looked at."""
+        if not self._read_ahead:
+            return math.inf
+        is_open = self._buffer.leasing.is_open
+        oldest = next((n for key, n in self._leases.items() if is_open(key)), 0)
+        # Whoever dies of a batch may do so before its credit has come.
+        return max(self._credits.num_granted - self._read_ahead, oldest + 1)
 
     def _units_of(self, lease: Lease) -> list[Unit]:
         """What of a lease this stream gets."""
@@ -117,14 +141,17 @@ class Sending:
             # With the stream its leases end, and those count as deliveries.
             self._buffer.leasing.give_back([lease.id], "undeliverable")
             raise
+        except asyncio.CancelledError:
+            if self.rank_of is None and lease.id not in self._leases:
+                # Nothing of it was sent.
+                self._buffer.leasing.give_back([lease.id], "undeliverable")
+            raise
         finally:
             self._prefetches.end(lease.id)
 
     async def _send(self, lease: Lease, shortfall: str, least: int) -> bool:
         rank_of = self.rank_of
-        if rank_of is None:
-            self._note(lease)
-        else:
+        if rank_of is not None:
             self.rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
         await self._outgoing.room()
         batch = SampledBatch(lease, self._units_of(lease), shortfall)
@@ -132,13 +159,17 @@ class Sending:
         is_sent = False
         try:
             send = self._send_packed if self._packed else self._send_trxp
-            is_sent = lease.state == "open" and await send(batch, least, hold)
-            if not is_sent:
-                self._leases.discard(lease.id)
+            is_sent = self._is_deliverable(lease) and await send(batch, least, hold)
         finally:
             if not is_sent:
                 hold.release()
         return is_sent
+
+    def _is_deliverable(self, lease: Lease) -> bool:
+        """Whether it is still open, and fresh enough; that of ranks is also the others'."""
+        if lease.state == "open" and self.rank_of is None and not self._buffer.desk.is_fresh(lease):
+            self._buffer.leasing.give_back([lease.id], "undeliverable")
+        return lease.state == "open"
 
     async def _send_packed(self, batch: SampledBatch, least: int, hold: Hold) -> bool:
         """Send a packed batch, all of which is read before anything of it is sent."""
@@ -153,6 +184,7 @@ class Sending:
             return False
         hold.keep(self._sent_bytes(units))
         self._credits.spend(sum(unit.num_bytes for unit in units))
+        self._note(batch.lease)
         await self._put(messages, last_of=hold)
         return True
 
@@ -182,6 +214,7 @@ class Sending:
                 return False
             if messages and not is_begun:
                 self._credits.spend(sum(unit.num_bytes for unit in batch.units))
+                self._note(batch.lease)
                 is_begun = True
             if part is last:
                 hold.keep(self._sent_bytes(batch.units))

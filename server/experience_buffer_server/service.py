@@ -113,7 +113,9 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.NackResponse:
         """End a lease: offered again."""
         leasing = self._backend.buffer(request.buffer).leasing
-        count = await leasing.nack(request.lease_id, reason=request.reason[:MAX_NOTE])
+        count = await leasing.nack(
+            request.lease_id, reason=request.reason[:MAX_NOTE], unread=request.unread
+        )
         return service_pb2.NackResponse(num_experiences=count)
 
     async def ExtendLease(
