@@ -164,7 +164,7 @@ def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     with Client("127.0.0.1:1", tls=tls) as client:
         writer = client.writer()
         writer.append(experience(1))
-        for call in (client.get_stats, writer.flush, client.stream(1).__next__):
+        for call in (client.get_stats, writer.flush, client.stream(1).__next__, writer.close):
             with pytest.raises(
                 InvalidRequestError, match=r"ca_file of tls: .*No such file.*ca\.pem"
             ):
