@@ -113,8 +113,8 @@ class Sending:
             return math.inf
         is_open = self._buffer.leasing.is_open
         oldest = next((n for key, n in self._leases.items() if is_open(key)), 0)
-        # Whoever dies of a batch may do so before its credit has come.
-        return max(self._credits.num_granted - self._read_ahead, oldest + 1)
+        # Whoever dies of a batch, or closes its stream, may do so before the last credit has come.
+        return max(self._credits.num_granted - self._read_ahead, oldest) + 1
 
     def _units_of(self, lease: Lease) -> list[Unit]:
         """What of a lease this stream gets."""

@@ -113,7 +113,7 @@ async def test_what_was_never_sent_was_never_delivered(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("read_ahead", "num_more", "blamed"),
-    [(0, 0, [1, 1, 1, 0]), (3, 0, [1, 0, 0, 0]), (3, 2, [1, 1, 0, 0])],
+    [(0, 0, [1, 1, 1, 0]), (3, 0, [1, 0, 0, 0]), (3, 2, [1, 1, 1, 0])],
 )
 async def test_what_nobody_took_was_not_delivered(
     world: World, read_ahead: int, num_more: int, blamed: list[int]
