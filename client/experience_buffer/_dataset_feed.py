@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("experience_buffer")
 _INHERITED: Final[list[Any]] = []
 """Streams of a parent process: never used here, and never finalised, which could hang."""
+
+_END_SECONDS: Final = 5.0
+"""For a worker to end by itself once the process that it works for has gone."""
 
 
 class LeaseTicket(NamedTuple):
@@ -168,6 +172,9 @@ class Feed:
         if stream is not None:
             logger.error("the process that this worker works for has gone: it ends")
             stream.close()
+        # Torch ends its workers by themselves, but not those of a fork server, whose parent that is.
+        time.sleep(_END_SECONDS)
+        os._exit(1)
 
     def drop(self, lease_id: int) -> None:
         """Forget the micro-batches of a lease that were not taken yet."""

@@ -101,7 +101,7 @@ class PushLane:
         self._soon_until = time.monotonic() + KEEP_SECONDS
 
     def close(self) -> None:
-        """End the stream; the push under way fails. The next one opens it again."""
+        """End the stream; the push under way goes on as a call. The next one opens it again."""
         with self._changed:
             if self._stream is not None:
                 self._end(self._stream)

@@ -105,9 +105,15 @@ def bounded_seconds(seconds: float, what: str = "timeout") -> float:
     Raises:
         InvalidRequestError: They are no number.
     """
-    if not isinstance(seconds, (int, float)) or math.isnan(seconds):
+    try:
+        given = math.nan if isinstance(seconds, str) else float(seconds)
+    except (TypeError, ValueError):
+        given = math.nan
+    except OverflowError:
+        given = math.inf
+    if math.isnan(given):
         raise InvalidRequestError(f"{what} is {seconds}; give a number of seconds", subject=what)
-    return min(seconds, _MOST_SECONDS)
+    return min(given, _MOST_SECONDS)
 
 
 def closed_error(what: str) -> CallCancelledError:

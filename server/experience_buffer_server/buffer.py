@@ -275,7 +275,9 @@ class Buffer:
         if group is None:
             return False
         consumers = self.delivery.consumers.values()
-        return not group.available or any(other.settings.unit == "group" for other in consumers)
+        if any(other.settings.unit == "group" for other in consumers):
+            return True
+        return self.settings.needs_groups and not group.available
 
     def _is_wanted(self, entry: Entry, but_for: str) -> bool:
         progress = self.desk.progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -175,16 +174,6 @@ class ConsumerSettings(Section):
         """What its limiter counts by; None without one."""
         return None if self.limiter is None else self.limiter.samples_per_insert
 
-    @property
-    def reachable_plan(self) -> LimiterPlan | None:
-        """Its limiter's plan, with no bound that sampling can't reach; None without one."""
-        if self.limiter is None:
-            return None
-        plan, times = self.limiter.plan, self.max_times_sampled if self.replay else 1
-        is_tight = times == plan.samples_per_insert and not self.with_replacement
-        # All units were sampled as often as they may be: more samples there can't be.
-        return replace(plan, min_diff=max(plan.min_diff, 0.0)) if is_tight else plan
-
     @model_validator(mode="after")
     def _consistent(self) -> ConsumerSettings:
         if not self.replay and (self.max_times_sampled or self.with_replacement):
@@ -205,12 +194,5 @@ class ConsumerSettings(Section):
             return (
                 f"limiter: samples_per_insert {limiter.samples_per_insert:g} can't be reached when "
                 f"each unit is sampled at most {times} times; pushes would stop for good"
-            )
-        plan = self.reachable_plan
-        if plan is not None and plan.problems():
-            return (
-                f"limiter: max_diff {limiter.max_diff:g} is below samples_per_insert "
-                f"{limiter.samples_per_insert:g}: when each unit is sampled at most {times} times, "
-                f"the difference stays at 0 or above, and pushes would stop for good"
             )
         return ""

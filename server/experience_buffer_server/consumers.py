@@ -12,7 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from experience_buffer_server.consumer_settings import ConsumerSettings
 from experience_buffer_server.sampling.leases import Lease
@@ -60,8 +60,8 @@ class Taken(NamedTuple):
     """Units of a batch; why there are fewer than asked for, as known before they were taken."""
 
     units: list[Unit]
-    cut_by: Literal["", "message", "line"] = ""
-    """What kept more from coming: the size of a message, or others who came earlier."""
+    is_cut: bool = False
+    """More would exceed a message."""
     words: str = ""
 
 

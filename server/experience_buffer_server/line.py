@@ -6,6 +6,7 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -80,12 +81,12 @@ class Line:
         return units, self._shortfall(consumer, want, taken)
 
     async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> Taken:
-        if all(self._is_beyond_window(consumer, waiter) for waiter in consumer.waiters):
+        if self._is_next(consumer):
             # What didn't fit then needn't be what comes next now: each call is tried itself.
             consumer.unfit = (0, "")
             if (taken := self._try(consumer, want)).units:
                 return taken
-        was_first = not consumer.waiters
+        was_first = self._is_next(consumer)
         if want.timeout_seconds > 0 and not stop.is_set():
             waiter, was_first = await self._wait_in_line(consumer, want, stop)
             taken = _result(waiter)
@@ -93,7 +94,7 @@ class Line:
                 self.put_back(consumer, taken.units)
             elif taken.units:
                 return taken
-        taken = Taken([]) if was_first else Taken([], "line", "other calls came earlier")
+        taken = Taken([], words="" if was_first else "other calls came earlier")
         if was_first and not consumer.closed and not stop.is_set():
             taken = self._take_fewer(consumer, want)
         self.serve(consumer)
@@ -133,7 +134,7 @@ class Line:
             seconds = waiter.clock.until(time.monotonic())
             self._metrics.waited(self._owner.name, consumer.name, seconds)
             if waiter in consumer.waiters:
-                was_first = consumer.waiters[0] is waiter
+                was_first = self._is_next(consumer, waiter)
                 consumer.waiters.remove(waiter)
         return waiter, was_first
 
@@ -156,6 +157,11 @@ class Line:
                 return
             place += 1
 
+    def _is_next(self, consumer: Consumer, waiter: Waiter | None = None) -> bool:
+        """Whether nobody before it can have a batch; None: one that comes now."""
+        before = itertools.takewhile(lambda other: other is not waiter, consumer.waiters)
+        return all(self._is_beyond_window(consumer, other) for other in before)
+
     def _is_beyond_window(self, consumer: Consumer, waiter: Waiter) -> bool:
         """Whether its batch never goes: it gets fewer when its time is up, and others needn't wait."""
         return waiter.want.batch_size > window_of(consumer, self._max_leased)
@@ -171,7 +177,7 @@ class Line:
             consumer.unfit = (want.batch_size if picked.cut_by else 0, picked.cut_by)
             self._picking.put_back(consumer, picked.units)
         self._owner.set_aside(consumer, picked.stale)
-        return Taken(picked.units if full else [], "message" if is_cut else "")
+        return Taken(picked.units if full else [], is_cut)
 
     def _take_fewer(self, consumer: Consumer, want: Want) -> Taken:
         """The largest batch that may go now, at least `min_batch_size`; or nothing."""
@@ -187,7 +193,7 @@ class Line:
         self._owner.set_aside(consumer, picked.stale)
         if not enough:
             return Taken([])
-        return Taken(picked.units, "message" if picked.cut_by == "message" else "", words)
+        return Taken(picked.units, picked.cut_by == "message", words)
 
     def _largest(self, consumer: Consumer, want: Want) -> int:
         """The most units that nothing keeps from going, by bisection; 0: not even one may."""
@@ -223,7 +229,7 @@ class Line:
         if consumer.closed:
             return f"consumer {consumer.name!r} was removed from buffer {self._owner.name!r}"
         size = f"{len(taken.units)} of {want.batch_size} {consumer.settings.unit}s"
-        if taken.units and taken.cut_by == "message":
+        if taken.units and taken.is_cut:
             return (
                 f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "
                 "SampleStream sends any batch in frames"

@@ -81,7 +81,8 @@ class Offering:
         if entry.leaving:
             return  # It is still out, and won't come back to the limiter's counts.
         if key not in consumer.tally and self._progress.was_passed_over(entry, consumer):
-            consumer.tally.passed_over(key, limiter.plan)
+            times = self._progress.times_sampled(entry.record.seq, consumer.name)
+            consumer.tally.passed_before(key, limiter.plan, times=times)
             return
         if key not in consumer.tally and (key in consumer.finished or consumer.has(key)):
             self._count(consumer, key, entry)

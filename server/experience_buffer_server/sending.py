@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -141,7 +140,7 @@ class Sending:
             # With the stream its leases end, and those count as deliveries.
             self._buffer.leasing.give_back([lease.id], "undeliverable")
             raise
-        except asyncio.CancelledError:
+        except BaseException:
             if self.rank_of is None and lease.id not in self._leases:
                 # Nothing of it was sent.
                 self._buffer.leasing.give_back([lease.id], "undeliverable")

@@ -89,6 +89,7 @@ class Timelines:
             if seq in entries:
                 self._progress.undo_ack(entries[seq], consumer.name, acked_step)
         for key, times in _times(consumer, undone, entries).items():
+            consumer.tally.comes_back(key)
             consumer.tally.sampled(key, -times)
         for entry in entries.values():
             self._progress.put(batch, entry)

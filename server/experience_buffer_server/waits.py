@@ -44,8 +44,8 @@ def window_of(consumer: Consumer, max_leased: int) -> float:
 
 def _never_ready(consumer: Consumer, batch_size: int) -> str:
     """Why so many units may never be ready at once: pushes stop before, by the limiter."""
-    plan = consumer.settings.reachable_plan
-    problems = [] if plan is None else plan.problems(batch_size)
+    limiter = consumer.settings.limiter
+    problems = [] if limiter is None else limiter.plan.problems(batch_size)
     return f"batches of {batch_size} may never be: {problems[0]}" if problems else ""
 
 

@@ -101,9 +101,11 @@ if __name__ == "__main__":
     dataset = ExperienceDataset(
         sys.argv[1], buffer=sys.argv[2], batch_size=1, collate=collate, ack="manual"
     )
-    for _ in DataLoader(
-        dataset, batch_size=None, num_workers=1, multiprocessing_context="forkserver"
-    ):
+    batches = iter(
+        DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="forkserver")
+    )
+    print(batches._workers[0].pid, flush=True)
+    for _ in batches:
         print("a batch", flush=True)
 """
 
@@ -117,11 +119,13 @@ def test_a_worker_whose_trainer_is_killed_gives_back_what_it_holds(
     command = [sys.executable, str(script), client.address, name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
+        worker = int(trainer.stdout.readline())
         for _ in keys:
             assert trainer.stdout.readline() == "a batch\n"
         # Its worker waits for a fourth.
         trainer.kill()
     eventually(lambda: left(client, name) == keys, "what the killed trainer held to come back")
+    eventually(lambda: not Path(f"/proc/{worker}").exists(), "its worker to end")
 
 
 def end(batches: Any) -> None:

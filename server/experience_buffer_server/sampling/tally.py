@@ -27,8 +27,8 @@ class Tally:
         """Their deliveries."""
         self._units: dict[int, _Present] = {}
         self._leaving: dict[int, tuple[_Present, int, int]] = {}
-        self._passed: set[int] = set()
-        """Units that are present and won't be sampled: they count neither as here nor as gone."""
+        self._passed: dict[int, tuple[_Present | None, int, int]] = {}
+        """Units that are present and won't be sampled, with what of them counts as departed."""
         self._taken_off: set[int] = set()
         """Units that are present and don't count; see `rebase`."""
         self._samples = 0
@@ -39,7 +39,7 @@ class Tally:
 
     def arrived(self, key: int, *, num_bytes: int, times: int = 0) -> None:
         """A unit can be sampled; one that is known already may have other members now."""
-        self._passed.discard(key)
+        self.comes_back(key)
         unit = self._take(key)
         self._put(key, _Present(times if unit is None else unit.times, num_bytes))
 
@@ -51,9 +51,25 @@ class Tally:
 
     def passed_over(self, key: int, plan: LimiterPlan) -> None:
         """A unit won't be sampled, though it may stay for others: refunded as if it had left."""
-        if key not in self._taken_off:
+        if key not in self._taken_off and key not in self._passed:
+            unit = self._units.get(key)
+            before = self.departed_inserts, self.departed_samples
             self.give_up(key, plan)
-            self._passed.add(key)
+            inserts, samples = self.departed_inserts - before[0], self.departed_samples - before[1]
+            self._passed[key] = unit, inserts, samples
+
+    def passed_before(self, key: int, plan: LimiterPlan, *, times: int) -> None:
+        """A unit was passed over before the restart, when it had been sampled so often."""
+        unit = _Present(times, 0)
+        self._passed.setdefault(key, (unit, *refund(plan, times_sampled=times)))
+
+    def comes_back(self, key: int) -> None:
+        """A unit may be sampled again; if it was passed over, it counts as before that."""
+        unit, inserts, samples = self._passed.pop(key, (None, 0, 0))
+        self.departed_inserts -= inserts
+        self.departed_samples -= samples
+        if unit is not None:
+            self._put(key, unit)
 
     def used_up(self, key: int) -> None:
         """A unit won't be sampled, as all that is left of it was: nothing waits for its sample."""
@@ -95,7 +111,7 @@ class Tally:
     def left(self, key: int) -> None:
         """The removal is on disk."""
         self._leaving.pop(key, None)
-        self._passed.discard(key)
+        self._passed.pop(key, None)
         self._taken_off.discard(key)
 
     def rebase(self, finished: Collection[int]) -> None:
@@ -109,6 +125,7 @@ class Tally:
         self.departed_inserts = -len(done)
         self.departed_samples = -sum(unit.times for unit in done.values())
         self._taken_off = set(done)
+        self._passed = {key: (unit, 0, 0) for key, (unit, _, _) in self._passed.items()}
         self._leaving = {key: (unit, 0, 0) for key, (unit, _, _) in self._leaving.items()}
 
     def counts(self, *, num_present: int = 0) -> Counts:

@@ -6,12 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from experience_buffer.errors import ResourceExhaustedError
 from experience_buffer_server.buffer import Buffer
 from experience_buffer_server.stats import buffer_stats
-from tests.unit.server.builders import World, push, settings, want
+from tests.unit.server.builders import World, push, want
 
 
 async def sample(buffer: Buffer, size: int, seconds: float = 0.0) -> tuple[int, str]:
@@ -75,20 +74,13 @@ async def test_bytes_that_keep_pushes_out_are_named(world: World) -> None:
     assert waits in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_refused"),
-    [
-        ({"limiter": {"min_diff": -10, "max_diff": 0}}, True),
-        ({"limiter": {"min_diff": -10, "max_diff": 1}}, False),
-        ({"limiter": {"min_diff": -10, "max_diff": 0}, "replay": True}, False),
-    ],
-)
-def test_a_limiter_that_stops_pushes_for_good_is_refused(
-    changes: dict[str, Any], is_refused: bool
-) -> None:
-    config = {"group_by": "none", "consumers": [{"name": "trainer"} | changes]}
-    if not is_refused:
-        assert settings(**config).consumers
-        return
-    with pytest.raises(ValidationError, match="max_diff 0 is below samples_per_insert 1: when"):
-        settings(**config)
+async def test_a_batch_that_never_goes_keeps_nobody_from_a_smaller_one(world: World) -> None:
+    buffer = await filled(world, 2, max_leased_experiences=4)
+    first = asyncio.create_task(sample(buffer, 8, 5.0))
+    await asyncio.sleep(0.01)
+    found = [await sample(buffer, 3, seconds) for seconds in (0.01, 0.0)]
+    assert [count for count, _ in found] == [2, 0]
+    assert "other calls" not in found[1][1]
+    assert not first.done()
+    first.cancel()
+    await asyncio.wait([first])

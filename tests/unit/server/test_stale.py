@@ -84,3 +84,44 @@ async def test_a_limiter_waits_for_no_sample_of_what_was_passed_over(
         buffer = await world.restart(buffer)
     counts = buffer.delivery.consumers["trainer"].counts()
     assert (counts.inserts, counts.samples) == (4, 2)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_rewind_of_what_was_passed_over_counts_it_once(
+    world: World, restarts: bool
+) -> None:
+    consumer = {
+        "name": "trainer",
+        "replay": True,
+        "max_times_sampled": 9,
+        "limiter": {"samples_per_insert": 0.5, "min_diff": -9, "max_diff": 9},
+        "staleness": {"max_lag": 0, "on_stale": "keep"},
+    }
+    buffer = await world.create(group_by="none", consumers=[consumer, "other"])
+    await buffer.stored_row.publish(0)
+    for run in range(2):
+        await buffer.ingest.push(of_version(0, run))
+    for step in (1, 2):
+        lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+        assert lease is not None
+        await buffer.desk.ack(lease.id, step=step)
+    await buffer.stored_row.publish(1)
+    assert await take(buffer, "trainer", 2) == 0
+    if restarts:
+        buffer = await world.restart(buffer)
+    trainer = buffer.delivery.consumers["trainer"]
+    counts = trainer.counts()
+    assert (counts.inserts, counts.samples) == (2, 4), "sampled more often than it was due"
+    await buffer.desk.timelines.rewind(trainer, 0)
+    counts = trainer.counts()
+    assert (counts.inserts, counts.samples) == (2, 0)
+
+
+async def test_items_of_groups_that_matter_to_nobody_are_dropped(world: World) -> None:
+    picky = {"name": "picky", "staleness": {"max_lag": 0, "on_stale": "drop"}}
+    buffer = await world.create(consumers=[picky, "other"])
+    await buffer.stored_row.publish(1)
+    for run in range(4):
+        await buffer.ingest.push(of_version(0, run))
+    assert await take(buffer, "picky", 4) == 0
+    assert not len(buffer.contents)
