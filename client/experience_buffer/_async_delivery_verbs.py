@@ -17,7 +17,7 @@ class AsyncDeliveryVerbs(AsyncConnection):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._parts: dict[tuple[str, str, int], int] = {}
+        self._parts: dict[tuple[str, str, str], int] = {}
         """By buffer, consumer and rank: the lease whose part was received last."""
 
     async def ack(

@@ -117,6 +117,11 @@ def ack(lease_id: int, *, buffer: str, step: int | None, rank: int | None) -> Ca
     )
 
 
+def part_of(buffer: str, consumer: str, rank: int | None) -> tuple[str, str, str]:
+    """Whose parts of shared batches a client has taken; a wrong value is the request's to refuse."""
+    return str(buffer), str(consumer), str(rank)
+
+
 def nack(lease_id: int, *, buffer: str, reason: str, unread: bool = False) -> Call[int]:
     """Give a lease back, that of a batch that was handed to nobody or of another."""
     request = build(pb.NackRequest, buffer=buffer, lease_id=lease_id, reason=reason, unread=unread)

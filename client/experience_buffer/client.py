@@ -146,7 +146,7 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
             ConsumerNotFoundError: The buffer has no such consumer.
         """
         wait_seconds = self._seconds(timeout)
-        part = (str(buffer), str(consumer), -1 if rank is None else rank)
+        part = _delivery_calls.part_of(buffer, consumer, rank)
         call = _delivery_calls.sample(
             batch_size,
             buffer=buffer,

@@ -220,9 +220,10 @@ class Line:
         """What keeps a batch of this size from going."""
         return wait_of(consumer, batch_size, max_leased=self._max_leased)
 
-    def explain_wait(self, consumer: Consumer, batch_size: int) -> str:
-        """What a sample call waits for, in words."""
+    def explain_wait(self, consumer: Consumer, batch_size: int, words: str = "") -> str:
+        """What a sample call waits for, in words; those given are of before its units were taken."""
         wait = self.wait_of(consumer, batch_size)
+        wait = wait if wait.words else Wait(wait.label, words)
         return explain(consumer, batch_size, wait, self._owner.describe_wait())
 
     def _shortfall(self, consumer: Consumer, want: Want, taken: Taken) -> str:
@@ -234,9 +235,7 @@ class Line:
                 f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "
                 "SampleStream sends any batch in frames"
             )
-        wait = self.wait_of(consumer, want.batch_size)
-        wait = wait if wait.words else Wait(wait.label, taken.words)
-        why = explain(consumer, want.batch_size, wait, self._owner.describe_wait())
+        why = self.explain_wait(consumer, want.batch_size, taken.words)
         return f"{size} after waiting {want.timeout_seconds:g} s: {why}"
 
 

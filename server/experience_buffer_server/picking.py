@@ -139,9 +139,11 @@ class Picking:
         staleness = settings.staleness
         if any(unit.gone for unit in units):
             return False
-        for unit in units if staleness is not None else ():
+        if staleness is None:
+            return True
+        for unit in units:
             entries = self._catalog.entries(settings, unit.key)
-            if not entries or staleness is None:
+            if not entries:
                 continue
             if self.awaited_version(entries) is not None:
                 return False

@@ -22,7 +22,7 @@ def num_deliverable(contents: Contents, consumer: Consumer) -> int:
 
 
 def _num_out_of_reach(contents: Contents, consumer: Consumer) -> int:
-    """But those that are counted elsewhere: it has consumed them, or waits to be told about them.
+    """Those that it can't get, but for what it is done with, or is kept from: that counts elsewhere.
 
     What it has consumed may be found damaged when another consumer is to get it.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,15 +17,12 @@ from rich.table import Column, Table
 
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer_server.commands import connection
+from experience_buffer_server.commands.tables import show
 from experience_buffer_server.store.base import StoreError
 from experience_buffer_server.store.manifest import Manifest, utc_now
 
 Data = Annotated[Path | None, typer.Option(help="Folder of a store; a server may be using it.")]
 Label = Annotated[str, typer.Option(help="Ends the name: letters, digits, '.', '_', '-'.")]
-_WIDE = 10_000
-"""Characters in a line that no table reaches."""
-
-
 _SERVER_OPTIONS = ("address", "timeout", "ca", "certificate", "key", "server_name", "token_file")
 
 
@@ -106,8 +102,7 @@ def list_all(
             _steps(manifest) or "none",
             escape(f"no: {snapshot.problem}") if snapshot.problem else "yes",
         )
-    # Into a file or a pipe lines go whole.
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    show(table)
 
 
 def restore(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from experience_buffer_server.access import access_file
 from experience_buffer_server.access_settings import GrantSettings
+from experience_buffer_server.commands.tables import show
 from experience_buffer_server.config import ConfigurationError, explain
 
 app = typer.Typer(help="Tokens and grants of an access file.", no_args_is_help=True)
@@ -24,8 +23,6 @@ _PREFIX = "ebt_"
 """Lets scanners for secrets recognise a token."""
 _RANDOM_BYTES = 32
 _ID_LENGTH = 12
-_WIDE = 10_000
-"""Characters in a line that no table reaches."""
 
 File = Annotated[Path, typer.Option("--file", help="The access file.")]
 
@@ -85,8 +82,7 @@ def list_entries(file: File) -> None:
             ", ".join(entry.buffers),
             _expiry(entry),
         )
-    # Into a file or a pipe lines go whole.
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    show(table)
 
 
 @app.command()
