@@ -23,17 +23,11 @@ from numpy.typing import NDArray
 from benchmarks import advantage_loops as loops
 from benchmarks.advantage_devices import launches
 from benchmarks.advantage_loops import GAMMA, LAM, Padded, Sequences, distance
-from experience_buffer_server.advantages import (
-    Column,
-    ExperienceInput,
-    GroupResult,
-    compute,
-    plan,
-)
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.devices import token_stages, warm_up
+from experience_buffer_server.advantages import Column, ExperienceInput, GroupResult, compute, plan
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import Tokens, TokenStages
+from experience_buffer_server.advantages.kernels.devices import token_stages, warm_up
 from experience_buffer_server.advantages.packing import pack
-from experience_buffer_server.advantages.tokens import Tokens, TokenStages
 
 _MAX_ERROR, _MAX_DIFFERENCE = 1e-6, 1e-5
 _VALID = 0.37

@@ -23,14 +23,7 @@ from typing import get_args
 
 from benchmarks import growth_fill, scale_fill
 from benchmarks.growth_clients import NUM_THREADS, Shape
-from benchmarks.growth_figures import (
-    MAX_COST,
-    Figures,
-    memory_table,
-    table,
-    undecided,
-    verdicts,
-)
+from benchmarks.growth_figures import MAX_COST, Figures, memory_table, table, undecided, verdicts
 from benchmarks.growth_turns import (
     BATCH_SIZE,
     NUM_PROCESSES,

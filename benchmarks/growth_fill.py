@@ -12,11 +12,12 @@ from benchmarks import experiences
 from benchmarks.workload import POOL_GROUPS, Size
 from experience_buffer import trxp
 from experience_buffer.consumer_options import SelectorKind
-from experience_buffer_server.admission import Candidate, admit
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.consumer_settings import ConsumerSettings, SelectorSettings
-from experience_buffer_server.store.base import BufferRow, GroupRow, Record, WriteBatch, cut_of
-from experience_buffer_server.store.lmdb_store import LmdbStore
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.buffer.state.candidate import Candidate
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.consumer import ConsumerSettings, SelectorSettings
+from experience_buffer_server.store.interface import BufferRow, GroupRow, Record, WriteBatch, cut_of
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 BUFFER = "bench"
 """As the clients of the comparison name it."""

@@ -24,7 +24,7 @@ import uvloop
 
 from benchmarks.servers import cpu_seconds
 from benchmarks.workload import SIZES
-from experience_buffer_server.memory import keep_large_blocks
+from experience_buffer_server.runtime.memory import keep_large_blocks
 
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _MEBI = 2**20

@@ -24,8 +24,8 @@ from benchmarks.compare.processes import Fleet
 from benchmarks.experiences import group
 from benchmarks.workload import GROUP_SIZE, POOL_GROUPS, SIZES, Size
 from experience_buffer import trxp
-from experience_buffer_server.admission import admit
-from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.settings.buffer import BufferSettings
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LEAD_SECONDS = 0.8

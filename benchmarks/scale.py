@@ -23,14 +23,14 @@ from benchmarks.scale_fill import BUFFER, CONSUMER, fill
 from benchmarks.servers import Server, running_server
 from benchmarks.workload import GROUP_SIZE
 from experience_buffer.v1 import config_pb2, service_pb2, service_pb2_grpc
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import ComputeSection, Settings
-from experience_buffer_server.consumers import Want
-from experience_buffer_server.memory import loading
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.store.lmdb_store import LmdbStore
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.state.consumers import Want
+from experience_buffer_server.runtime.memory import loading
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.server import ComputeSection, Settings
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 KINDS = (
     *("fifo", "lifo", "uniform", "prioritized", "min", "max"),

@@ -12,9 +12,9 @@ import xxhash
 
 from benchmarks.workload import GROUP_SIZE
 from experience_buffer import EID, Experience, trxp
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.consumer_settings import ConsumerSettings
-from experience_buffer_server.store.base import (
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.consumer import ConsumerSettings
+from experience_buffer_server.store.interface import (
     AdvantageRow,
     BufferRow,
     GroupRow,
@@ -22,7 +22,7 @@ from experience_buffer_server.store.base import (
     WriteBatch,
     cut_of,
 )
-from experience_buffer_server.store.lmdb_store import LmdbStore
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 BUFFER = "scale"
 CONSUMER = "trainer"

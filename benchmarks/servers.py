@@ -71,7 +71,9 @@ def running_server(
 @functools.cache
 def _compile() -> None:
     """See that the reader of payloads is compiled: else the first server would do so while it is measured."""
-    subprocess.run([sys.executable, "-m", "experience_buffer_server.compiled"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "experience_buffer_server.buffer.intake.compiled"], check=True
+    )
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], log: Path, seconds: float) -> str:

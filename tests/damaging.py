@@ -6,9 +6,9 @@ from pathlib import Path
 
 import lmdb
 
-from experience_buffer_server.store.format import MAX_DBS, Extent, Table, decode_extent
-from experience_buffer_server.store.payload_file import NAME
-from experience_buffer_server.store.seal import unseal
+from experience_buffer_server.store.lmdb.disk.format import MAX_DBS, Extent, Table, decode_extent
+from experience_buffer_server.store.lmdb.disk.seal import unseal
+from experience_buffer_server.store.lmdb.large.payload_file import NAME
 
 
 def raw(path: Path, table: Table, key: bytes) -> bytes:

@@ -10,14 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from experience_buffer._async_stream import AsyncSampleStream as AsyncSampleStream
-    from experience_buffer._async_writer import AsyncWriter as AsyncWriter
-    from experience_buffer._batch import AsyncBatch as AsyncBatch
-    from experience_buffer._batch import Batch as Batch
-    from experience_buffer._policy_watch import AsyncPolicyVersions as AsyncPolicyVersions
-    from experience_buffer._policy_watch import PolicyVersions as PolicyVersions
-    from experience_buffer._stream import SampleStream as SampleStream
-    from experience_buffer._writer import Writer as Writer
+    from experience_buffer._async.batch import AsyncBatch as AsyncBatch
+    from experience_buffer._async.policy_watch import AsyncPolicyVersions as AsyncPolicyVersions
+    from experience_buffer._async.stream import AsyncSampleStream as AsyncSampleStream
+    from experience_buffer._async.writer import AsyncWriter as AsyncWriter
+    from experience_buffer._sync.batch import Batch as Batch
+    from experience_buffer._sync.policy_watch import PolicyVersions as PolicyVersions
+    from experience_buffer._sync.stream import SampleStream as SampleStream
+    from experience_buffer._sync.writer import Writer as Writer
     from experience_buffer.aio import AsyncClient as AsyncClient
     from experience_buffer.client import Client as Client
     from experience_buffer.consumer_options import ConsumerConfig as ConsumerConfig

@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from experience_buffer import trxp
-from experience_buffer._frame import aligned, frame_pieces
-from experience_buffer._item import DTYPE_NAMES, META_FIELDS, MULTI_MODAL_PREFIX, TENSOR_FIELDS
-from experience_buffer._limits import Limits
-from experience_buffer._metadata import plain_metas
-from experience_buffer._safetensors import ITEM_BYTES, MAX_DIMENSIONS, TensorView, too_large
-from experience_buffer._trxp_error import trxp_error
+from experience_buffer._codec.codec_error import trxp_error
+from experience_buffer._codec.frame import aligned, frame_pieces
+from experience_buffer._codec.item import (
+    DTYPE_NAMES,
+    META_FIELDS,
+    MULTI_MODAL_PREFIX,
+    TENSOR_FIELDS,
+)
+from experience_buffer._codec.limits import Limits
+from experience_buffer._codec.metadata import plain_metas
+from experience_buffer._codec.safetensors import ITEM_BYTES, MAX_DIMENSIONS, TensorView, too_large
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
 from experience_buffer.experience import CustomField, Experience
@@ -130,7 +135,7 @@ def decode(payload: bytes | bytearray | memoryview, *, limits: Limits) -> list[E
 def decode_on(payload: memoryview, *, limits: Limits) -> list[Experience]:
     """Make experiences whose tensors are views on the payload, which must be writable.
 
-    A tensor that isn't aligned there is copied; see `_frame.aligned`.
+    A tensor that isn't aligned there is copied; see `frame.aligned`.
 
     Raises:
         TrxpError: As `trxp.decode`.

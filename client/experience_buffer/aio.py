@@ -6,21 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experience_buffer import _calls, _delivery_calls, _push
-from experience_buffer._async_buffer_verbs import AsyncBufferVerbs
-from experience_buffer._async_content_verbs import AsyncContentVerbs
-from experience_buffer._async_delivery_verbs import AsyncDeliveryVerbs
-from experience_buffer._async_stream import AsyncSampleStream
-from experience_buffer._async_writer import AsyncWriter
-from experience_buffer._batch import AsyncBatch
-from experience_buffer._retry import Deadline
-from experience_buffer._sampling import StreamPlan
+from experience_buffer._async.batch import AsyncBatch
+from experience_buffer._async.buffer_verbs import AsyncBufferVerbs
+from experience_buffer._async.content_verbs import AsyncContentVerbs
+from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
+from experience_buffer._async.stream import AsyncSampleStream
+from experience_buffer._async.writer import AsyncWriter
+from experience_buffer._messages import calls, delivery_calls, push_split
+from experience_buffer._transport.retry import Deadline
+from experience_buffer._transport.sample_plan import StreamPlan
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.options import WriterOptions
 from experience_buffer.outcomes import PushOutcome, PushResult
-from experience_buffer.values import (
-    Tombstone,
-)
+from experience_buffer.values import Tombstone
 
 if TYPE_CHECKING:
     from experience_buffer.experience import Experience
@@ -79,13 +77,13 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[PushOutcome] = []
         response = None
-        chunks = _push.split(
+        chunks = push_split.split(
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            response = await self._run(_calls.push(chunk.body), deadline.remaining())
+            response = await self._run(calls.push(chunk.body), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
-        result = _push.join(outcomes, response)
+        result = push_split.join(outcomes, response)
         if raise_on_refused:
             result.raise_for_refused()
         return result
@@ -146,15 +144,15 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
             ConsumerNotFoundError: The buffer has no such consumer.
         """
         wait_seconds = self._seconds(timeout)
-        part = _delivery_calls.part_of(buffer, consumer, rank)
-        call = _delivery_calls.sample(
+        part = delivery_calls.part_of(buffer, consumer, rank)
+        call = delivery_calls.sample(
             batch_size,
             buffer=buffer,
             consumer=consumer,
             wait_seconds=wait_seconds,
             min_batch_size=min_batch_size,
             lease_seconds=lease_seconds,
-            rank=_delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0)),
+            rank=delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0)),
             format=format,
         )
         batch = AsyncBatch(client=self, **await self._run(call, wait_seconds + self._timeout))

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experience_buffer import _calls, _delivery_calls, _push
-from experience_buffer._batch import Batch
-from experience_buffer._buffer_verbs import BufferVerbs
-from experience_buffer._content_verbs import ContentVerbs
-from experience_buffer._delivery_verbs import DeliveryVerbs
-from experience_buffer._retry import Deadline
-from experience_buffer._sampling import StreamPlan
-from experience_buffer._stream import SampleStream
-from experience_buffer._writer import Writer
+from experience_buffer._messages import calls, delivery_calls, push_split
+from experience_buffer._sync.batch import Batch
+from experience_buffer._sync.buffer_verbs import BufferVerbs
+from experience_buffer._sync.content_verbs import ContentVerbs
+from experience_buffer._sync.delivery_verbs import DeliveryVerbs
+from experience_buffer._sync.stream import SampleStream
+from experience_buffer._sync.writer import Writer
+from experience_buffer._transport.retry import Deadline
+from experience_buffer._transport.sample_plan import StreamPlan
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.options import WriterOptions
 from experience_buffer.outcomes import PushOutcome, PushResult
-from experience_buffer.values import (
-    Tombstone,
-)
+from experience_buffer.values import Tombstone
 
 if TYPE_CHECKING:
     from experience_buffer.experience import Experience
@@ -79,13 +77,13 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[PushOutcome] = []
         response = None
-        chunks = _push.split(
+        chunks = push_split.split(
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
         for chunk in chunks:
-            response = self._run(_calls.push(chunk.body), deadline.remaining())
+            response = self._run(calls.push(chunk.body), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
-        result = _push.join(outcomes, response)
+        result = push_split.join(outcomes, response)
         if raise_on_refused:
             result.raise_for_refused()
         return result
@@ -146,15 +144,15 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
             ConsumerNotFoundError: The buffer has no such consumer.
         """
         wait_seconds = self._seconds(timeout)
-        part = _delivery_calls.part_of(buffer, consumer, rank)
-        call = _delivery_calls.sample(
+        part = delivery_calls.part_of(buffer, consumer, rank)
+        call = delivery_calls.sample(
             batch_size,
             buffer=buffer,
             consumer=consumer,
             wait_seconds=wait_seconds,
             min_batch_size=min_batch_size,
             lease_seconds=lease_seconds,
-            rank=_delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0)),
+            rank=delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0)),
             format=format,
         )
         batch = Batch(client=self, **self._run(call, wait_seconds + self._timeout))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from experience_buffer._dtypes import common_dtype
-from experience_buffer._item import DTYPE_NAMES, META_FIELDS, TENSOR_FIELDS
-from experience_buffer._trajectories import TrajectoryLayout, concat, split
+from experience_buffer._codec.dtypes import common_dtype
+from experience_buffer._codec.item import DTYPE_NAMES, META_FIELDS, TENSOR_FIELDS
+from experience_buffer._data.trajectories import TrajectoryLayout, concat, split
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
 

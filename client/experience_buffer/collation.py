@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from experience_buffer import _framework_collation as framework
-from experience_buffer._framework_collation import Experiences, as_packed
+from experience_buffer._data import framework_collation as framework
+from experience_buffer._data.framework_collation import Experiences, as_packed
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.packed import PackedBatch
 

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeAlias
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from experience_buffer import _timeline, _token_budget
-from experience_buffer._dataset_checks import check_ranks, check_workers
-from experience_buffer._dataset_feed import Feed, LeasedBatch, LeaseTicket
+from experience_buffer._data import token_budget as _token_budget
+from experience_buffer._data.dataset_checks import check_ranks, check_workers
+from experience_buffer._data.dataset_feed import Feed, LeasedBatch, LeaseTicket
+from experience_buffer._messages import timeline
 from experience_buffer.client import Client
 from experience_buffer.collation import Collate
 from experience_buffer.consumer_options import SampleFormat
@@ -228,7 +229,7 @@ class ExperienceDataset(IterableDataset[Any]):
         _refuse_worker("state_dict")
         self._settle()
         last = self.step - 1 if step is None else step
-        return _timeline.make_state(last, buffer=self.buffer, consumer=self.consumer)
+        return timeline.make_state(last, buffer=self.buffer, consumer=self.consumer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> RewindResult:
         """Go on from a checkpoint: what was acknowledged after its step comes again.
@@ -242,7 +243,7 @@ class ExperienceDataset(IterableDataset[Any]):
             WrongStateError: A later step was declared safe: its checkpoint is the one to load.
         """
         _refuse_worker("load_state_dict")
-        step, *place = _timeline.read_state(state)
+        step, *place = timeline.read_state(state)
         if place != [self.buffer, self.consumer]:
             raise InvalidRequestError(
                 f"the state is of consumer {place[1]!r} of buffer {place[0]!r}, the dataset reads as "

@@ -1,7 +1,7 @@
 """Small immutable values that say how a client behaves and how a buffer is configured.
 
 Those of a buffer's consumers are in `consumer_options.py`. Nothing here talks to a server;
-`_config.py` translates the configurations to messages.
+`_messages/config.py` translates the configurations to messages.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from experience_buffer import trxp
-from experience_buffer._frame import join_frame
-from experience_buffer._packed_row import Facts, PackedRow
-from experience_buffer._packed_table import Table, read_table
-from experience_buffer._packing import cut, frames, pack
-from experience_buffer._trxp_error import trxp_error
+from experience_buffer._codec.codec_error import trxp_error
+from experience_buffer._codec.frame import join_frame
+from experience_buffer._packed.row import Facts, PackedRow
+from experience_buffer._packed.table import Table, read_table
+from experience_buffer._packed.writer import cut, frames, pack
 from experience_buffer.experience import Experience
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class PackedBatch:
             KeyError: No experience has the field.
             ValueError: The field's dtype or trailing sizes differ between experiences.
         """
-        from experience_buffer import _packed_torch
+        from experience_buffer._packed import torch_views
 
-        return _packed_torch.field(self._table, name)
+        return torch_views.field(self._table, name)
 
     def offsets(self, name: str) -> Tensor:
         """Where each experience's rows of a field begin, and where the last ones end: a view.
@@ -112,9 +112,9 @@ class PackedBatch:
             KeyError: No experience has the field.
             ValueError: The field's dtype or trailing sizes differ between experiences.
         """
-        from experience_buffer import _packed_torch
+        from experience_buffer._packed import torch_views
 
-        return _packed_torch.offsets(self._table, name)
+        return torch_views.offsets(self._table, name)
 
     def column(self, name: str) -> Tensor:
         """One value per experience: a view, shape [B].
@@ -125,9 +125,9 @@ class PackedBatch:
         Raises:
             KeyError: There is no such column.
         """
-        from experience_buffer import _packed_join
+        from experience_buffer._packed import join
 
-        return _packed_join.column(self._table, name)
+        return join.column(self._table, name)
 
     def payload(self, index: int) -> bytes:
         """One experience as a TRXP payload of its own, computed tensors in place.
@@ -191,9 +191,9 @@ class PackedBatch:
             ValueError: A prompt or response is longer than its maximum; an experience lacks one of
                 `fields`; a field's trailing sizes differ between experiences; the batch is empty.
         """
-        from experience_buffer import _packed_torch
+        from experience_buffer._packed import torch_views
 
-        return _packed_torch.padded(
+        return torch_views.padded(
             self._table,
             pad_token_id=pad_token_id,
             max_prompt_length=max_prompt_length,
@@ -223,6 +223,6 @@ class PackedBatch:
         Raises:
             ValueError: As for `padded`.
         """
-        from experience_buffer import _packed_torch
+        from experience_buffer._packed import torch_views
 
-        return _packed_torch.varlen(self._table, fields=fields)
+        return torch_views.varlen(self._table, fields=fields)

@@ -1,6 +1,6 @@
 """What calls return: summaries and statistics.
 
-Values only; batches are in `_batch.py`, what became of pushes and annotations is in `outcomes.py`.
+Values only; batches are in `_sync/batch.py`, what became of pushes and annotations is in `outcomes.py`.
 """
 
 from __future__ import annotations

@@ -14,12 +14,7 @@ from examples.demo.history import Depth, History, Kill
 from examples.demo.journal import Audit, audit
 from examples.demo.model import Policy, accuracy
 from examples.demo.plot import write_plot
-from examples.demo.processes import (
-    EXIT_TIMEOUT_SECONDS,
-    DemoError,
-    RankProcesses,
-    WorkerProcesses,
-)
+from examples.demo.processes import EXIT_TIMEOUT_SECONDS, DemoError, RankProcesses, WorkerProcesses
 from examples.demo.server import Server
 from examples.demo.settings import BUFFER, CONSUMER, DemoSettings
 from examples.demo.trainer import Update

@@ -19,11 +19,7 @@ from examples.demo.settings import BUFFER, CLIENT_OPTIONS, DemoSettings
 from examples.demo.watch import PolicyWatch
 from examples.demo.weights import Follower
 from experience_buffer import EID, Client, Experience, PushResult
-from experience_buffer.errors import (
-    DeadlineExceededError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from experience_buffer.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 
 CALL_TIMEOUT_SECONDS = 60.0
 """A call is repeated for this long; long enough for a server or a trainer to be restarted."""

@@ -8,24 +8,26 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from experience_buffer_server import __version__, grpc_server, steady_clock
+from experience_buffer_server import __version__
 from experience_buffer_server.access.entrance import Entrance
 from experience_buffer_server.access.exposure import check_exposure
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.compiled.loading import Loading
-from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import ServerSection, Settings
-from experience_buffer_server.gauges import Gauges
-from experience_buffer_server.memory import calm_collector, loading
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.metrics_http import MetricsServer
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.snapshots import Snapshots
-from experience_buffer_server.stats import buffer_stats
-from experience_buffer_server.store import private
-from experience_buffer_server.store.lmdb_store import LmdbStore
-from experience_buffer_server.store.snapshot_restore import check_not_interrupted
-from experience_buffer_server.store_gauges import StoreGauges
+from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.gauges import Gauges
+from experience_buffer_server.buffer.intake.compiled.loading import Loading
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.rpc import server
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.metrics_endpoint import MetricsServer
+from experience_buffer_server.runtime import clock as steady_clock
+from experience_buffer_server.runtime.memory import calm_collector, loading
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.server import ServerSection, Settings
+from experience_buffer_server.store.lmdb.disk import private_files
+from experience_buffer_server.store.lmdb.gauges import StoreGauges
+from experience_buffer_server.store.lmdb.snapshots.restore import check_not_interrupted
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ async def serve(settings: Settings) -> int:
         await snapshots.start()
         backend = Backend(registry, store, server_settings, asyncio.Event(), snapshots)
         metrics_port = _start_metrics(server_settings, metrics, registry, entrance, stack)
-        listening = await grpc_server.start(backend, metrics, entrance.guard, entrance.certificates)
+        listening = await server.start(backend, metrics, entrance.guard, entrance.certificates)
         clock = loop.create_task(_tick(registry))
         following = loop.create_task(entrance.follow())
         calm_collector()
@@ -104,7 +106,7 @@ async def serve(settings: Settings) -> int:
 
 async def _open_store(settings: Settings, metrics: Metrics) -> LmdbStore:
     check_not_interrupted(settings.store.path)
-    if settings.store.path.exists() and private.others_may_enter(settings.store.path):
+    if settings.store.path.exists() and private_files.others_may_enter(settings.store.path):
         _log.warning(
             "every user of this machine may enter the store's folder %s and read what is pushed: "
             "chmod 700",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from experience_buffer_server.store.snapshot import sha256_of
-from experience_buffer_server.store.snapshot_folder import SnapshotFolder
-from experience_buffer_server.store.snapshot_payloads import payloads_sha256
+from experience_buffer_server.store.lmdb.snapshots.copy_process import sha256_of
+from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
+from experience_buffer_server.store.lmdb.snapshots.payloads import payloads_sha256
 from tests.chaos.report import Counts
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from experience_buffer import trxp
-from experience_buffer._frame import split_frame
-from experience_buffer._limits import DEFAULT_LIMITS
+from experience_buffer._codec.frame import split_frame
+from experience_buffer._codec.limits import DEFAULT_LIMITS
 from experience_buffer.errors import TrxpError
 from experience_buffer.packed import PackedRow, pack
 from experience_buffer.v1 import service_pb2

@@ -13,20 +13,22 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from experience_buffer import _plain, _safetensors, trxp
-from experience_buffer._frame import split_frame
-from experience_buffer._limits import DEFAULT_LIMITS, Limits
-from experience_buffer._normal import Normaliser
+from experience_buffer import trxp
+from experience_buffer._codec import pickle_reader, safetensors
+from experience_buffer._codec.frame import split_frame
+from experience_buffer._codec.limits import DEFAULT_LIMITS, Limits
+from experience_buffer._codec.plain_values import Normaliser
 from experience_buffer.errors import ExperienceBufferError, TrxpError
 from experience_buffer.packed import PackedBatch, PackedRow, pack
 from experience_buffer.trxp import Item, TensorView
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server import wire
-from experience_buffer_server.admission import Candidate, Refusal, admit
-from experience_buffer_server.annotation import admit_annotated
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.compiled.candidates import CompiledReader
-from experience_buffer_server.proportion import each_alone
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.buffer.intake.annotation import admit_annotated
+from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
+from experience_buffer_server.buffer.intake.push_reading import each_alone
+from experience_buffer_server.buffer.state.candidate import Candidate, Refusal
+from experience_buffer_server.rpc import messages
+from experience_buffer_server.settings.buffer import BufferSettings
 from tests.fuzz.bombs import one
 
 Target = Callable[[bytes], None]
@@ -47,7 +49,7 @@ def frame(data: bytes) -> None:
 def metadata(data: bytes) -> None:
     """The reader of plain data, and the walk that decides what may be used."""
     with _documented(TrxpError):
-        value, is_suspect = _plain.load(data, limits=DEFAULT_LIMITS)
+        value, is_suspect = pickle_reader.load(data, limits=DEFAULT_LIMITS)
         if is_suspect:
             value = Normaliser(DEFAULT_LIMITS).normal(value, index=0)
         assert type(value).__module__ == "builtins", value
@@ -56,10 +58,10 @@ def metadata(data: bytes) -> None:
 def tensors(data: bytes) -> None:
     """The tensor table."""
     with _documented(TrxpError):
-        table = _safetensors.read(memoryview(data), max_header_bytes=8 * 1024 * 1024)
-        written = b"".join(_safetensors.write(table))
-        again = _safetensors.read(memoryview(written), max_header_bytes=16 * 1024 * 1024)
-        ranks = list(_safetensors.ITEM_BYTES)
+        table = safetensors.read(memoryview(data), max_header_bytes=8 * 1024 * 1024)
+        written = b"".join(safetensors.write(table))
+        again = safetensors.read(memoryview(written), max_header_bytes=16 * 1024 * 1024)
+        ranks = list(safetensors.ITEM_BYTES)
         ordered = sorted(table, key=lambda entry: (ranks.index(entry[1].dtype), entry[0]))
         assert _known(again) == _known(ordered)
 
@@ -153,7 +155,7 @@ def annotation(data: bytes) -> None:
     except DecodeError:
         return
     with _documented(TrxpError):
-        found = wire.annotation_from(message)
+        found = messages.annotation_from(message)
         admitted = admit_annotated(
             found, _stored(), settings=_settings()[0], max_payload_bytes=1 << 20
         )

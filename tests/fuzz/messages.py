@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from experience_buffer import _shared_memory
+from experience_buffer._messages import shared_memory
 from experience_buffer.v1 import service_pb2, types_pb2
 from tests.fuzz import mutations, tables
 from tests.fuzz.bombs import many, one
@@ -110,7 +110,7 @@ def seeds() -> list[bytes]:
     change.config.name = "plain"
     change.config.max_items = 5
     change.update_mask.paths.append("max_items")
-    memory = types_pb2.MemoryRequest(machine=_shared_memory.machine())
+    memory = types_pb2.MemoryRequest(machine=shared_memory.machine())
     span = types_pb2.MemorySpan(offset=4096, num_bytes=4096)
     priority = pb.PriorityUpdate(uid="1/2/3/5/a", priority=2)
     in_order: list[tuple[str, Message]] = [

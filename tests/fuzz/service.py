@@ -19,18 +19,18 @@ from google.protobuf.message import DecodeError, Message
 
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.status import to_status
-from experience_buffer_server import steady_clock
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import ComputeSection, Settings
-from experience_buffer_server.faults import as_client_error
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.push_requests import readers
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.service import Service
-from experience_buffer_server.snapshots import Snapshots
-from experience_buffer_server.store.base import StoreError
-from experience_buffer_server.store.lmdb_store import LmdbStore
+from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.push_codec import readers
+from experience_buffer_server.rpc.service import Service
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.server import ComputeSection, Settings
+from experience_buffer_server.store.client_errors import as_client_error
+from experience_buffer_server.store.interface import StoreError
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.fuzz.messages import METHODS, Method, unpack
 
 _SOFT_RESET_INPUTS: Final = 500
@@ -121,7 +121,7 @@ class World:
                 count += 1
             await self._call(method, [message for _, message in calls[:count]])
             calls = calls[count:]
-        self.registry.tick(steady_clock.now())
+        self.registry.tick(clock.now())
         await self._complete()
 
     async def _call(self, method: Method, messages: list[bytes]) -> None:

@@ -12,7 +12,7 @@ import trustme
 from experience_buffer import TlsOptions
 from experience_buffer_server.access.access_file import as_toml
 from experience_buffer_server.access.grants import digest_of
-from experience_buffer_server.access_settings import GrantSettings
+from experience_buffer_server.settings.access import GrantSettings
 
 Entry = Mapping[str, Any]
 

@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from experience_buffer import (
-    BufferConfig,
-    Client,
-    ConsumerConfig,
-)
+from experience_buffer import BufferConfig, Client, ConsumerConfig
 from experience_buffer.collation import padded_collate
 from tests.integration.plain import NUM_PROMPT, experience
 

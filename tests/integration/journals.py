@@ -21,9 +21,7 @@ from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration import kill_worker
-from tests.integration.plain import (
-    summaries,
-)
+from tests.integration.plain import summaries
 from tests.integration.server import eventually
 
 GROUP_SIZE = 4

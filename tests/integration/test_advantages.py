@@ -12,15 +12,7 @@ import torch
 from experience_buffer import Experience, trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-from tests.integration.plain import (
-    NUM_RESPONSE,
-    STORED,
-    create,
-    experience,
-    push,
-    sample,
-    statuses,
-)
+from tests.integration.plain import NUM_RESPONSE, STORED, create, experience, push, sample, statuses
 
 REWARDS = (0.1, 0.7, -0.3, 1.9, 0.7)
 MASK = [True, False, True, True, False, True, True, True, False, True, False]

@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from experience_buffer import (
-    Client,
-    TrxpError,
-    trxp,
-)
+from experience_buffer import Client, TrxpError, trxp
 from experience_buffer.v1 import config_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (

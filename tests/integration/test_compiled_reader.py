@@ -14,7 +14,7 @@ import torch
 from experience_buffer import EID, BufferConfig, Client, Experience, trxp
 from tests.integration.server import Server, eventually
 
-MODULE = "experience_buffer_server.compiled"
+MODULE = "experience_buffer_server.buffer.intake.compiled"
 READ = "experience_buffer_read_payloads_total"
 COMPILE_SECONDS = 200.0
 

@@ -15,9 +15,9 @@ from experience_buffer import EID
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-from experience_buffer_server.cli import app
+from experience_buffer_server.commands.cli import app
 from experience_buffer_server.store import BufferState, LmdbReader
-from experience_buffer_server.store.format import Table, numbered_key, payload_key
+from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from tests.damaging import flip
 from tests.integration.plain import (
     STORED,

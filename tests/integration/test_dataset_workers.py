@@ -18,10 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from experience_buffer import (
-    Client,
-    InvalidRequestError,
-)
+from experience_buffer import Client, InvalidRequestError
 from experience_buffer.collation import trinity_collate
 from experience_buffer.dataset import ExperienceDataset, LeasedBatch
 from tests.integration import dataset_trainer

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from experience_buffer_server.consumer_settings import SelectorSettings
-from experience_buffer_server.waits import WaitLabel
+from experience_buffer_server.buffer.delivery.wait_reasons import WaitLabel
+from experience_buffer_server.settings.consumer import SelectorSettings
 from tests.integration.server import Server
 
 _PAGE = Path(__file__).parents[2] / "docs" / "delivery.md"

@@ -25,15 +25,7 @@ from tests.integration.journals import (
     wait_for_more,
     write_work,
 )
-from tests.integration.plain import (
-    DUPLICATE,
-    create,
-    push,
-    sample,
-    states,
-    stats,
-    statuses,
-)
+from tests.integration.plain import DUPLICATE, create, push, sample, states, stats, statuses
 from tests.integration.server import Server, eventually
 
 # --- P1, P2: what was acknowledged is there, whole and once

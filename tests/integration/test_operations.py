@@ -7,13 +7,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from experience_buffer import (
-    AsyncClient,
-    BufferConfig,
-    Client,
-    ConsumerConfig,
-    trxp,
-)
+from experience_buffer import AsyncClient, BufferConfig, Client, ConsumerConfig, trxp
 from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (

@@ -12,10 +12,10 @@ import typer
 from pydantic import BaseModel
 
 from experience_buffer import Client
-from experience_buffer_server import cli
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.config import Settings
-from experience_buffer_server.consumer_settings import ConsumerSettings
+from experience_buffer_server.commands import cli
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.consumer import ConsumerSettings
+from experience_buffer_server.settings.server import Settings
 from tests.integration.server import Server
 
 ROOT = Path(__file__).parents[2]

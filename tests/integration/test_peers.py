@@ -21,11 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from experience_buffer import (
-    BufferConfig,
-    Client,
-    ConsumerConfig,
-)
+from experience_buffer import BufferConfig, Client, ConsumerConfig
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, stats
 from tests.integration.server import Server, eventually

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import (
-    BufferConfig,
-    Client,
-    ConsumerConfig,
-    ExperienceNotFoundError,
-)
+from experience_buffer import BufferConfig, Client, ConsumerConfig, ExperienceNotFoundError
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, states, stats
 from tests.integration.server import Server, eventually

@@ -13,9 +13,7 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer.v1 import config_pb2, service_pb2
-from tests.integration.journals import (
-    Process,
-)
+from tests.integration.journals import Process
 from tests.integration.plain import (
     DUPLICATE,
     REFUSED,

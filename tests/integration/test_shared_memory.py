@@ -30,18 +30,18 @@ from experience_buffer import (
     DeadlineExceededError,
     Experience,
     WriterOptions,
-    _shared_memory,
     trxp,
 )
-from experience_buffer._queue import Request
-from experience_buffer._shared_memory import PUSH_BYTES
+from experience_buffer._messages import shared_memory
+from experience_buffer._messages.shared_memory import PUSH_BYTES
+from experience_buffer._transport.push_queue import Request
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.server import Server, eventually
 from tests.integration.streams import SpokenStream, speaking
 
-HERE = types_pb2.MemoryRequest(machine=_shared_memory.machine())
+HERE = types_pb2.MemoryRequest(machine=shared_memory.machine())
 OVER_GRPC = ClientOptions(shared_memory=False)
 GROUP_SIZE, NUM_GROUPS = 3, 11
 FORMATS: tuple[SampleFormat, ...] = ("packed", "trxp")
@@ -284,7 +284,7 @@ def by_message(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     real = Request.message
 
     def note(request: Request) -> bytes:
-        if request.num_bytes >= _shared_memory.MIN_BYTES:
+        if request.num_bytes >= shared_memory.MIN_BYTES:
             found.append(request.num_bytes)
         return real(request)
 
@@ -458,7 +458,7 @@ def test_who_may_not_open_it_goes_over_grpc(
         raise problem
 
     client.create_buffer(config(name))
-    monkeypatch.setattr(_shared_memory, "attach", refuse)
+    monkeypatch.setattr(shared_memory, "attach", refuse)
     with client.writer(buffer=name) as writer:
         for group in GROUPS:
             writer.append(group)
@@ -493,8 +493,8 @@ def memory_files(server: Server) -> list[str]:
         except FileNotFoundError:
             continue  # Closed meanwhile.
     with open(f"/proc/{server.pid}/maps") as maps:
-        found += [line for line in maps if _shared_memory.NAME_PREFIX in line]
-    return [path for path in found if _shared_memory.NAME_PREFIX in path]
+        found += [line for line in maps if shared_memory.NAME_PREFIX in line]
+    return [path for path in found if shared_memory.NAME_PREFIX in path]
 
 
 def test_it_goes_with_its_stream(make_server: Callable[..., Server], name: str) -> None:

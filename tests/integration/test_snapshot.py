@@ -22,9 +22,9 @@ from experience_buffer import (
     SnapshotResult,
     WrongStateError,
 )
-from experience_buffer_server.store.check import check
-from experience_buffer_server.store.snapshot_folder import SnapshotFolder
-from experience_buffer_server.store.snapshot_restore import restore
+from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
+from experience_buffer_server.store.lmdb.snapshots.restore import restore
+from experience_buffer_server.store.lmdb.verify.check import check
 from tests.integration.plain import group
 from tests.integration.server import Server, eventually
 

@@ -26,8 +26,8 @@ from experience_buffer import (
     UnavailableError,
 )
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server.store.snapshot_folder import SnapshotFolder
-from experience_buffer_server.store.snapshot_restore import restore
+from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
+from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.integration.plain import error_of, experience, group
 from tests.integration.server import Server, eventually
 

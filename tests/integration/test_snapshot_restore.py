@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from experience_buffer import BufferConfig, Client, ConsumerConfig, Limiter
-from experience_buffer_server.store.manifest import read_manifest
-from experience_buffer_server.store.snapshot_restore import restore
+from experience_buffer_server.store.lmdb.snapshots.manifest import read_manifest
+from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.integration.plain import experience
 from tests.integration.server import Server
 

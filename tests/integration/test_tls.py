@@ -30,7 +30,7 @@ from experience_buffer import (
     UnauthenticatedError,
     UnavailableError,
 )
-from experience_buffer_server.cli import app
+from experience_buffer_server.commands.cli import app
 from tests.integration.credentials import Authority, Pair, entry, write
 from tests.integration.plain import experience
 from tests.integration.relay import Relay

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from experience_buffer_server.cli import main
+from experience_buffer_server.commands.cli import main
 
 _NUM_LINES = 40
 _NUM_FRAMES = 6

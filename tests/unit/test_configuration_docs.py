@@ -10,29 +10,30 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from experience_buffer_server.access_settings import AccessSection, TlsSection
-from experience_buffer_server.advantages import ESTIMATORS, custom
-from experience_buffer_server.buffer_settings import (
+from experience_buffer_server.advantages import ESTIMATORS
+from experience_buffer_server.advantages.plan import custom
+from experience_buffer_server.settings.access import AccessSection, TlsSection
+from experience_buffer_server.settings.buffer import (
     AdvantageSettings,
     BufferSettings,
     RetentionSettings,
 )
-from experience_buffer_server.config import (
-    ComputeSection,
-    ServerSection,
-    Settings,
-    StoreSection,
-    load_settings,
-)
-from experience_buffer_server.consumer_settings import (
+from experience_buffer_server.settings.consumer import (
     ConsumerSettings,
     LimiterSettings,
     PacingSettings,
     SelectorSettings,
     StalenessSettings,
 )
-from experience_buffer_server.estimators import EstimatorSettings
-from experience_buffer_server.snapshot_settings import SnapshotsSection
+from experience_buffer_server.settings.estimators import EstimatorSettings
+from experience_buffer_server.settings.server import (
+    ComputeSection,
+    ServerSection,
+    Settings,
+    SnapshotsSection,
+    StoreSection,
+    load_settings,
+)
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "configuration.md").read_text("utf-8")
 SECTIONS: dict[str, type[BaseModel]] = {

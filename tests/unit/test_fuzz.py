@@ -13,9 +13,10 @@ import pytest
 from experience_buffer import trxp
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server.admission import Refusal, admit
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.proportion import each_alone
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.buffer.intake.push_reading import each_alone
+from experience_buffer_server.buffer.state.candidate import Refusal
+from experience_buffer_server.settings.buffer import BufferSettings
 from tests.fuzz import corpus, meter
 from tests.fuzz.bombs import BOMBS, one
 from tests.fuzz.decoders import DECODERS, LIMITS, Target

@@ -25,8 +25,8 @@ from benchmarks import experiences
 from benchmarks.compare.adapters.floor_server import OPTIONS, head, split
 from benchmarks.workload import Received, Size
 from experience_buffer import Experience, trxp
-from experience_buffer._memory import keep_large_blocks
-from experience_buffer._push import encode
+from experience_buffer._codec.memory import keep_large_blocks
+from experience_buffer._messages.push_split import encode
 
 _MESSAGE_ITEMS: Final = 128
 _MESSAGE_BYTES: Final = 4 * 2**20

@@ -24,7 +24,7 @@ import grpc.aio
 import lmdb
 import uvloop
 
-from experience_buffer_server.memory import keep_large_blocks
+from experience_buffer_server.runtime.memory import keep_large_blocks
 
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _MAP_BYTES = 16 * 2**30

@@ -27,7 +27,7 @@ from experience_buffer import (
     WriterOptions,
     trxp,
 )
-from experience_buffer._batch import PendingAck
+from experience_buffer._sync.batch import PendingAck
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, service_pb2_grpc, types_pb2

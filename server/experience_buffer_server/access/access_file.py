@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from experience_buffer_server.access.grants import Grants, parse, read_entries
-from experience_buffer_server.access_settings import GrantSettings
-from experience_buffer_server.config import ConfigurationError
+from experience_buffer_server.settings.access import GrantSettings
+from experience_buffer_server.settings.server import ConfigurationError
 
 _MAX_BYTES = 4 * 2**20
 _HEADER = re.compile(r"^[ \t]*\[\[[ \t]*grants[ \t]*\]\]", re.MULTILINE)

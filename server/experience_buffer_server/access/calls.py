@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from experience_buffer import errors
-from experience_buffer_server import callers
 from experience_buffer_server.access import policy, refusals
 from experience_buffer_server.access.audit import Event, described
 from experience_buffer_server.access.grants import Grants, Identity, digest_of
 from experience_buffer_server.access.guard import Guard, Metadata, token_of
 from experience_buffer_server.access.policy import Rule
 from experience_buffer_server.access.refusals import RefusedError
-from experience_buffer_server.callers import Caller, address_of
-from experience_buffer_server.consumer_settings import MAX_NAME_CHARS
-from experience_buffer_server.faults import as_client_error
-from experience_buffer_server.store.base import StoreError
+from experience_buffer_server.runtime import callers
+from experience_buffer_server.runtime.callers import Caller, address_of
+from experience_buffer_server.settings.consumer import MAX_NAME_CHARS
+from experience_buffer_server.store.client_errors import as_client_error
+from experience_buffer_server.store.interface import StoreError
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]

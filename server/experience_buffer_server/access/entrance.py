@@ -13,8 +13,8 @@ from experience_buffer_server.access.grants import Grants
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.access.reload import Followed, follow
 from experience_buffer_server.access.tls import Certificates
-from experience_buffer_server.config import Settings
-from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.server import Settings
 
 _log = logging.getLogger(__name__)
 

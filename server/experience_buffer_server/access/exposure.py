@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from experience_buffer_server.config import ConfigurationError, Settings
+from experience_buffer_server.settings.server import ConfigurationError, Settings
 
 UNIX_SCHEME = "unix:"
 

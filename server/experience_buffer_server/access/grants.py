@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from experience_buffer_server.access_settings import ROLES, AccessFile, GrantSettings, Role
-from experience_buffer_server.config import ConfigurationError, explain
+from experience_buffer_server.settings.access import ROLES, AccessFile, GrantSettings, Role
+from experience_buffer_server.settings.server import ConfigurationError, explain
 
 EVERY_BUFFER = "*"
 """Stands for all buffers: in a grant, and as what a call on the whole server asks for."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.access.grants import EVERY_BUFFER
-from experience_buffer_server.access_settings import ROLES
+from experience_buffer_server.settings.access import ROLES
 
 _SERVICE = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 

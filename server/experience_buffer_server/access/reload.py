@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from experience_buffer_server.config import ConfigurationError
+from experience_buffer_server.settings.server import ConfigurationError
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0

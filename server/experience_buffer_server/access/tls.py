@@ -15,8 +15,8 @@ from typing import Any
 
 import grpc
 
-from experience_buffer_server.access_settings import TlsSection
-from experience_buffer_server.config import ConfigurationError
+from experience_buffer_server.settings.access import TlsSection
+from experience_buffer_server.settings.server import ConfigurationError
 
 _log = logging.getLogger(__name__)
 

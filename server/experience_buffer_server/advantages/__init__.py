@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .specs import (
+from experience_buffer_server.advantages.arrays.values import (
+    Column,
+    ExperienceAdvantages,
+    ExperienceInput,
+    GroupFailure,
+    GroupResult,
+)
+from experience_buffer_server.advantages.plan.specs import (
     ESTIMATORS,
     INPUT_FIELDS,
     EstimatorSpec,
@@ -19,12 +26,11 @@ from .specs import (
     estimator_spec,
     plan,
 )
-from .values import Column, ExperienceAdvantages, ExperienceInput, GroupFailure, GroupResult
 
 if TYPE_CHECKING:
-    from .moments import RunningMoments
-    from .parameter_checks import ParameterValue
-    from .registry import Estimator
+    from experience_buffer_server.advantages.estimators.registry import Estimator
+    from experience_buffer_server.advantages.plan.parameter_checks import ParameterValue
+    from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 __all__ = [
     "ESTIMATORS",
@@ -94,8 +100,9 @@ def compute(
             raise ValueError(f"{name} has {len(given)} elements for {len(groups)} groups")
     if batches is not None and sorted(batches) != list(batches):
         raise ValueError("batches descend; give groups in the order of their batches")
+    from experience_buffer_server.advantages.estimators.registry import estimator_functions
+
     from .launch import Settings, run
-    from .registry import estimator_functions
 
     own = {spec.name: functions for spec, functions in known.values()}
     functions = estimator_functions(chosen.spec, own)

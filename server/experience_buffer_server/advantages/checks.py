@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .specs import Plan
-from .values import FLOAT_DTYPES, MASK_DTYPES, Column, ExperienceInput, GroupError
+from experience_buffer_server.advantages.arrays.values import (
+    FLOAT_DTYPES,
+    MASK_DTYPES,
+    Column,
+    ExperienceInput,
+    GroupError,
+)
+from experience_buffer_server.advantages.plan.specs import Plan
 
 COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
 """Per-token inputs, in the order of `INPUT_FIELDS`."""

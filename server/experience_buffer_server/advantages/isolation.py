@@ -7,9 +7,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from .custom_functions import CustomEstimatorError
-from .moments import RunningMoments
-from .values import ExperienceInput, GroupFailure, GroupResult
+from experience_buffer_server.advantages.arrays.values import (
+    ExperienceInput,
+    GroupFailure,
+    GroupResult,
+)
+from experience_buffer_server.advantages.estimators.custom_functions import CustomEstimatorError
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 Outcomes = list[GroupResult | GroupFailure]
 

@@ -13,26 +13,49 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch
-from .checks import Reads, check_group, reads_of
-from .devices import token_stages
-from .distillation import on_policy_distill
-from .moments import RunningMoments, normalise_by_moments
-from .normalise import (
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import Floats, TokenStages
+from experience_buffer_server.advantages.arrays.values import (
+    ExperienceInput,
+    GroupDetails,
+    GroupError,
+    GroupFailure,
+    GroupResult,
+)
+from experience_buffer_server.advantages.estimators.distillation import on_policy_distill
+from experience_buffer_server.advantages.estimators.registry import Estimator
+from experience_buffer_server.advantages.estimators.token_returns import (
+    TokenAdvantages,
+    cpgd,
+    gae,
+    reinforce,
+)
+from experience_buffer_server.advantages.kernels.devices import token_stages
+from experience_buffer_server.advantages.plan.parameters import (
+    AdvantageParameters,
+    BatchParameters,
+    RewardParameters,
+)
+from experience_buffer_server.advantages.plan.specs import Plan
+from experience_buffer_server.advantages.stages.normalise import (
     clip_advantages,
     normalise_across_batch,
     normalise_advantages,
     normalise_rewards,
 )
+from experience_buffer_server.advantages.stages.reward_shaping import (
+    clip_rewards,
+    overlong_penalty,
+    turn_rewards,
+)
+from experience_buffer_server.advantages.stages.running_moments import (
+    RunningMoments,
+    normalise_by_moments,
+)
+
+from .checks import Reads, check_group, reads_of
 from .packing import bad_tokens, pack
-from .parameters import AdvantageParameters, BatchParameters, RewardParameters
-from .registry import Estimator
-from .shaping import clip_rewards, overlong_penalty, turn_rewards
-from .specs import Plan
-from .token_returns import TokenAdvantages, cpgd, gae, reinforce
-from .tokens import Floats, TokenStages
 from .unpacking import Results, apply_policy, batch_details, common_details, cut
-from .values import ExperienceInput, GroupDetails, GroupError, GroupFailure, GroupResult
 
 Group = Sequence[ExperienceInput]
 Outcome = GroupResult | GroupFailure

@@ -14,13 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import Floats, Ints
+from experience_buffer_server.advantages.arrays.values import (
+    FLOAT_DTYPES,
+    MASK_DTYPES,
+    Column,
+    ExperienceInput,
+)
+from experience_buffer_server.advantages.plan.specs import Plan
+from experience_buffer_server.advantages.stages.reward_shaping import token_reward_sums
+from experience_buffer_server.advantages.stages.run_voters import find_runs, separate_runs
+
 from .checks import Reads, reads_of
-from .shaping import token_reward_sums
-from .specs import Plan
-from .tokens import Floats, Ints
-from .values import FLOAT_DTYPES, MASK_DTYPES, Column, ExperienceInput
-from .voting import find_runs, separate_runs
 
 Members = Sequence[ExperienceInput]
 FloatColumn = NDArray[np.float32] | NDArray[np.float64]

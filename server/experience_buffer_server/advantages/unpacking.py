@@ -11,10 +11,14 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch
-from .parameters import BatchParameters
-from .specs import Plan
-from .values import Detail, ExperienceAdvantages, GroupDetails
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.values import (
+    Detail,
+    ExperienceAdvantages,
+    GroupDetails,
+)
+from experience_buffer_server.advantages.plan.parameters import BatchParameters
+from experience_buffer_server.advantages.plan.specs import Plan
 
 Results = tuple[NDArray[np.float32], ...]
 """Advantages, and returns if they differ, each of shape [D]."""

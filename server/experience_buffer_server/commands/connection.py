@@ -73,7 +73,8 @@ class Connection:
         """
         import grpc
 
-        from experience_buffer import ClientOptions, _channel
+        from experience_buffer import ClientOptions
+        from experience_buffer._transport import channel as _channel
 
         tls = self.tls()
         try:

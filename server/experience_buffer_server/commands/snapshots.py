@@ -18,8 +18,8 @@ from rich.table import Column, Table
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer_server.commands import connection
 from experience_buffer_server.commands.tables import show
-from experience_buffer_server.store.base import StoreError
-from experience_buffer_server.store.manifest import Manifest, utc_now
+from experience_buffer_server.store.interface import StoreError
+from experience_buffer_server.store.lmdb.snapshots.manifest import Manifest, utc_now
 
 Data = Annotated[Path | None, typer.Option(help="Folder of a store; a server may be using it.")]
 Label = Annotated[str, typer.Option(help="Ends the name: letters, digits, '.', '_', '-'.")]
@@ -82,7 +82,7 @@ def list_all(
     folder: Annotated[Path, typer.Argument(help="Folder of snapshots.")],
 ) -> None:
     """List the snapshots in a folder, newest last."""
-    from experience_buffer_server.store.snapshot_folder import SnapshotFolder
+    from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 
     if not folder.is_dir():
         raise _failed(f"there is no folder {folder}")
@@ -111,7 +111,7 @@ def restore(
     verify: Annotated[bool, typer.Option("--verify", help="Check every row, too.")] = False,
 ) -> None:
     """Make a store from a snapshot, for `serve --data`."""
-    from experience_buffer_server.store import snapshot_restore
+    from experience_buffer_server.store.lmdb.snapshots import restore as snapshot_restore
 
     with _reported(), _progress() as on_progress:
         manifest = snapshot_restore.restore(snapshot, data, verify=verify, on_progress=on_progress)
@@ -124,8 +124,8 @@ def restore(
 
 
 def _take_here(data: Path, to: Path, label: str, keep: int) -> None:
-    from experience_buffer_server import snapshots
-    from experience_buffer_server.store.snapshot_folder import LABEL
+    from experience_buffer_server.store.lmdb.snapshots import snapshots
+    from experience_buffer_server.store.lmdb.snapshots.folder import LABEL
 
     if label and LABEL.fullmatch(label) is None:
         raise typer.BadParameter(

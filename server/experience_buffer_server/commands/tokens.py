@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from experience_buffer_server.access import access_file
-from experience_buffer_server.access_settings import GrantSettings
 from experience_buffer_server.commands.tables import show
-from experience_buffer_server.config import ConfigurationError, explain
+from experience_buffer_server.settings.access import GrantSettings
+from experience_buffer_server.settings.server import ConfigurationError, explain
 
 app = typer.Typer(help="Tokens and grants of an access file.", no_args_is_help=True)
 

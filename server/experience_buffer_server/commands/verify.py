@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from experience_buffer_server.config import ConfigurationError, load_settings
-from experience_buffer_server.store.base import StoreError
-from experience_buffer_server.store.check import check
-from experience_buffer_server.store.mending import mend
-from experience_buffer_server.store.report import Kind, Report
+from experience_buffer_server.settings.server import ConfigurationError, load_settings
+from experience_buffer_server.store.interface import StoreError
+from experience_buffer_server.store.lmdb.verify.check import check
+from experience_buffer_server.store.lmdb.verify.mending import mend
+from experience_buffer_server.store.lmdb.verify.report import Kind, Report
 
 _SHOWN: Final = 20
 """Findings that are printed; `--json` has more."""

@@ -1,6 +1,6 @@
 """What is durable: the store's interface and the LMDB implementation behind it."""
 
-from experience_buffer_server.store.base import (
+from experience_buffer_server.store.interface import (
     MAX_KEY_BYTES,
     AdvantageRow,
     BufferRow,
@@ -20,8 +20,8 @@ from experience_buffer_server.store.base import (
     StoreFullError,
     WriteBatch,
 )
-from experience_buffer_server.store.lmdb_reader import LmdbReader
-from experience_buffer_server.store.lmdb_store import LmdbStore, StoreStats
+from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.lmdb.store import LmdbStore, StoreStats
 
 __all__ = [
     "MAX_KEY_BYTES",

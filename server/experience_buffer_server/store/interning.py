@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from experience_buffer_server.store.base import GroupRow, Record
+    from experience_buffer_server.store.interface import GroupRow, Record
 
 _MAX_NUMBERS = 1024
 

@@ -20,8 +20,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.frames import (
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.large.payload_file import Aligned
+from experience_buffer_server.store.lmdb.large.writes import large_bytes
+from experience_buffer_server.store.lmdb.writer_protocol import (
     PRUNE,
     REMOVE,
     Operation,
@@ -30,12 +32,10 @@ from experience_buffer_server.store.frames import (
     Status,
     Work,
 )
-from experience_buffer_server.store.large_writes import large_bytes
-from experience_buffer_server.store.payload_file import Aligned
 
 _MODULES = {
     "server": "experience_buffer_server",
-    "snapshot": "experience_buffer_server.store.snapshot",
+    "snapshot": "experience_buffer_server.store.lmdb.snapshots.copy_process",
 }
 """What `python -m` is given."""
 _SMALL_MAP_BYTES = 1 << 18
@@ -81,7 +81,7 @@ _KINDS: dict[str, Callable[[Operation], bool]] = {
 def prepare(arguments: Sequence[str]) -> None:
     """Change this process as the plan says, if the plan is about it."""
     plan: dict[str, Any] = json.loads(os.environ["CHAOS_PLAN"])
-    if "experience_buffer_server.store.writer" in arguments:
+    if "experience_buffer_server.store.lmdb.writer_process" in arguments:
         _start_small()
         if plan.get("sabotage"):
             _SABOTAGES[plan["sabotage"]]()
@@ -107,7 +107,7 @@ def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
 
 
 def _start_small() -> None:
-    from experience_buffer_server.store.engine import Engine
+    from experience_buffer_server.store.lmdb.engine import Engine
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def start(engine: Any, path: Any, **options: Any) -> None:
@@ -119,7 +119,7 @@ def _start_small() -> None:
 
 
 def _die_in_commit(plan: dict[str, Any]) -> None:
-    from experience_buffer_server.store.engine import Engine
+    from experience_buffer_server.store.lmdb.engine import Engine
 
     if plan["of"] == "map-growth":
         _die_in_growth(Engine, plan)
@@ -224,7 +224,7 @@ def _die_in_call(plan: dict[str, Any]) -> None:
 
 def _no_sync() -> None:
     """Commits don't wait for the disk: what the writer does with a fsync taken out."""
-    from experience_buffer_server.store.engine import Engine
+    from experience_buffer_server.store.lmdb.engine import Engine
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def start(engine: Any, path: Any, **options: Any) -> None:
@@ -237,14 +237,14 @@ def _no_sync() -> None:
 
 def _early_ack() -> None:
     """Batches are answered before their commit instead of after it."""
-    from experience_buffer_server.store import frames
-    from experience_buffer_server.store.engine import Engine
+    from experience_buffer_server.store.lmdb import writer_protocol
+    from experience_buffer_server.store.lmdb.engine import Engine
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def write(engine: Any, requests: Sequence[Any]) -> Any:
             loop = sys._getframe(1).f_locals["self"]
             answers = [Result(request.number, Status.OK) for request in requests]
-            loop._connection.sendall(frames.encode(Reply(answers, Work())))
+            loop._connection.sendall(writer_protocol.encode(Reply(answers, Work())))
             _, work = original(engine, requests)
             return [], work
 

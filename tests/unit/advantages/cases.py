@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experience_buffer_server.advantages import ExperienceInput
-from experience_buffer_server.advantages.values import FLOAT_DTYPES, MASK_DTYPES
+from experience_buffer_server.advantages.arrays.values import FLOAT_DTYPES, MASK_DTYPES
 
 from .builders import column
 from .reference_rewards import Member

@@ -19,19 +19,19 @@ import numpy as np
 import pytest
 
 from experience_buffer_server.advantages import ExperienceInput, GroupResult, compute, plan
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.devices import token_stages
-from experience_buffer_server.advantages.moments import RunningMoments
-from experience_buffer_server.advantages.normalise import (
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import TokenStages
+from experience_buffer_server.advantages.arrays.values import GroupDetails
+from experience_buffer_server.advantages.estimators.registry import estimator_functions
+from experience_buffer_server.advantages.kernels.devices import token_stages
+from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages.plan.parameters import AdvantageParameters
+from experience_buffer_server.advantages.stages.normalise import (
     clip_advantages,
     normalise_across_batch,
     normalise_advantages,
 )
-from experience_buffer_server.advantages.packing import pack
-from experience_buffer_server.advantages.parameters import AdvantageParameters
-from experience_buffer_server.advantages.registry import estimator_functions
-from experience_buffer_server.advantages.tokens import TokenStages
-from experience_buffer_server.advantages.values import GroupDetails
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 from .builders import computed, floats
 

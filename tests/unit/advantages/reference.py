@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experience_buffer_server.advantages.specs import Plan
+from experience_buffer_server.advantages.plan.specs import Plan
 
 from . import reference_rewards as rewards
 from .reference_rewards import Group, Member, Score

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.advantages.batch import Batch
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.values import Column, ExperienceInput, GroupDetails
 from experience_buffer_server.advantages.packing import pack
-from experience_buffer_server.advantages.shaping import overlong_penalty, turn_rewards
-from experience_buffer_server.advantages.specs import plan
-from experience_buffer_server.advantages.values import Column, ExperienceInput, GroupDetails
+from experience_buffer_server.advantages.plan.specs import plan
+from experience_buffer_server.advantages.stages.reward_shaping import overlong_penalty, turn_rewards
 
 GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
 TOLERANCE = {"float64": 1e-11, "float32": 3e-5}

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experience_buffer_server.advantages import ESTIMATORS, compute
-from experience_buffer_server.advantages.moments import RunningMoments
-from experience_buffer_server.advantages.specs import plan
+from experience_buffer_server.advantages.plan.specs import plan
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 from . import reference
 from .builders import computed, floats

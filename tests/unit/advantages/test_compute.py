@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.advantages import (
-    ESTIMATORS,
-    Column,
-    ExperienceInput,
-    compute,
-)
-from experience_buffer_server.advantages.moments import RunningMoments
-from experience_buffer_server.advantages.values import MASK_DTYPES
+from experience_buffer_server.advantages import ESTIMATORS, Column, ExperienceInput, compute
+from experience_buffer_server.advantages.arrays.values import MASK_DTYPES
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 from .builders import advantages, column, computed, experience, failed, floats
 from .cases import full

@@ -20,19 +20,19 @@ from experience_buffer_server.advantages import (
     GroupFailure,
     GroupResult,
     ParameterError,
-    custom,
     plan,
 )
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.custom_functions import (
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import Floats
+from experience_buffer_server.advantages.estimators.custom_functions import (
     CustomEstimatorError,
     CustomLoadError,
     load_estimators,
 )
+from experience_buffer_server.advantages.estimators.registry import Estimator
 from experience_buffer_server.advantages.isolation import isolate
-from experience_buffer_server.advantages.moments import RunningMoments
-from experience_buffer_server.advantages.registry import Estimator
-from experience_buffer_server.advantages.tokens import Floats
+from experience_buffer_server.advantages.plan import custom
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 from tests.unit.advantages.builders import computed, experience, failed, floats
 
 PARAMETERS = {"alpha": 0.5, "count": 3, "mode": "x", "on": True}

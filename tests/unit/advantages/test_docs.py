@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.advantages import ESTIMATORS, Column, ExperienceInput, compute, plan
-from experience_buffer_server.advantages.custom_functions import load_estimators
+from experience_buffer_server.advantages.estimators.custom_functions import load_estimators
 from tests.integration.server import Server
 
 from .builders import advantages, computed

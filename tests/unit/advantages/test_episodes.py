@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.episodes import gigpo_scores, step_wise_grpo_scores
-from experience_buffer_server.advantages.values import ExperienceInput
+from experience_buffer_server.advantages.arrays.values import ExperienceInput
+from experience_buffer_server.advantages.estimators.episodes import (
+    gigpo_scores,
+    step_wise_grpo_scores,
+)
 
 from . import plain
 from .scalars import Group, scored, step, steps

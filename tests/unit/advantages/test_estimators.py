@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.advantages import ExperienceInput, compute
-from experience_buffer_server.advantages.moments import RunningMoments
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 from .builders import advantages, column, computed, experience, floats
 

@@ -15,16 +15,7 @@ import pytest
 from experience_buffer_server.advantages import ExperienceInput
 
 from .builders import experience
-from .goldens import (
-    Case,
-    Computed,
-    assert_close,
-    cases,
-    chunks,
-    launch,
-    only,
-    rows,
-)
+from .goldens import Case, Computed, assert_close, cases, chunks, launch, only, rows
 
 pytestmark = pytest.mark.usefixtures("each_device")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.advantages.moments import RunningMoments
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 from .builders import experience
 from .goldens import PIPELINE_TOLERANCE, Case, assert_close, cases, chunks, launch, rows

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from experience_buffer_server.advantages import ExperienceInput, ParameterError, plan
+from experience_buffer_server.advantages.arrays.token_types import KlTerm
 from experience_buffer_server.advantages.packing import pack
-from experience_buffer_server.advantages.tokens import KlTerm
 
 from .builders import experience
 from .goldens import (

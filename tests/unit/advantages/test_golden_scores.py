@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experience_buffer_server.advantages.ballots import Votes
-from experience_buffer_server.advantages.group_relative import (
+from experience_buffer_server.advantages.estimators.group_relative import (
     compare_dr_grpo,
     compare_grpo,
     compare_rloo,
@@ -17,13 +16,17 @@ from experience_buffer_server.advantages.group_relative import (
     reinforce_baseline_scores,
     rloo_scores,
 )
-from experience_buffer_server.advantages.moments import RunningMoments, normalise_by_moments
-from experience_buffer_server.advantages.shaping import (
+from experience_buffer_server.advantages.plan.specs import plan
+from experience_buffer_server.advantages.stages.reward_shaping import (
     clip_rewards,
     overlong_penalty,
     turn_rewards,
 )
-from experience_buffer_server.advantages.specs import plan
+from experience_buffer_server.advantages.stages.running_moments import (
+    RunningMoments,
+    normalise_by_moments,
+)
+from experience_buffer_server.advantages.stages.votes import Votes
 
 from . import plain
 from .scalars import TOLERANCE, Case, chunks, golden_cases, packed, scored, step

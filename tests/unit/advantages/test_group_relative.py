@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.ballots import Votes
-from experience_buffer_server.advantages.group_relative import (
+from experience_buffer_server.advantages.estimators.group_relative import (
     Comparison,
     asymre_scores,
     compare_asymre,
@@ -27,6 +26,7 @@ from experience_buffer_server.advantages.group_relative import (
     reinforce_baseline_scores,
     rloo_scores,
 )
+from experience_buffer_server.advantages.stages.votes import Votes
 
 from . import plain
 from .scalars import scored, step, steps

@@ -19,8 +19,8 @@ from experience_buffer_server.advantages import (
     GroupResult,
     compute,
 )
-from experience_buffer_server.advantages.moments import RunningMoments
-from experience_buffer_server.advantages.specs import plan
+from experience_buffer_server.advantages.plan.specs import plan
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 from .builders import computed, failed, floats
 from .cases import Case, Drawer, draw_parameters, without_idle

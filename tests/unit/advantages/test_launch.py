@@ -23,17 +23,17 @@ from experience_buffer_server.advantages import (
     ParameterError,
     compute,
 )
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.moments import RunningMoments
-from experience_buffer_server.advantages.parameters import (
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import Floats, TokenStages
+from experience_buffer_server.advantages.arrays.values import GroupDetails
+from experience_buffer_server.advantages.estimators.registry import Estimator
+from experience_buffer_server.advantages.estimators.token_returns import TokenAdvantages
+from experience_buffer_server.advantages.plan.parameters import (
     BatchParameters,
     GroupParameters,
     ReinforceParameters,
 )
-from experience_buffer_server.advantages.registry import Estimator
-from experience_buffer_server.advantages.token_returns import TokenAdvantages
-from experience_buffer_server.advantages.tokens import Floats, TokenStages
-from experience_buffer_server.advantages.values import GroupDetails
+from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 BATCHED = ("cpgd", "reinforce_baseline", "reinforce_plus_plus")
 """Their statistics are a batch's."""

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.moments import (
+from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages.plan.specs import plan
+from experience_buffer_server.advantages.stages.running_moments import (
     RunningMoments,
     _root,
     normalise_by_moments,
 )
-from experience_buffer_server.advantages.packing import pack
-from experience_buffer_server.advantages.specs import plan
 
 from .scalars import Case, Group, golden_cases, step, steps
 

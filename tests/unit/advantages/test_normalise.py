@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from experience_buffer_server.advantages import ExperienceInput, plan
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.devices import token_stages
-from experience_buffer_server.advantages.normalise import (
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import TokenStages
+from experience_buffer_server.advantages.arrays.values import GroupDetails
+from experience_buffer_server.advantages.kernels.devices import token_stages
+from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages.stages.normalise import (
     clip_advantages,
     normalise_across_batch,
     normalise_advantages,
     normalise_rewards,
 )
-from experience_buffer_server.advantages.packing import pack
-from experience_buffer_server.advantages.tokens import TokenStages
-from experience_buffer_server.advantages.values import GroupDetails
 
 from .builders import experience
 

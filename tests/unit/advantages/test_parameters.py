@@ -15,15 +15,15 @@ from experience_buffer_server.advantages import (
     ParameterError,
     estimator_spec,
 )
-from experience_buffer_server.advantages.parameters import ReinforceParameters
-from experience_buffer_server.advantages.registry import estimator_functions
-from experience_buffer_server.advantages.specs import INPUT_FIELDS, plan
+from experience_buffer_server.advantages.estimators.registry import estimator_functions
+from experience_buffer_server.advantages.plan.parameters import ReinforceParameters
+from experience_buffer_server.advantages.plan.specs import INPUT_FIELDS, plan
 
 
 def test_importing_the_package_loads_no_array_library() -> None:
     code = (
         "import sys, experience_buffer_server.advantages as a;"
-        "from experience_buffer_server.advantages.specs import plan;"
+        "from experience_buffer_server.advantages.plan.specs import plan;"
         "plan('gae', {'lam': 0.95}); plan('cpgd', {});"
         "sys.exit(bool({'torch', 'numpy', 'numba'} & set(sys.modules)))"
     )

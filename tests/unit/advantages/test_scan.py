@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.scan import (
+from experience_buffer_server.advantages.kernels.scan import (
     ScanLayout,
     powers_down,
     reverse_scan,

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.sequence_scores import cpgd_scores, filter_weights
+from experience_buffer_server.advantages.estimators.sequence_scores import (
+    cpgd_scores,
+    filter_weights,
+)
 
 from .scalars import TOLERANCE, Case, Group, golden_cases, rows, scored, step, steps
 

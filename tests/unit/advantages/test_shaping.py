@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.shaping import (
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.values import Column, ExperienceInput
+from experience_buffer_server.advantages.stages.reward_shaping import (
     clip_fraction,
     clip_rewards,
     overlong_penalty,
     token_reward_sums,
     turn_rewards,
 )
-from experience_buffer_server.advantages.values import Column, ExperienceInput
 
 from . import plain
 from .scalars import Case, Group, golden_cases, packed, rows, step, steps

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from experience_buffer_server.advantages import cpu_kernels
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.cpu_tokens import Precision, deal
-from experience_buffer_server.advantages.devices import token_stages, warm_up
-from experience_buffer_server.advantages.tokens import KlTerm
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import KlTerm
+from experience_buffer_server.advantages.kernels import cpu_kernels
+from experience_buffer_server.advantages.kernels.cpu_tokens import Precision, deal
+from experience_buffer_server.advantages.kernels.devices import token_stages, warm_up
 
 from .token_rows import COLUMNS, make_batch, make_rows, make_stages
 

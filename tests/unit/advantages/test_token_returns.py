@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from experience_buffer_server.advantages import ESTIMATORS, ExperienceInput, plan
-from experience_buffer_server.advantages.devices import token_stages
+from experience_buffer_server.advantages.estimators.registry import (
+    REGISTRY,
+    Estimator,
+    estimator_functions,
+)
+from experience_buffer_server.advantages.kernels.devices import token_stages
 from experience_buffer_server.advantages.packing import pack
-from experience_buffer_server.advantages.registry import REGISTRY, Estimator, estimator_functions
-from experience_buffer_server.advantages.specs import EstimatorSpec
+from experience_buffer_server.advantages.plan.specs import EstimatorSpec
 
 from .builders import experience
 from .devices import DEVICES

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.tokens import KlTerm
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import KlTerm
 
 from .devices import DEVICES
-from .token_rows import (
+from .token_rows import (  # fmt: skip
     COLUMNS,
     KL_LOOPS,
     Row,
@@ -27,7 +27,7 @@ from .token_rows import (
     make_batch,
     make_rows,
     make_stages,
-)  # fmt: skip
+)
 
 SEEDS = st.integers(0, 2**32 - 1)
 

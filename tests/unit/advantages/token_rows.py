@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from experience_buffer_server.advantages.batch import Batch
-from experience_buffer_server.advantages.devices import token_stages
-from experience_buffer_server.advantages.tokens import TokenStages
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import TokenStages
+from experience_buffer_server.advantages.kernels.devices import token_stages
 
 COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30)

@@ -10,10 +10,11 @@ from benchmarks.growth_clients import Shape
 from benchmarks.growth_fill import BUFFER, FILLERS, fill
 from benchmarks.workload import POOL_GROUPS, SIZES, check
 from experience_buffer import trxp
-from experience_buffer_server.admission import Candidate, admit
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.store.base import BufferState
-from experience_buffer_server.store.lmdb_store import LmdbStore
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.buffer.state.candidate import Candidate
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import BufferState
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 SIZE = replace(SIZES["S"], group_size=3, batch_groups=POOL_GROUPS + 1)
 NUM_GROUPS = POOL_GROUPS + 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store.payload_file import NAME
+from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from tests.faults.power import SECTOR_BYTES, Loss, fail_power, read_notes
 from tests.faults.shim import EVENTS, FILES, Faults, build
 

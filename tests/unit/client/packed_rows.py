@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from experience_buffer import trxp
-from experience_buffer._frame import join_frame
-from experience_buffer._safetensors import ITEM_BYTES, TensorView
+from experience_buffer._codec.frame import join_frame
+from experience_buffer._codec.safetensors import ITEM_BYTES, TensorView
 from experience_buffer.eid import EID
 from experience_buffer.packed import PackedBatch, PackedRow, pack
 

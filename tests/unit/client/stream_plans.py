@@ -1,6 +1,6 @@
 """What a sample stream asks for, in tests of the client's parts."""
 
-from experience_buffer._sampling import StreamPlan
+from experience_buffer._transport.sample_plan import StreamPlan
 
 PLAN = StreamPlan(
     batch_size=2,

@@ -12,14 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from experience_buffer import (
-    ClientOptions,
-    InvalidRequestError,
-    MessageTooLargeError,
-    _annotate,
-    _convert,
-    _safetensors,
-)
+from experience_buffer import ClientOptions, InvalidRequestError, MessageTooLargeError
+from experience_buffer._codec import safetensors
+from experience_buffer._messages import annotate, convert
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 
@@ -29,7 +24,7 @@ OPTIONS = ClientOptions()
 def requests(
     annotations: Mapping[str, Mapping[str, Any]], options: ClientOptions = OPTIONS
 ) -> list[pb.AnnotateRequest]:
-    return _annotate.requests(annotations, buffer="math", options=options)
+    return annotate.requests(annotations, buffer="math", options=options)
 
 
 def one(**fields: Any) -> pb.Annotation:
@@ -41,7 +36,7 @@ def one(**fields: Any) -> pb.Annotation:
 
 
 def tensors(annotation: pb.Annotation) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    views = _safetensors.read(memoryview(annotation.tensors), max_header_bytes=4096)
+    views = safetensors.read(memoryview(annotation.tensors), max_header_bytes=4096)
     return {name: (view.dtype, view.shape, bytes(view.data)) for name, view in views}
 
 
@@ -62,7 +57,7 @@ def test_each_kind_goes_where_the_server_looks_for_it() -> None:
         "values": ("F32", (3,), np.array([0.5, 1, 2.25], "<f4").tobytes()),
         "versions": ("I64", (3,), np.array([11, -1, 13], "<i8").tobytes()),
     }
-    assert _convert.struct_to_dict(annotation.info) == {
+    assert convert.struct_to_dict(annotation.info) == {
         "baseline_reward": 0.25,
         "env_state_hash": "ab12",
         "num_turns": 3,
@@ -121,7 +116,7 @@ def test_scalars_of_numpy_and_torch_are_numbers() -> None:
         info={"x": [np.int32(3), torch.tensor(True)]},
     )
     assert annotation.reward == 0.5
-    assert _convert.struct_to_dict(annotation.info) == {
+    assert convert.struct_to_dict(annotation.info) == {
         "baseline_reward": 0.25,
         "num_turns": 2,
         "env_state_hash": "ab",
@@ -220,7 +215,7 @@ def test_one_over_the_message_limit_is_named() -> None:
 
 def test_lists_need_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, experience_buffer.client, experience_buffer._annotate as a; "
+        "import sys, experience_buffer.client, experience_buffer._messages.annotate as a; "
         "from experience_buffer import ClientOptions; "
         "a.requests({'u': {'values': [1.0], 'reward': 2}}, buffer='', options=ClientOptions()); "
         "print([m for m in ('torch', 'numpy') if m in sys.modules])"
@@ -232,5 +227,5 @@ def test_lists_need_neither_torch_nor_numpy() -> None:
 
 
 def test_a_refusal_that_only_a_newer_server_knows_is_still_one() -> None:
-    outcome = _convert.annotate_outcome(types_pb2.AnnotateOutcome(uid="u", refusal=77, message="m"))  # type: ignore[arg-type]
+    outcome = convert.annotate_outcome(types_pb2.AnnotateOutcome(uid="u", refusal=77, message="m"))  # type: ignore[arg-type]
     assert (outcome.status, outcome.reason, outcome.message) == ("refused", "", "m")

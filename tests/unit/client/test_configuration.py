@@ -19,9 +19,9 @@ from experience_buffer import (
     Retention,
     Selector,
     Staleness,
-    _config,
     options,
 )
+from experience_buffer._messages import config as _config
 from experience_buffer.v1 import config_pb2
 
 ACTOR = ConsumerConfig(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import _convert
+from experience_buffer._messages import convert
 from experience_buffer.v1 import service_pb2, types_pb2
 
 COUNTS = ["members", "votes", "batch_groups", "batch_members", "running_count"]
@@ -15,7 +15,7 @@ COUNTS = ["members", "votes", "batch_groups", "batch_members", "running_count"]
 def computation(entries: dict[str, Any]) -> dict[str, Any]:
     message = service_pb2.GetResponse()
     message.computation.update(entries)
-    found = _convert.stored(service_pb2.GetResponse.FromString(message.SerializeToString()))
+    found = convert.stored(service_pb2.GetResponse.FromString(message.SerializeToString()))
     assert found.computation is not None
     return found.computation
 
@@ -51,10 +51,10 @@ def test_every_field_of_statistics_arrives_under_its_name() -> None:
     buffer = response.buffers.add()
     consumer = buffer.consumers.add()
     in_buffer, in_consumer = filled(buffer), filled(consumer)
-    [found] = _convert.stats(response).buffers
+    [found] = convert.stats(response).buffers
     assert {name: getattr(found, name) for name in in_buffer} == in_buffer
     assert {name: getattr(found.consumers[0], name) for name in in_consumer} == in_consumer
-    bare = _convert.stats(
+    bare = convert.stats(
         service_pb2.GetStatsResponse(
             buffers=[service_pb2.BufferStats(consumers=[service_pb2.ConsumerStats()])]
         )
@@ -66,6 +66,6 @@ def test_every_field_of_statistics_arrives_under_its_name() -> None:
 def test_every_field_of_a_summary_arrives_under_its_name() -> None:
     message = types_pb2.ExperienceSummary(state=types_pb2.EXPERIENCE_STATE_RETAINED)
     given = filled(message)
-    found = _convert.summary(message)
+    found = convert.summary(message)
     assert {name: getattr(found, name) for name in given} == given
     assert found.state == "retained"

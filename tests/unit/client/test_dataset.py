@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer import Client, InvalidRequestError, PackedBatch, _token_budget
-from experience_buffer._packed_select import select
+from experience_buffer import Client, InvalidRequestError, PackedBatch
+from experience_buffer._data import token_budget
+from experience_buffer._packed.select import select
 from experience_buffer.collation import padded_collate
 from experience_buffer.dataset import ExperienceDataset, LeasedBatch, LeaseTicket
 from experience_buffer.packed import PackedRow
@@ -30,19 +31,19 @@ TICKET = LeaseTicket(
 
 @given(st.lists(st.integers(0, 41), max_size=30), st.integers(1, 53))
 def test_micro_batches_are_a_partition_within_the_budget(lengths: list[int], budget: int) -> None:
-    parts = _token_budget.split(lengths, budget)
+    parts = token_budget.split(lengths, budget)
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
     assert all(part == sorted(part) and part for part in parts)
     for part in parts:
         assert sum(lengths[index] for index in part) <= budget or len(part) == 1
-    assert parts == _token_budget.split(lengths, budget)
+    assert parts == token_budget.split(lengths, budget)
     if parts:
         assert max(lengths) in [lengths[index] for index in parts[0]]
 
 
 @given(st.lists(st.integers(1, 41), min_size=1, max_size=30), st.integers(41, 67))
 def test_micro_batches_are_few(lengths: list[int], budget: int) -> None:
-    parts = _token_budget.split(lengths, budget)
+    parts = token_budget.split(lengths, budget)
     sums = [sum(lengths[index] for index in part) for part in parts]
     # No two could be one: less than twice the fewest possible, whatever the lengths.
     smallest = sorted(sums)[:2]
@@ -51,16 +52,16 @@ def test_micro_batches_are_few(lengths: list[int], budget: int) -> None:
 
 
 def test_best_fit_fills_gaps_exactly() -> None:
-    assert _token_budget.split([3, 7, 5, 2, 8, 5], 10) == [[3, 4], [0, 1], [2, 5]]
-    assert _token_budget.split([], 10) == []
-    assert _token_budget.split([0, 0], 1) == [[0, 1]]
-    assert _token_budget.split([23, 4, 29], 11) == [[2], [0], [1]]
+    assert token_budget.split([3, 7, 5, 2, 8, 5], 10) == [[3, 4], [0, 1], [2, 5]]
+    assert token_budget.split([], 10) == []
+    assert token_budget.split([0, 0], 1) == [[0, 1]]
+    assert token_budget.split([23, 4, 29], 11) == [[2], [0], [1]]
 
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_a_budget_below_one_token_is_refused(budget: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"token_budget is {budget}; give at least 1"):
-        _token_budget.split([], budget)
+        token_budget.split([], budget)
     with pytest.raises(InvalidRequestError, match="token_budget"):
         ExperienceDataset("h", batch_size=1, token_budget=budget)
 
@@ -183,8 +184,8 @@ def test_leased_batches_keep_their_tickets_in_what_loaders_do() -> None:
 def test_feeding_loads_torch_but_the_package_does_not() -> None:
     code = (
         "import sys, experience_buffer; assert 'torch' not in sys.modules\n"
-        "import experience_buffer._token_budget, experience_buffer._packed_select\n"
-        "import experience_buffer._dataset_feed; print('torch' in sys.modules)"
+        "import experience_buffer._data.token_budget, experience_buffer._packed.select\n"
+        "import experience_buffer._data.dataset_feed; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr

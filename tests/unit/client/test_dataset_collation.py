@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experience_buffer import EID, Experience, InvalidRequestError, PackedBatch, collate
-from experience_buffer._framework_collation import as_packed
+from experience_buffer._data.framework_collation import as_packed
 from experience_buffer.collation import (
     areal_collate,
     padded_collate,

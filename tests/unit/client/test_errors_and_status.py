@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from experience_buffer import errors, status
-from experience_buffer._retry import is_retryable
+from experience_buffer._transport.retry import is_retryable
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult, PushOutcome, PushResult
 
 ALL = [

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from experience_buffer import _wire
-from experience_buffer._lane_memory import MAX_BYTES, LaneMemory
-from experience_buffer._push_body import PushBody
-from experience_buffer._shared_memory import MIN_BYTES, PUSH_BYTES, machine
+from experience_buffer._messages import push_bytes
+from experience_buffer._messages.shared_memory import MIN_BYTES, PUSH_BYTES, machine
+from experience_buffer._transport.lane_memory import MAX_BYTES, LaneMemory
+from experience_buffer._transport.push_body import PushBody
 from experience_buffer.errors import BufferFullError
 from experience_buffer.status import to_request_error
 from experience_buffer.v1 import service_pb2 as pb
@@ -63,7 +63,7 @@ def full(sequence: int) -> pb.PushStreamResponse:
 def test_a_body_is_a_push_request() -> None:
     payload = os.urandom(100)
     whole = body(payload)
-    assert whole.request() == _wire.push_request(FIELDS, [[payload]])
+    assert whole.request() == push_bytes.push_request(FIELDS, [[payload]])
     assert whole.request() is whole.request()
     assert PushBody(FIELDS).request() == FIELDS
     assert whole.num_bytes == len(FIELDS) + 100
@@ -105,7 +105,7 @@ def test_what_is_sent_again_is_what_was_sent(made: Made) -> None:
     other = body(os.urandom(900_007))
     lane.messages(3, other, 1.0)
     lane.answered(stored(3), other)
-    assert push.request() == _wire.push_request(FIELDS, [[payload]])
+    assert push.request() == push_bytes.push_request(FIELDS, [[payload]])
     assert read(made, lane.messages(4, push, 1.0)[0])[1] == [payload]
     lane.answered(stored(4), push)
     assert lane._memory is not None
@@ -119,7 +119,7 @@ def test_what_a_broken_stream_had_is_sent_on_the_next_one(made: Made) -> None:
     following = LaneMemory(is_wanted=True)
     _, message = following.messages(1, push, 1.0)
     assert pb.PushStreamRequest.FromString(message).push.payload == payload
-    assert push.request() == _wire.push_request(FIELDS, [[payload]])
+    assert push.request() == push_bytes.push_request(FIELDS, [[payload]])
 
 
 def test_without_memory_only_small_pushes_are_for_the_stream() -> None:

@@ -12,12 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experience_buffer import EID, Experience, _memory, _sample_wire, trxp
-from experience_buffer._batch_data import BatchData, LazyPacked, LazyPayloads
-from experience_buffer._frame import aligned
-from experience_buffer._limits import DEFAULT_LIMITS
-from experience_buffer._sampling import FrameAssembler
+from experience_buffer import EID, Experience, trxp
+from experience_buffer._codec import memory
+from experience_buffer._codec.frame import aligned
+from experience_buffer._codec.limits import DEFAULT_LIMITS
+from experience_buffer._messages import sample_bytes
+from experience_buffer._messages.batch_data import BatchData, LazyPacked, LazyPayloads
 from experience_buffer._torch import tensor
+from experience_buffer._transport.sample_plan import FrameAssembler
 from experience_buffer.errors import TrxpError
 from experience_buffer.v1 import service_pb2, types_pb2
 from tests.unit.client.stream_plans import PLAN
@@ -54,10 +56,10 @@ def test_keeping_large_blocks_touches_none_of_them() -> None:
 @pytest.mark.parametrize("extra_bytes", [-1, 0, 1, 4097])
 def test_what_is_joined_is_writable_and_nobody_elses(extra_bytes: int) -> None:
     first = bytes(range(251)) * 4_000
-    rest = bytes(_memory.MOST_KEPT_BYTES + extra_bytes - len(first) - 3)
+    rest = bytes(memory.MOST_KEPT_BYTES + extra_bytes - len(first) - 3)
     pieces: list[bytes | memoryview] = [memoryview(first), rest, b"", b"end"]
-    whole = _memory.joined(pieces)
-    assert len(whole) == _memory.MOST_KEPT_BYTES + extra_bytes
+    whole = memory.joined(pieces)
+    assert len(whole) == memory.MOST_KEPT_BYTES + extra_bytes
     assert bytes(whole[: len(first)]) == first
     assert bytes(whole[-4:]) == b"\0end"
     whole[:2] = b"xy"
@@ -67,13 +69,13 @@ def test_what_is_joined_is_writable_and_nobody_elses(extra_bytes: int) -> None:
 
 def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9_999)  # What a kernel doesn't know is an error.
-    whole = _memory.joined([bytes(_memory.MOST_KEPT_BYTES), b"end"])
+    whole = memory.joined([bytes(memory.MOST_KEPT_BYTES), b"end"])
     assert bytes(whole[-4:]) == b"\0end"
 
 
 def test_nothing_is_joined_to_nothing() -> None:
-    assert bytes(_memory.joined([])) == b""
-    assert bytes(_memory.joined([b""])) == b""
+    assert bytes(memory.joined([])) == b""
+    assert bytes(memory.joined([b""])) == b""
 
 
 def rollout(run: int, *, text: str = "") -> Experience:
@@ -104,12 +106,12 @@ def delivered(payloads: list[bytes]) -> BatchData:
     pieces = [
         piece
         for payload in payloads
-        for piece in _sample_wire.experience_pieces(
+        for piece in sample_bytes.experience_pieces(
             types_pb2.SampledExperience(uid="u", group="g").SerializeToString(), [payload]
         )
     ]
     frame = service_pb2.SampleFrame(last=True, num_units=1, batch_bytes=7)
-    received = _sample_wire.read_stream_response(_sample_wire.frame_response(frame, pieces))
+    received = sample_bytes.read_stream_response(sample_bytes.frame_response(frame, pieces))
     fields = FrameAssembler(replace(PLAN, format="trxp")).add(received, received_time=1.0)
     assert fields is not None
     return BatchData(**fields)

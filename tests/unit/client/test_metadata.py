@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer import _metadata
-from experience_buffer._limits import DEFAULT_LIMITS, Limits
-from experience_buffer._metadata import plain_metas
-from experience_buffer._normal import Normaliser
+from experience_buffer._codec import metadata
+from experience_buffer._codec.limits import DEFAULT_LIMITS, Limits
+from experience_buffer._codec.metadata import plain_metas
+from experience_buffer._codec.plain_values import Normaliser
 from experience_buffer.errors import TrxpError
 
 ATOMS = (
@@ -100,7 +100,7 @@ def test_values_are_counted_as_often_as_they_are_reached(
     num_items: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(max_nodes=100)
-    monkeypatch.setattr(_metadata, "DEFAULT_LIMITS", limits)
+    monkeypatch.setattr(metadata, "DEFAULT_LIMITS", limits)
     shared = [1, 2]
     metas: list[dict[str, Any]] = [{"info": shared} for _ in range(num_items // 5)]
     metas += [{}] * (100 - 5 * (num_items // 5) + num_items - 25)

@@ -20,11 +20,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer import _packed_fields, _safetensors, packed, trxp
-from experience_buffer._batch_data import LazyPacked
-from experience_buffer._frame import join_frame
-from experience_buffer._packed_table import COLUMNS
-from experience_buffer._safetensors import TensorView
+from experience_buffer import packed, trxp
+from experience_buffer._codec import safetensors as _safetensors
+from experience_buffer._codec.frame import join_frame
+from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._messages.batch_data import LazyPacked
+from experience_buffer._packed import fields
+from experience_buffer._packed.table import COLUMNS
 from experience_buffer.eid import EID
 from experience_buffer.errors import DataLossError, InvalidRequestError, TrxpError
 from experience_buffer.packed import Facts, PackedBatch, PackedRow
@@ -272,7 +274,7 @@ EID_PARTS = {"batch": 2, "task": 3, "run": 7, "step": 5, "suffix": "a"}
 def test_too_many_fields_are_refused_before_they_cost_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_packed_fields, "MAX_OFFSETS", 12)
+    monkeypatch.setattr(fields, "MAX_OFFSETS", 12)
     many = [row(n, TOKENS | {f"x{n}": view("U8", (1,))}) for n in range(3)]
     packed.pack(many[:2])
     with pytest.raises(InvalidRequestError, match="'2/3/2/5/000002' brings a batch of 3 to more"):

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer import _packed_fields, _packed_layout, _packed_row
-from experience_buffer._safetensors import TensorView
+from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._packed import fields
+from experience_buffer._packed import layout as _packed_layout
+from experience_buffer._packed import row as _packed_row
 from experience_buffer.errors import DataLossError
 from experience_buffer.packed import Facts, PackedRow
 from tests.unit.client.packed_rows import batches, numbers, packed, row, view
@@ -23,8 +25,8 @@ from tests.unit.client.packed_rows import batches, numbers, packed, row, view
 def one_by_one() -> Iterator[None]:
     """No table has a layout."""
     with (
-        mock.patch.object(_packed_fields, "kept_layout", return_value=None),
-        mock.patch.object(_packed_fields, "make_layout", return_value=None),
+        mock.patch.object(fields, "kept_layout", return_value=None),
+        mock.patch.object(fields, "make_layout", return_value=None),
     ):
         yield
 
@@ -147,7 +149,7 @@ def test_the_tables_of_one_layout_are_read_once(monkeypatch: pytest.MonkeyPatch)
     rows = [rollout(number, 5 + number, kind=number // 4) for number in range(12)]
     wanted = expected(rows)
     read = mock.Mock(wraps=_packed_row.read_tensors)
-    monkeypatch.setattr(_packed_fields, "read_tensors", read)
+    monkeypatch.setattr(fields, "read_tensors", read)
     packed(rows)
     read.reset_mock()
     assert outcome(rows) == wanted
@@ -187,7 +189,7 @@ def test_a_batch_makes_one_layout_at_most(monkeypatch: pytest.MonkeyPatch) -> No
         return _packed_layout.make_layout(tensors)
 
     monkeypatch.setattr(_packed_layout, "_kept", {})
-    monkeypatch.setattr(_packed_fields, "make_layout", make)
+    monkeypatch.setattr(fields, "make_layout", make)
     rows = [
         row(number, {"tokens": view("I32", (3,)), f"only here {number}": view("I8", (2,))})
         for number in range(5)

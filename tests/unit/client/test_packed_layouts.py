@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experience_buffer import _packed_torch, collate, trxp
-from experience_buffer._safetensors import ITEM_BYTES, TensorView
+from experience_buffer import collate, trxp
+from experience_buffer._codec.safetensors import ITEM_BYTES, TensorView
+from experience_buffer._packed import torch_views
 from experience_buffer.experience import Experience
 from experience_buffer.packed import PackedBatch, PackedRow
 from tests.unit.client import packed_rows as rows_of
@@ -84,7 +85,7 @@ def test_padded_equals_gathered(
     r = max(*longest, *(len(each.tokens) - each.prompt_length for each in experiences))
     batch = rows_of.parsed(rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_packed_torch, "_LONG", 1 if is_long else 4096)
+        patch.setattr(torch_views, "_LONG", 1 if is_long else 4096)
         found = batch.padded(pad_token_id=pad, fields=FIELDS)
         assert_same(found, gathered(experiences, p, r, pad))
         p, r = p + more_prompt, r + more_response
@@ -255,7 +256,7 @@ def test_any_dtype_is_padded_bit_for_bit(
     dtype: str, is_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_long:
-        monkeypatch.setattr(_packed_torch, "_LONG", 1)
+        monkeypatch.setattr(torch_views, "_LONG", 1)
     many = [row(n, {"tokens": view("I32", (n + 1,)), "x": view(dtype, (n,), n)}) for n in (2, 3)]
     padded = rows_of.parsed(many).padded(fields=["x"])["x"]
     expected = b"".join(

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experience_buffer import _plain
-from experience_buffer._limits import DEFAULT_LIMITS, Limits
-from experience_buffer._normal import Normaliser
+from experience_buffer._codec import pickle_reader
+from experience_buffer._codec.limits import DEFAULT_LIMITS, Limits
+from experience_buffer._codec.plain_values import Normaliser
 from experience_buffer.errors import TrxpError
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -58,7 +58,7 @@ def sharing(draw: st.DrawFn) -> Any:
 
 
 def load(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
-    value, is_suspect = _plain.load(data, limits=limits)
+    value, is_suspect = pickle_reader.load(data, limits=limits)
     if is_suspect:
         value = Normaliser(limits).normal(value, index=0)
     return value
@@ -75,7 +75,7 @@ def test_bytes_of_one_byte_are_shared_only_where_the_pickle_shares_them() -> Non
 def test_plain_data_is_read_as_pickle_reads_it_sharing_included(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
     expected = pickle.loads(data)
-    found, _ = _plain.load(data, limits=DEFAULT_LIMITS)
+    found, _ = pickle_reader.load(data, limits=DEFAULT_LIMITS)
     assert repr(found) == repr(expected)
     # Equal pickles mean equal types, equal texts, NaNs included, and the same objects shared.
     assert pickle.dumps(found, 5) == pickle.dumps(expected, 5)
@@ -244,7 +244,7 @@ def test_many_siblings_are_not_taken_for_nesting() -> None:
     value = [[[i], {"a": {"b": i}}, []] for i in range(500)]
     data = pickle.dumps(value)
     assert load(data) == value
-    assert not _plain.load(data, limits=DEFAULT_LIMITS)[1]
+    assert not pickle_reader.load(data, limits=DEFAULT_LIMITS)[1]
 
 
 def test_large_dicts_of_small_numbers_and_of_texts_are_read() -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer import _push, trxp
-from experience_buffer._push_body import PushBody
-from experience_buffer._retry import Attempts
+from experience_buffer import trxp
+from experience_buffer._messages import push_split
+from experience_buffer._transport.push_body import PushBody
+from experience_buffer._transport.retry import Attempts
 from experience_buffer.errors import (
     BufferFullError,
     DeadlineExceededError,
@@ -28,7 +29,7 @@ from experience_buffer.experience import Experience
 from experience_buffer.options import ClientOptions, RetryOptions
 from experience_buffer.v1 import service_pb2
 
-LIMIT = 64 * 1024 - _push.ENVELOPE_BYTES
+LIMIT = 64 * 1024 - push_split.ENVELOPE_BYTES
 
 
 def encode_sizes(sizes: Sequence[Any]) -> list[bytes | memoryview]:
@@ -47,7 +48,7 @@ def test_pieces_cover_everything_in_order_below_the_limits(
     options = ClientOptions(
         max_message_bytes=64 * 1024, max_push_items=max_push_items, max_push_bytes=max_push_bytes
     )
-    pieces = list(_push.encode_pieces(sizes, options, encode=encode_sizes))
+    pieces = list(push_split.encode_pieces(sizes, options, encode=encode_sizes))
     covered = [index for start, end, _ in pieces for index in range(start, end)]
     assert covered == list(range(len(sizes)))
     for start, end, payload in pieces:
@@ -66,7 +67,7 @@ def test_encoding_is_lazy_and_rarely_repeated() -> None:
 
     many: list[Any] = [1000] * 1000
     options = ClientOptions(max_push_items=512, max_push_bytes=100_000)
-    pieces = _push.encode_pieces(many, options, encode=encode)
+    pieces = push_split.encode_pieces(many, options, encode=encode)
     next(pieces)
     assert len(encoded) <= 3
     assert len(list(pieces)) >= 8
@@ -76,7 +77,7 @@ def test_encoding_is_lazy_and_rarely_repeated() -> None:
 def test_one_over_the_limit_is_named_and_the_ones_before_are_not_lost() -> None:
     options = ClientOptions(max_message_bytes=64 * 1024, max_push_items=100)
     sizes: list[Any] = [10, 20, LIMIT + 1, 30]
-    pieces = _push.encode_pieces(sizes, options, encode=encode_sizes)
+    pieces = push_split.encode_pieces(sizes, options, encode=encode_sizes)
     assert next(pieces)[:2] == (0, 2)
     with pytest.raises(MessageTooLargeError, match=f"experience 2 takes {LIMIT + 1} .*{LIMIT}"):
         next(pieces)
@@ -85,13 +86,13 @@ def test_one_over_the_limit_is_named_and_the_ones_before_are_not_lost() -> None:
 def test_raw_payload_over_the_limit_is_refused() -> None:
     options = ClientOptions(max_message_bytes=64 * 1024)
     with pytest.raises(MessageTooLargeError, match="the payload takes"):
-        list(_push.split(b"x" * (LIMIT + 1), (), options, buffer="math", group_size=0))
+        list(push_split.split(b"x" * (LIMIT + 1), (), options, buffer="math", group_size=0))
 
 
 def test_outcomes_of_a_raw_payload_keep_the_servers_index() -> None:
     response = service_pb2.PushResponse()
     response.outcomes.add(index=7, uid="a", status=1)
-    [outcome] = _push.Chunk(PushBody(b""), ()).outcomes(response)
+    [outcome] = push_split.Chunk(PushBody(b""), ()).outcomes(response)
     assert (outcome.index, outcome.status) == (7, "stored")
 
 
@@ -237,7 +238,7 @@ def test_what_is_refused_together_is_rarely_tried_again() -> None:
         return [bytes(one) for one in many]
 
     many: list[Any] = [7] * 100
-    pieces = list(_push.encode_pieces(many, ClientOptions(max_push_items=40), encode=encode))
+    pieces = list(push_split.encode_pieces(many, ClientOptions(max_push_items=40), encode=encode))
     assert [end - start for start, end, _ in pieces] == [5] * 20
     assert [size for size in tried if size > 5] == [40, 20, 10]
 
@@ -246,7 +247,7 @@ def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
     many = [Experience(tokens=[1, 2], info={"a": []}) for _ in range(3)]
     for one in many:
         one.info["a"] += [[] for _ in range(200_000)]
-    pieces = list(_push.encode_pieces(many, ClientOptions()))
+    pieces = list(push_split.encode_pieces(many, ClientOptions()))
     assert [(start, end) for start, end, _ in pieces] == [(0, 2), (2, 3)]
     for start, end, payload in pieces:
         assert [one.info for one in trxp.decode(b"".join(payload))] == [
@@ -254,7 +255,7 @@ def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
         ]
     many[1].info["a"] *= 3
     with pytest.raises(TrxpError, match=r"^items\[1\]: .*max_metadata_nodes"):
-        list(_push.encode_pieces(many, ClientOptions()))
+        list(push_split.encode_pieces(many, ClientOptions()))
 
 
 @pytest.mark.parametrize("max_push_items", [2, 100])
@@ -262,6 +263,6 @@ def test_what_cannot_be_written_is_named_by_its_place_in_the_push(max_push_items
     many = [Experience(tokens=[1, 2]) for _ in range(6)]
     many[5].info["when"] = object()
     with pytest.raises(TrxpError, match=r"^items\[5\]\.info") as refused:
-        list(_push.encode_pieces(many, ClientOptions(max_push_items=max_push_items)))
+        list(push_split.encode_pieces(many, ClientOptions(max_push_items=max_push_items)))
     assert refused.value.item == 5
     assert refused.value.subject.startswith("items[5]")

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from experience_buffer import _safetensors, _tensor_layout
-from experience_buffer._safetensors import ITEM_BYTES, TensorView
+from experience_buffer._codec import safetensors, tensor_layout
+from experience_buffer._codec.safetensors import ITEM_BYTES, TensorView
 from experience_buffer._torch import _DTYPES, tensor_view
 from experience_buffer.errors import TrxpError
 
@@ -24,7 +24,7 @@ def file(header: object, data: bytes = b"") -> bytes:
 
 
 def read(data: bytes) -> list[tuple[str, TensorView]]:
-    return _safetensors.read(memoryview(data), max_header_bytes=100_000)
+    return safetensors.read(memoryview(data), max_header_bytes=100_000)
 
 
 def compact(data: bytes) -> bytes:
@@ -52,7 +52,7 @@ def test_every_dtype_is_written_in_the_order_of_the_formats_own_writer() -> None
     assert len(tensors) == len(ITEM_BYTES)
     expected = save(tensors)
     views = [(name, tensor_view(tensor)) for name, tensor in tensors.items()]
-    assert b"".join(_safetensors.write(views)) == expected
+    assert b"".join(safetensors.write(views)) == expected
     assert [(name, view.dtype) for name, view in read(expected)] == sorted(
         ((name, view.dtype) for name, view in views),
         key=lambda pair: (list(ITEM_BYTES).index(pair[1]), pair[0]),
@@ -79,7 +79,7 @@ def test_any_table_is_written_and_read_as_safetensors_does(
         if name != "__metadata__"
     }
     views = {name: tensor_view(tensor) for name, tensor in tensors.items()}
-    data = b"".join(_safetensors.write(views.items()))
+    data = b"".join(safetensors.write(views.items()))
     assert data == save(tensors)
     found = read(data)
     assert dict(found).keys() == tensors.keys()
@@ -220,14 +220,14 @@ def test_what_is_read_fast_is_read_by_the_parser_of_json_alone(
     tables = [[("a", view)], [("a", view), ("0:é", view), ("b", wide), ("", wide)]]
     num_read = 0
     for _ in range(3_000):
-        written = b"".join(_safetensors.write(chance.choice(tables)))
+        written = b"".join(safetensors.write(chance.choice(tables)))
         start = 8 + int.from_bytes(written[:8], "little")
         data = file(changed(written[8:start].rstrip(), chance), written[start:])
         with monkeypatch.context() as patched:
-            patched.setattr(_tensor_layout, "_known", {})
+            patched.setattr(tensor_layout, "_known", {})
             fast = said(data)
-            patched.setattr(_safetensors, "_entries", lambda header: None)
-            patched.setattr(_tensor_layout, "_known", {})
+            patched.setattr(safetensors, "_entries", lambda header: None)
+            patched.setattr(tensor_layout, "_known", {})
             assert fast == said(data), data
         num_read += fast.startswith("[")
     assert 300 < num_read < 2_700, "some are sound and some aren't"
@@ -236,9 +236,9 @@ def test_what_is_read_fast_is_read_by_the_parser_of_json_alone(
 def test_a_layout_is_kept_of_small_tables_only() -> None:
     tensor = TensorView("U8", (1,), memoryview(b"x"))
     for names in (["n" * 5_000], [str(number) for number in range(65)]):
-        before = _tensor_layout.kept_layout.cache_info()
-        _safetensors.write([(name, tensor) for name in names])
-        assert _tensor_layout.kept_layout.cache_info() == before
+        before = tensor_layout.kept_layout.cache_info()
+        safetensors.write([(name, tensor) for name in names])
+        assert tensor_layout.kept_layout.cache_info() == before
 
 
 def test_a_name_given_twice_is_listed_twice() -> None:
@@ -250,7 +250,7 @@ def test_a_name_given_twice_is_listed_twice() -> None:
 
 def test_half_a_surrogate_pair_is_no_name() -> None:
     with pytest.raises(TrxpError, match="surrogate"):
-        _safetensors.write([("\ud800", TensorView("U8", (0,), memoryview(b"")))])
+        safetensors.write([("\ud800", TensorView("U8", (0,), memoryview(b"")))])
 
 
 def test_sizes_of_too_many_dimensions_are_not_multiplied() -> None:
@@ -259,5 +259,5 @@ def test_sizes_of_too_many_dimensions_are_not_multiplied() -> None:
     data = file(b'{"a":{"dtype":"U8","shape":[' + sizes + b'],"data_offsets":[0,1]}}', b"a")
     begun = time.process_time()
     with pytest.raises(TrxpError, match="200000 dimensions"):
-        _safetensors.read(memoryview(data), max_header_bytes=len(data))
+        safetensors.read(memoryview(data), max_header_bytes=len(data))
     assert time.process_time() - begun < 10

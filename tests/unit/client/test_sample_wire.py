@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer import _sample_wire as wire
+from experience_buffer._messages import sample_bytes as wire
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 

@@ -22,14 +22,13 @@ from experience_buffer import (
     RetryOptions,
     TlsOptions,
     Tombstone,
-    _channel,
-    _convert,
-    _names,
     consumer_options,
     options,
     outcomes,
     values,
 )
+from experience_buffer._messages import convert, names
+from experience_buffer._transport import channel
 from experience_buffer.v1 import config_pb2, types_pb2
 
 PUBLIC = """
@@ -131,7 +130,7 @@ def test_clients_travel_without_their_channels(cls: Any) -> None:
     ],
 )
 def test_addresses(address: str, target: str) -> None:
-    assert _channel.parse_address(address) == target
+    assert channel.parse_address(address) == target
 
 
 @pytest.mark.parametrize(
@@ -188,12 +187,12 @@ def _ignore_failure(client: Client) -> None:
 
 
 def test_channel_has_no_second_retry_mechanism_and_raised_limits() -> None:
-    arguments = dict(_channel.arguments(ClientOptions(max_message_bytes=70_000), None))
+    arguments = dict(channel.arguments(ClientOptions(max_message_bytes=70_000), None))
     assert arguments["grpc.enable_retries"] == 0
     assert arguments["grpc.max_send_message_length"] == 70_000
     assert arguments["grpc.max_receive_message_length"] == 70_000
     assert arguments["grpc.keepalive_time_ms"] == 60_000
-    off = dict(_channel.arguments(ClientOptions(keepalive_seconds=0), None))
+    off = dict(channel.arguments(ClientOptions(keepalive_seconds=0), None))
     assert "grpc.keepalive_time_ms" not in off
 
 
@@ -237,11 +236,11 @@ def test_impossible_options_are_refused(make: Any) -> None:
 )
 def test_texts_are_the_enums_values(literal: Any, enum: Any, prefix: str) -> None:
     texts = [text for text in typing.get_args(literal) if text]
-    assert texts == list(_names.Names(enum, prefix).by_name)
+    assert texts == list(names.Names(enum, prefix).by_name)
 
 
 def test_tombstone_keeps_the_identity_apart() -> None:
-    message = _convert.tombstone_to_message(Tombstone(EID("0/eval", 7, 3, 5, "s"), "timed out"))
+    message = convert.tombstone_to_message(Tombstone(EID("0/eval", 7, 3, 5, "s"), "timed out"))
     assert message.id == types_pb2.ExperienceId(batch="0/eval", task="7", run=3, step=5, suffix="s")
     assert message.reason == "timed out"
 

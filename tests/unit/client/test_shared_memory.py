@@ -16,14 +16,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer import Experience, _sample_wire, _shared_memory, _wire, trxp
-from experience_buffer._batch_data import LazyPayloads
-from experience_buffer._push_memory import PushMemory
-from experience_buffer._queue import Request
-from experience_buffer._sample_memory import SampleMemory
-from experience_buffer._sampling import FrameAssembler
-from experience_buffer._shared_memory import MIN_BYTES, attach, machine, part
-from experience_buffer._wire import Payload
+from experience_buffer import Experience, trxp
+from experience_buffer._messages import push_bytes, sample_bytes, shared_memory
+from experience_buffer._messages.batch_data import LazyPayloads
+from experience_buffer._messages.push_bytes import Payload
+from experience_buffer._messages.shared_memory import MIN_BYTES, attach, machine, part
+from experience_buffer._transport.push_memory import PushMemory
+from experience_buffer._transport.push_queue import Request
+from experience_buffer._transport.sample_memory import SampleMemory
+from experience_buffer._transport.sample_plan import FrameAssembler
 from experience_buffer.errors import InternalServerError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1.types_pb2 import MemorySpan, SampledExperience, SharedMemory
@@ -31,7 +32,7 @@ from tests.unit.client.stream_plans import PLAN
 
 NAME = "experience-buffer-" + "0123456789abcdef" * 2
 NUM_BYTES = 1 << 20
-FIELDS = _wire.push_fields(buffer="math", group_size=7)
+FIELDS = push_bytes.push_fields(buffer="math", group_size=7)
 
 
 class Made:
@@ -66,7 +67,7 @@ def test_a_machine_is_its_boot_and_its_processes() -> None:
 def test_who_can_t_say_where_it_is_shares_nothing(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    monkeypatch.setattr(_shared_memory, missing, "/nowhere")
+    monkeypatch.setattr(shared_memory, missing, "/nowhere")
     assert machine() == ""
     assert PushMemory(FIELDS, is_wanted=True).opening() == []
 
@@ -314,7 +315,7 @@ def test_who_may_not_have_the_memory_goes_without(
     def refuse(*_: object, **__: object) -> memoryview:
         raise problem
 
-    monkeypatch.setattr(_shared_memory, "attach", refuse)
+    monkeypatch.setattr(shared_memory, "attach", refuse)
     memory, each = PushMemory(FIELDS, is_wanted=True), request(1, 700_001)
     memory.offered(made.offer)
     assert sent(memory, each) == each.message()
@@ -324,9 +325,9 @@ def test_who_may_not_have_the_memory_goes_without(
 # --- samples
 
 
-def put(made: Made, offset: int, frame: pb.SampleFrame, large: _sample_wire.Pieces) -> MemorySpan:
+def put(made: Made, offset: int, frame: pb.SampleFrame, large: sample_bytes.Pieces) -> MemorySpan:
     """Write a response into the memory."""
-    data = _sample_wire.frame_response(frame, large)
+    data = sample_bytes.frame_response(frame, large)
     made.memory[offset : offset + len(data)] = data
     return MemorySpan(offset=offset, num_bytes=len(data))
 
@@ -340,7 +341,7 @@ def test_parts_of_a_packed_batch_are_released_once_it_is_joined(made: Made) -> N
     for number, part_bytes in enumerate(parts):
         assert fields is None
         frame = pb.SampleFrame(last=number == 2, num_units=3)
-        large = _sample_wire.packed_pieces(pb.SampleFrame, [part_bytes])
+        large = sample_bytes.packed_pieces(pb.SampleFrame, [part_bytes])
         spans.append(put(made, 4096 + 200_000 * number, frame, large))
         received, released = memory.read(spans[-1])
         assert released == []
@@ -365,7 +366,7 @@ def test_payloads_of_a_response_are_copied_one_by_one(made: Made, num_bytes: int
     ]
     rest = SampledExperience(uid="u", group="g").SerializeToString()
     large = [
-        piece for payload in payloads for piece in _sample_wire.experience_pieces(rest, [payload])
+        piece for payload in payloads for piece in sample_bytes.experience_pieces(rest, [payload])
     ]
     span = put(made, 0, pb.SampleFrame(last=True, num_units=3), large)
     received, [released] = memory.read(span)

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from experience_buffer import _safetensors, _tensor_layout
-from experience_buffer._safetensors import TensorView
+from experience_buffer._codec import safetensors, tensor_layout
+from experience_buffer._codec.safetensors import TensorView
 from experience_buffer.errors import TrxpError
 
 LIMIT = 1 << 20
@@ -16,11 +16,11 @@ LIMIT = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tensor_layout, "_known", {})
+    monkeypatch.setattr(tensor_layout, "_known", {})
 
 
 def view(dtype: str, *shape: int) -> TensorView:
-    size = _tensor_layout.ITEM_BYTES[dtype]
+    size = tensor_layout.ITEM_BYTES[dtype]
     for length in shape:
         size *= length
     return TensorView(dtype, shape, memoryview(random.Random(size).randbytes(size)))
@@ -33,13 +33,13 @@ def table(length: int) -> bytes:
         "0:action_mask": view("BOOL", length),
         "0:empty": view("F32", 0),
     }
-    return b"".join(_safetensors.write(tensors.items()))
+    return b"".join(safetensors.write(tensors.items()))
 
 
 def found(data: bytes) -> str:
     """What reading says, in words."""
     try:
-        rows = _safetensors.read(memoryview(data), max_header_bytes=LIMIT)
+        rows = safetensors.read(memoryview(data), max_header_bytes=LIMIT)
     except TrxpError as error:
         return str(error)
     return repr([(name, view.dtype, view.shape, bytes(view.data)) for name, view in rows])
@@ -47,11 +47,11 @@ def found(data: bytes) -> str:
 
 def unknown(data: bytes) -> str:
     """The same for a reader that has seen nothing before."""
-    known = dict(_tensor_layout._known)
-    _tensor_layout._known.clear()
+    known = dict(tensor_layout._known)
+    tensor_layout._known.clear()
     said = found(data)
-    _tensor_layout._known.clear()
-    _tensor_layout._known.update(known)
+    tensor_layout._known.clear()
+    tensor_layout._known.update(known)
     return said
 
 
@@ -61,7 +61,7 @@ def test_other_lengths_of_a_layout_are_read_without_a_look_at_each_entry(
     first, second = table(5), table(1234)
     expected = found(first), unknown(second)
     with monkeypatch.context() as patched:
-        patched.delattr(_safetensors, "_entries")
+        patched.delattr(safetensors, "_entries")
         assert (found(first), found(second)) == expected
 
 
@@ -108,19 +108,19 @@ def test_a_table_in_another_order_is_not_kept() -> None:
     header = json.dumps({"0:b": entry, "0:a": after}, separators=(",", ":")).encode()
     data = len(header).to_bytes(8, "little") + header + bytes(12)
     assert "0:b" in found(data)
-    assert not _tensor_layout._known
+    assert not tensor_layout._known
 
 
 def test_what_is_kept_is_bounded() -> None:
-    for number in range(3 * _tensor_layout._MAX_KNOWN):
+    for number in range(3 * tensor_layout._MAX_KNOWN):
         name = "x" * (number + 1)
-        data = b"".join(_safetensors.write([(name, view("F32", 3))]))
+        data = b"".join(safetensors.write([(name, view("F32", 3))]))
         assert found(data) == unknown(data)
-        assert len(_tensor_layout._known) <= _tensor_layout._MAX_KNOWN
+        assert len(tensor_layout._known) <= tensor_layout._MAX_KNOWN
     for number in range(30):
-        data = b"".join(_safetensors.write([(f"{number}:x", view("F32", 3))]))
+        data = b"".join(safetensors.write([(f"{number}:x", view("F32", 3))]))
         assert found(data) == unknown(data)
-    assert all(len(alike) <= _tensor_layout._MAX_ALIKE for alike in _tensor_layout._known.values())
-    long = "y" * (_tensor_layout._MAX_CHARS + 1)
-    found(b"".join(_safetensors.write([(long, view("F32", 3))])))
-    assert not any(b"yyyy" in key for key in _tensor_layout._known)
+    assert all(len(alike) <= tensor_layout._MAX_ALIKE for alike in tensor_layout._known.values())
+    long = "y" * (tensor_layout._MAX_CHARS + 1)
+    found(b"".join(safetensors.write([(long, view("F32", 3))])))
+    assert not any(b"yyyy" in key for key in tensor_layout._known)

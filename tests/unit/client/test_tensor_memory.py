@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from experience_buffer import EID, Experience, _push, trxp
-from experience_buffer._push_memory import PushMemory
+from experience_buffer import EID, Experience, trxp
+from experience_buffer._messages import push_split
+from experience_buffer._transport.push_memory import PushMemory
 from experience_buffer.options import ClientOptions
 
 
@@ -20,7 +21,7 @@ def made(tokens: Tensor) -> Experience:
 def test_what_a_writer_was_given_can_be_changed_afterwards() -> None:
     given = made(torch.arange(7))
     before = trxp.encode([given])
-    [(start, end, pieces)] = _push.encode_pieces([given], ClientOptions())
+    [(start, end, pieces)] = push_split.encode_pieces([given], ClientOptions())
     payload = PushMemory(b"", is_wanted=False).place(pieces, pending_bytes=0)
     given.tokens += 1
     given.info["x"] = 1
@@ -30,7 +31,7 @@ def test_what_a_writer_was_given_can_be_changed_afterwards() -> None:
 def test_pieces_outlive_what_they_are_views_of() -> None:
     tokens = torch.arange(300_000)
     expected = trxp.encode([made(tokens)])
-    pieces = _push.encode([made(tokens.clone())])
+    pieces = push_split.encode([made(tokens.clone())])
     gc.collect()
     others = [torch.full((300_000,), number) for number in range(5)]
     assert b"".join(pieces) == expected

@@ -17,8 +17,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experience_buffer import _safetensors, trxp
-from experience_buffer._frame import join_frame
+from experience_buffer import trxp
+from experience_buffer._codec import safetensors
+from experience_buffer._codec.frame import join_frame
 from experience_buffer._torch import tensor_view
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
@@ -119,7 +120,7 @@ def test_what_is_wrong_with_one_experience_spares_its_neighbours(name: str) -> N
     assert pickle.loads(pickle.dumps(error)).item == 0
 
     metadata = pickle.loads(payload[21 : 21 + int.from_bytes(payload[5:13], "little")])
-    table = _safetensors.read(
+    table = safetensors.read(
         memoryview(payload)[21 + int.from_bytes(payload[5:13], "little") :], max_header_bytes=9999
     )
     tensors = {f"1{tensor[1:]}": view for tensor, view in table}

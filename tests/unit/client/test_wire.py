@@ -10,8 +10,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from experience_buffer import EID, Experience, Tombstone, _push, _wire, trxp
-from experience_buffer._queue import Request
+from experience_buffer import EID, Experience, Tombstone, trxp
+from experience_buffer._messages import push_bytes, push_split
+from experience_buffer._transport.push_queue import Request
 from experience_buffer.options import ClientOptions
 from experience_buffer.v1 import service_pb2 as pb
 
@@ -41,16 +42,16 @@ def test_protobuf_reads_what_was_meant(
         tombstone = expected.tombstones.add(reason=reason)
         tombstone.id.batch, tombstone.id.task, tombstone.id.run = "b", "1", 2
         tombstone.id.step, tombstone.id.suffix = 3, "f"
-    fields = _wire.push_fields(
+    fields = push_bytes.push_fields(
         buffer=buffer,
         group_size=group_size,
         tombstones=[Tombstone(eid, reason) for reason in reasons],
     )
     views = [[memoryview(piece) for piece in pieces] for pieces in payloads]
-    written = _wire.push_request(fields, views)
+    written = push_bytes.push_request(fields, views)
     assert pb.PushRequest.FromString(written) == expected
     streamed = pb.PushStreamRequest.FromString(
-        _wire.push_stream_request(sequence, fields, payloads)
+        push_bytes.push_stream_request(sequence, fields, payloads)
     )
     assert streamed == pb.PushStreamRequest(sequence=sequence, push=expected)
 
@@ -77,7 +78,7 @@ def test_a_split_push_is_what_was_given_in_order() -> None:
     pushed = [rollout(run) for run in range(7)]
     tombstones = [Tombstone(EID(1, 2, run), "gone") for run in range(7, 11)]
     options = ClientOptions(max_push_items=3)
-    chunks = list(_push.split(pushed, tombstones, options, buffer="math", group_size=11))
+    chunks = list(push_split.split(pushed, tombstones, options, buffer="math", group_size=11))
     requests = [pb.PushRequest.FromString(chunk.body.request()) for chunk in chunks]
     assert {(one.buffer, one.group_size) for one in requests} == {("math", 11)}
     cuts = list(accumulate((3, 3, 1, 3, 1), initial=0))
@@ -98,7 +99,7 @@ def test_a_split_push_is_what_was_given_in_order() -> None:
 def test_a_raw_payload_is_sent_as_it_is_with_all_tombstones() -> None:
     raws: list[Any] = [b"raw", bytearray(b"raw"), memoryview(b"r.a.w")[::2]]
     for raw in raws:
-        [chunk] = _push.split(
+        [chunk] = push_split.split(
             raw,
             [Tombstone(EID(), "gone")] * 3,
             ClientOptions(max_push_items=2),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer._queue import PushQueue, Request
+from experience_buffer._transport.push_queue import PushQueue, Request
 from experience_buffer.errors import InternalServerError, InvalidRequestError, PushRefusedError
 from experience_buffer.options import WriterOptions
 from experience_buffer.v1 import service_pb2, types_pb2

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.consumers import Consumer
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.priorities import PriorityUpdate
-from experience_buffer_server.sharing import RankOf
+from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store import LmdbStore
 from tests.unit.server import buffer_view
 from tests.unit.server.builders import World, eid, experience, want

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.consumers import Consumer
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.state.consumers import Consumer
 from tests.unit.server.model_limiter import counted, difference
 from tests.unit.server.timeline_model import Model
 

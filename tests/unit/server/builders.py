@@ -13,17 +13,17 @@ import torch
 
 from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import ComputeSection, ServerSection
-from experience_buffer_server.consumers import Want
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.payload_reader import PayloadReader
-from experience_buffer_server.restore import restore
-from experience_buffer_server.sample_stream import SampleSession
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.restore import restore
+from experience_buffer_server.buffer.state.consumers import Want
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.sample_stream import SampleSession
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.server import ComputeSection, ServerSection
 from experience_buffer_server.store import BufferRow, LmdbStore
 
 DATA = Path(__file__).parents[2] / "data" / "trxp"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, cast
 
-from experience_buffer_server.store.base import WriteBatch
+from experience_buffer_server.store.interface import WriteBatch
 
 
 class MortalStore:

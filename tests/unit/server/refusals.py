@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from experience_buffer_server.store import LmdbStore, StoreFullError
-from experience_buffer_server.store.base import WriteBatch
+from experience_buffer_server.store.interface import WriteBatch
 
 
 class Refusals:

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from experience_buffer_server.access import access_file
 from experience_buffer_server.access.grants import Grants, digest_of, parse
-from experience_buffer_server.access_settings import GrantSettings
-from experience_buffer_server.cli import app
-from experience_buffer_server.config import ConfigurationError
+from experience_buffer_server.commands.cli import app
+from experience_buffer_server.settings.access import GrantSettings
+from experience_buffer_server.settings.server import ConfigurationError
 
 NOON = 1_800_000_000.0
 DIGEST = digest_of("one").hex()

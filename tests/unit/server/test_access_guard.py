@@ -22,9 +22,9 @@ from experience_buffer_server.access.exposure import check_exposure, target
 from experience_buffer_server.access.grants import Grants, digest_of
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.access.reload import Followed
-from experience_buffer_server.access_settings import GrantSettings
-from experience_buffer_server.callers import LOCAL_NAME, address_of, caller_of
-from experience_buffer_server.config import ConfigurationError, Settings
+from experience_buffer_server.runtime.callers import LOCAL_NAME, address_of, caller_of
+from experience_buffer_server.settings.access import GrantSettings
+from experience_buffer_server.settings.server import ConfigurationError, Settings
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"]
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "access.md").read_text(encoding="utf-8")

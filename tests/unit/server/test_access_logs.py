@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from experience_buffer_server.logs import TextFormatter
+from experience_buffer_server.runtime.logs import TextFormatter
 
 
 def test_a_text_of_a_caller_makes_no_line_of_its_own() -> None:

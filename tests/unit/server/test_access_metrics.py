@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from experience_buffer_server import metrics_http
 from experience_buffer_server.access.audit import Audit
 from experience_buffer_server.access.guard import Guard
-from experience_buffer_server.config import ConfigurationError
-from experience_buffer_server.metrics_http import MetricsServer
+from experience_buffer_server.rpc import metrics_endpoint
+from experience_buffer_server.rpc.metrics_endpoint import MetricsServer
+from experience_buffer_server.settings.server import ConfigurationError
 
 
 def serve(registry: CollectorRegistry, port: int = 0) -> MetricsServer:
@@ -66,7 +66,7 @@ def test_a_version_that_is_none_is_the_scraper_s_fault(
 
 
 def test_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http, "_LOOK_SECONDS", 600.0)
+    monkeypatch.setattr(metrics_endpoint, "_LOOK_SECONDS", 600.0)
     serve(CollectorRegistry()).close()
 
 
@@ -74,7 +74,7 @@ def test_a_connection_ends_when_its_time_is_over(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it says something now and then, which would renew a mere timeout."""
-    monkeypatch.setattr(metrics_http, "_MAX_SECONDS", 0.2)
+    monkeypatch.setattr(metrics_endpoint, "_MAX_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", server.port)) as slow:
         slow.settimeout(20)
         slow.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
@@ -88,7 +88,7 @@ def test_the_oldest_connection_makes_room(server: MetricsServer) -> None:
         for connection in silent:
             connection.settimeout(20)
         assert "apples" in read(server)[0]
-        assert threading.active_count() - before <= 2 * metrics_http._MAX_CONNECTIONS
+        assert threading.active_count() - before <= 2 * metrics_endpoint._MAX_CONNECTIONS
         assert silent[0].recv(100) == b""
         assert "apples" in read(server)[0]
     finally:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from experience_buffer_server.access.tls import Certificates
-from experience_buffer_server.access_settings import TlsSection
-from experience_buffer_server.config import ConfigurationError
+from experience_buffer_server.settings.access import TlsSection
+from experience_buffer_server.settings.server import ConfigurationError
 from tests.integration.credentials import Authority
 
 

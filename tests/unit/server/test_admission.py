@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from experience_buffer import trxp
-from experience_buffer_server.admission import Candidate, Reason, Refusal, admit, check_uid, entomb
-from experience_buffer_server.store.base import OTHER_DIGEST
+from experience_buffer_server.buffer.intake.admission import admit, entomb
+from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal, check_uid
+from experience_buffer_server.store.interface import OTHER_DIGEST
 from tests.unit.server import odd_payloads
 from tests.unit.server.builders import DATA, eid, experience, settings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.ahead import Ahead, Leased
+from experience_buffer_server.rpc.batches_ahead import Ahead, Leased
 
 
 class Desk:

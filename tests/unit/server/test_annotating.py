@@ -12,12 +12,12 @@ import torch
 
 from experience_buffer import errors, trxp
 from experience_buffer.trxp import TensorView
-from experience_buffer_server.admission import Reason
-from experience_buffer_server.annotation import AnnotateReason, Annotation
-from experience_buffer_server.assembly import read_payload
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push, PushStatus
-from experience_buffer_server.store.base import DamagedRecordError
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
+from experience_buffer_server.buffer.intake.push import Push, PushStatus
+from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.rpc.batch_assembly import read_payload
+from experience_buffer_server.store.interface import DamagedRecordError
 from tests.unit.server.builders import NUM_RESPONSE, World, experience, uid, want
 
 GAE: dict[str, Any] = {

@@ -15,12 +15,12 @@ from experience_buffer_server.access.audit import Audit
 from experience_buffer_server.access.calls import GuardedCall
 from experience_buffer_server.access.grants import Grants
 from experience_buffer_server.access.guard import Guard
-from experience_buffer_server.config import ServerSection
-from experience_buffer_server.interceptors import boundary
-from experience_buffer_server.interceptors.boundary import _Call
-from experience_buffer_server.interceptors.crowd import Crowd
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.quotas import Quotas
+from experience_buffer_server.rpc import boundary
+from experience_buffer_server.rpc.boundary import _Call
+from experience_buffer_server.rpc.call_places import Crowd
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.quotas import Quotas
+from experience_buffer_server.settings.server import ServerSection
 from experience_buffer_server.store import DamagedRecordError, StoreFailedError, StoreFullError
 
 GUARD = Guard(

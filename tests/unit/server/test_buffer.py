@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.store.base import AdvantageRow
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import AdvantageRow
 from tests.unit.server.builders import World, experience, payload, push, settings, uid, want
 
 BOTH = [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}]

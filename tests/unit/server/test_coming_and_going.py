@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.config import Settings
-from experience_buffer_server.push_line import Patience
-from experience_buffer_server.registry import Registry
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.buffer.intake.push_queue import Patience
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, push, settings, uid
 from tests.unit.server.refusals import Refusals
@@ -174,7 +174,7 @@ async def test_nothing_is_annotated_in_a_buffer_that_is_being_deleted(
     world: World, registry: Registry, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What were stored then would stay for ever."""
-    monkeypatch.setattr("experience_buffer_server.annotating._PART_BYTES", 1)
+    monkeypatch.setattr("experience_buffer_server.buffer.intake.annotate._PART_BYTES", 1)
     buffer = await registry.create("math", settings(group_by="none"))
     await buffer.ingest.push(push((0, 0), (0, 1)))
     refusals.held = asyncio.Event()

@@ -16,14 +16,15 @@ import xxhash
 from hypothesis import strategies as st
 
 from experience_buffer import EID, Experience, trxp
-from experience_buffer._frame import head_of
+from experience_buffer._codec.frame import head_of
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
-from experience_buffer_server.admission import Candidate, admit
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.compiled import workspace as ws
-from experience_buffer_server.compiled.candidates import CompiledReader
-from experience_buffer_server.compiled.workspace import KEYS, MAX_ITEMS
-from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES, Scattered
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.buffer.intake.compiled import workspace as ws
+from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
+from experience_buffer_server.buffer.intake.compiled.workspace import KEYS, MAX_ITEMS
+from experience_buffer_server.buffer.state.candidate import Candidate
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Scattered
 from tests.fuzz.bombs import BOMBS, frame, many, meta, one, table, top
 
 DATA = Path(__file__).parents[2] / "data" / "trxp"

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.channel import Child, ChildGoneError
-from experience_buffer_server.compute_worker import compute_launch
-from experience_buffer_server.config import ComputeSection
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.compute.worker import compute_launch
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime.child_process import Child, ChildGoneError
+from experience_buffer_server.settings.server import ComputeSection
 from tests.unit.server.builders import NUM_RESPONSE, World, experience, payload, push, uid
 
 RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
@@ -140,7 +140,9 @@ async def test_only_the_request_under_way_is_blamed_for_the_end(
     world: World, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store")
-    child = await Child.start("experience_buffer_server.compute_worker", store, "cpu", "1", "{}")
+    child = await Child.start(
+        "experience_buffer_server.buffer.compute.worker", store, "cpu", "1", "{}"
+    )
     os.kill(child.pid, signal.SIGSTOP)
     requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]
     await asyncio.sleep(0)
@@ -156,7 +158,7 @@ async def test_only_the_request_under_way_is_blamed_for_the_end(
 
 async def test_the_request_that_takes_too_long_is_blamed(world: World, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    module = "experience_buffer_server.compute_worker"
+    module = "experience_buffer_server.buffer.compute.worker"
     child = await Child.start(module, store, "cpu", "1", "{}", limit_seconds=0.2)
     os.kill(child.pid, signal.SIGSTOP)
     requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.assembly import read_payload
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.compute_worker import batch_id
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.compute.worker import batch_id
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.rpc.batch_assembly import read_payload
 from tests.unit.server.builders import NUM_RESPONSE, World, experience, uid, want
 from tests.unit.server.test_annotating import settle
 

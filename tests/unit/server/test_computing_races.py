@@ -13,11 +13,11 @@ import torch
 
 from experience_buffer import trxp
 from experience_buffer.trxp import TensorView
-from experience_buffer_server.annotation import AnnotateReason, Annotation
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.settings_checks import checked_settings
-from experience_buffer_server.store.base import StoreFullError, WriteBatch
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.unit.server.builders import NUM_RESPONSE, World, experience, push, uid, want
 from tests.unit.server.test_annotating import advantages, annotate, pushed, settle
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.config import ConfigurationError, load_settings
+from experience_buffer_server.settings.server import ConfigurationError, load_settings
 
 TOML = """
 [server]

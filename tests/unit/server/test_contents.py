@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.arrivals import Arrivals
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry, Group, GroupTable
-from experience_buffer_server.store.base import GroupRow, Record, cut_of
+from experience_buffer_server.buffer.state.contents import Arrivals, Contents
+from experience_buffer_server.buffer.state.group_table import Entry, Group, GroupTable
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import GroupRow, Record, cut_of
 
 SETTINGS = BufferSettings(group_size=3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from experience_buffer_server.credits import Credits
+from experience_buffer_server.rpc.flow_control import Credits
 
 
 async def test_batches_count_until_they_are_sent() -> None:

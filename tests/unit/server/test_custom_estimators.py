@@ -14,20 +14,21 @@ from typing import Any
 import pytest
 
 from experience_buffer.errors import InvalidRequestError
-from experience_buffer_server import registry
-from experience_buffer_server.advantages import custom, custom_functions
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.compute import Computer
-from experience_buffer_server.config import (
+from experience_buffer_server.advantages.estimators import custom_functions
+from experience_buffer_server.advantages.plan import custom
+from experience_buffer_server.buffer import registry
+from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.estimators import EstimatorSettings
+from experience_buffer_server.settings.server import (
     ComputeSection,
     ConfigurationError,
     Settings,
     load_settings,
 )
-from experience_buffer_server.estimators import EstimatorSettings
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.settings_checks import checked_settings
 from tests.unit.server.builders import World, push
 
 TOML = """

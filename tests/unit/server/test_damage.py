@@ -9,16 +9,16 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.annotation import AnnotateReason, Annotation
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.damage import Unreadable
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.responses import Hold
-from experience_buffer_server.sample_call import sample
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.damage import Unreadable
+from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.sample_call import sample
+from experience_buffer_server.runtime.response_bytes import Hold
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.tally import Tally
-from experience_buffer_server.store.base import Record
+from experience_buffer_server.store.interface import Record
 from tests.unit.server.builders import World, push, sampling, uid, want
 from tests.unit.server.test_delivery_bounds import serving
 

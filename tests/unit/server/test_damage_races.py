@@ -9,13 +9,13 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.assembly import read_payload, sampled
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import ConfigurationError, Settings
-from experience_buffer_server.damage import LEFT, Unreadable
-from experience_buffer_server.registry import Registry
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.rpc.batch_assembly import read_payload, sampled
 from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.settings.server import ConfigurationError, Settings
 from tests.unit.server.builders import World, push, sampling, settings, uid, want
 from tests.unit.server.refusals import Refusals
 from tests.unit.server.test_annotating import RLOO, annotate, pushed, settle
@@ -171,7 +171,7 @@ async def test_a_packed_stream_keeps_to_the_smallest_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many frames it takes: a packed batch is read before anything of it is sent."""
-    monkeypatch.setattr("experience_buffer_server.sample_frames.FRAME_BYTES", 200)
+    monkeypatch.setattr("experience_buffer_server.rpc.sample_frames.FRAME_BYTES", 200)
     backend = await serving(world)
     buffer = backend.buffer("b")
     await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from experience_buffer.errors import LeaseNotFoundError
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import Settings
-from experience_buffer_server.groups import Entry, Group
-from experience_buffer_server.memory import sweep
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.store.base import ProgressRow
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.state.group_table import Entry, Group
+from experience_buffer_server.runtime.memory import sweep
+from experience_buffer_server.settings.server import Settings
+from experience_buffer_server.store.interface import ProgressRow
 from tests.unit.server.builders import World, push, settings, want
 from tests.unit.server.test_annotating import settle
 

@@ -8,13 +8,13 @@ from collections.abc import Awaitable
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server import deletion
-from experience_buffer_server.config import Settings
-from experience_buffer_server.registry import Registry
+from experience_buffer_server.buffer import deletion
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store import StoreFullError
-from experience_buffer_server.store.base import WriteBatch
-from experience_buffer_server.store.check import check
-from experience_buffer_server.store.inventory import checked_inventory, problem_of
+from experience_buffer_server.store.interface import WriteBatch
+from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inventory, problem_of
+from experience_buffer_server.store.lmdb.verify.check import check
 from tests.unit.server.builders import World, push, settings
 from tests.unit.server.refusals import Refusals
 from tests.unit.server.test_coming_and_going import restarted

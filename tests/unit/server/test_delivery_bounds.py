@@ -13,19 +13,18 @@ import torch
 
 from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.assembly import Sampled, packed, sampled
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import Settings
-from experience_buffer_server.damage import Unreadable
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.registry import Registry
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.damage import Unreadable
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.rpc.batch_assembly import Sampled, packed, sampled
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.service import Service
-from experience_buffer_server.sharing import RankOf
-from experience_buffer_server.snapshot_settings import SnapshotsSection
-from experience_buffer_server.snapshots import Snapshots
+from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from tests.unit.server.builders import World, experience, push, sampling, settings, uid, want
 
 

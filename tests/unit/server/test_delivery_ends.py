@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
 from experience_buffer_server.sampling.leases import Lease
 from tests.unit.server.buffer_port import payload
 from tests.unit.server.builders import World, uid, want

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.sampling.leases import Lease
 from tests.unit.server.builders import World, push, want
 

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 )
 
 from experience_buffer import errors
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.buffer_settings import BufferSettings
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.settings.buffer import BufferSettings
 from tests.unit.server.builders import World, eid, push, uid, want
 from tests.unit.server.delivery_model import SIZE, Model
 

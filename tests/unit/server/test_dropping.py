@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, experience, push, uid
 from tests.unit.server.test_annotating import settle

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.config import Settings
-from experience_buffer_server.registry import Registry
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.timeline import Timeline
+from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, push, settings, uid, want
 from tests.unit.server.refusals import Refusals, begin

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.admission import Reason
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.state.candidate import Reason
 from experience_buffer_server.store import StoreFullError
-from experience_buffer_server.store.base import WriteBatch
+from experience_buffer_server.store.interface import WriteBatch
 from tests.unit.server.builders import World, push, uid
 from tests.unit.server.refusals import Refusals
 from tests.unit.server.test_annotating import pushed, settle

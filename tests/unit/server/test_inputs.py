@@ -10,10 +10,7 @@ import torch
 
 from experience_buffer import trxp
 from experience_buffer_server import advantages
-from experience_buffer_server.admission import Candidate, Reason, Refusal, admit
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.compute_worker import experience_input
-from experience_buffer_server.inputs import (
+from experience_buffer_server.advantages.experience_inputs import (
     Needs,
     explain_missing,
     fits_float32,
@@ -22,6 +19,10 @@ from experience_buffer_server.inputs import (
     read_inputs,
     response_tokens,
 )
+from experience_buffer_server.buffer.compute.worker import experience_input
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal
+from experience_buffer_server.settings.buffer import BufferSettings
 from tests.unit.server.builders import NUM_RESPONSE, experience, settings
 
 T = NUM_RESPONSE

@@ -10,17 +10,9 @@ import pytest
 import torch
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
-from tests.unit.server.builders import (
-    NUM_RESPONSE,
-    World,
-    eid,
-    experience,
-    push,
-    settings,
-    want,
-)
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from tests.unit.server.builders import NUM_RESPONSE, World, eid, experience, push, settings, want
 from tests.unit.server.test_annotating import settle
 
 FIVE = {"info": {"model_version": 5}}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.ingest import Outcome, Push
-from experience_buffer_server.joining import Forecast
-from experience_buffer_server.push_line import Patience
+from experience_buffer_server.buffer.intake.placement import Forecast
+from experience_buffer_server.buffer.intake.push import Outcome, Push
+from experience_buffer_server.buffer.intake.push_queue import Patience
 from tests.unit.server.builders import World, eid, push, uid
 from tests.unit.server.test_retention import Clock, clock, sample
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server import results
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.store.base import StoreFullError, WriteBatch
+from experience_buffer_server.buffer.compute import results
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.unit.server.builders import World, experience, push
 from tests.unit.server.test_annotating import settle
 from tests.unit.server.test_computing_races import RUNNING, change, in_flight

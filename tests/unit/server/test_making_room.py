@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors, trxp
-from experience_buffer_server import eviction as module
-from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.settings_checks import checked_settings
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.leaving import eviction as module
+from experience_buffer_server.buffer.settings_checks import checked_settings
 from tests.unit.server.builders import World, experience, push, uid, want
 from tests.unit.server.test_dropping import full_disk
 from tests.unit.server.test_retention import Clock, clock, dropped, sample, stored

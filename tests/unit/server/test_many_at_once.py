@@ -10,14 +10,16 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server import pacing, queries, steady_clock
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.consumers import Consumer
-from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.present import num_deliverable
-from experience_buffer_server.settings_checks import checked_settings
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake import task_pacing
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.units import num_deliverable
+from experience_buffer_server.rpc import inspection
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, experience, push, uid, want
 from tests.unit.server.test_retention import dropped
@@ -28,7 +30,7 @@ async def change(buffer: Buffer, **changes: Any) -> None:
 
 
 def reserve(buffer: Buffer, *keys: str) -> list[str]:
-    return buffer.pacing.reserve(keys, now=steady_clock.now(), ttl_seconds=100.0).granted
+    return buffer.pacing.reserve(keys, now=clock.now(), ttl_seconds=100.0).granted
 
 
 async def test_a_push_makes_room_for_itself_alone_where_a_limit_was_lowered(world: World) -> None:
@@ -44,7 +46,7 @@ async def test_a_push_makes_room_for_itself_alone_where_a_limit_was_lowered(worl
     await buffer.ingest.push(push((2, 0)))
     await buffer.drain()
     assert 88 <= len(buffer.contents) <= 90
-    buffer.tick(steady_clock.now())
+    buffer.tick(clock.now())
     await buffer.drain()
     assert buffer.contents.num_bytes <= size
     await change(buffer, on_full="refuse")
@@ -69,7 +71,7 @@ async def test_places_are_counted_once_per_call(
         counted.append(consumer)
         return num_deliverable(contents, consumer)
 
-    monkeypatch.setattr(pacing, "num_deliverable", count)
+    monkeypatch.setattr(task_pacing, "num_deliverable", count)
     assert reserve(buffer, "2/0", "2/1", "2/0", "2/2", "2/3", "2/4") == ["2/0", "2/1", "2/2"]
     assert reserve(buffer, "2/4", "2/1") == ["2/1"]
     assert len(counted) <= 4
@@ -115,8 +117,8 @@ async def test_what_was_to_be_evicted_and_stays_is_not_forgotten(
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many are removed with each commit, at least two of ten that are looked at."""
     sizes: list[int] = []
-    monkeypatch.setattr(queries, "_DELETED_AT_ONCE", 2)
-    monkeypatch.setattr(queries, "_LOOKS_AT_ONCE", 10)
+    monkeypatch.setattr(inspection, "_DELETED_AT_ONCE", 2)
+    monkeypatch.setattr(inspection, "_LOOKS_AT_ONCE", 10)
     return sizes
 
 
@@ -145,7 +147,7 @@ async def test_many_are_deleted_part_by_part_and_groups_at_once(
 
     monkeypatch.setattr(Contents, "since", looking)
     state = service_pb2.Filter(state=types_pb2.EXPERIENCE_STATE_READY)
-    response = await queries.delete(buffer, service_pb2.DeleteRequest(filter=state))
+    response = await inspection.delete(buffer, service_pb2.DeleteRequest(filter=state))
     assert (response.num_deleted, in_parts) == (27, [3] * 9)
     assert looked == [0, 10, 20, 27]
     assert len(buffer.contents) == len(buffer.contents.groups) == 0
@@ -160,7 +162,7 @@ async def test_uids_are_deleted_part_by_part_while_others_are_held(
     lease, _ = await buffer.desk.sample("trainer", want(1), asyncio.Event())
     assert lease is not None
     uids = [uid(0, run) for run in range(9)]
-    response = await queries.delete(buffer, service_pb2.DeleteRequest(uids=uids))
+    response = await inspection.delete(buffer, service_pb2.DeleteRequest(uids=uids))
     assert in_parts == [2, 2, 2, 1]
     assert (response.num_deleted, list(response.leased_uids)) == (6, uids[:1])
     assert dropped(world, buffer, "deleted") == 6
@@ -173,7 +175,9 @@ async def test_nothing_more_is_deleted_of_a_buffer_that_has_gone(
     buffer = await world.create(group_by="none")
     await buffer.ingest.push(push(*((0, run) for run in range(7))))
     tid = service_pb2.Filter(tid="2/0")
-    deleting = asyncio.ensure_future(queries.delete(buffer, service_pb2.DeleteRequest(filter=tid)))
+    deleting = asyncio.ensure_future(
+        inspection.delete(buffer, service_pb2.DeleteRequest(filter=tid))
+    )
     while len(buffer.contents) == 7:
         await asyncio.sleep(0)
     buffer.close()
@@ -185,7 +189,7 @@ async def test_deleted_tombstones_are_no_dropped_experiences(world: World) -> No
     """As when they leave in any other way."""
     buffer = await world.create(group_size=3)
     await buffer.ingest.push(push((0, 0), (0, 1), dead=[(0, 2)]))
-    response = await queries.delete(
+    response = await inspection.delete(
         buffer, service_pb2.DeleteRequest(uids=[uid(0, run) for run in range(3)])
     )
     assert (response.num_deleted, dropped(world, buffer, "deleted")) == (3, 2)

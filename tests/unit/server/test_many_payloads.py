@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.intake.push import Push
 from tests.unit.server.builders import World, eid, experience, payload, uid
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.memory import calm_collector, loading
+from experience_buffer_server.runtime.memory import calm_collector, loading
 
 _BLOCK_BYTES = 100_000
 """Larger than what Python keeps itself, smaller than what has a mapping of its own."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from experience_buffer_server.catalog import Catalog
-from experience_buffer_server.consumer_settings import ConsumerSettings
-from experience_buffer_server.consumers import Consumer
-from experience_buffer_server.contents import Contents
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.picking import Picked, Picking
+from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.units import Catalog
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.store.base import Record
+from experience_buffer_server.settings.consumer import ConsumerSettings
+from experience_buffer_server.store.interface import Record
 
 SIZES = (17, 19, 23)
 PUBLISHED = 5

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.buffer_settings import MAX_GROUP_SIZE
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.priorities import Priorities, PriorityUpdate
-from experience_buffer_server.store.base import MAX_PRIORITY
-from experience_buffer_server.tasks import Tasks
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.priorities import Priorities, PriorityUpdate
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
+from experience_buffer_server.store.interface import MAX_PRIORITY
 from tests.unit.server.builders import World, experience, push, uid, want
 
 PRIORITIZED = [{"name": "trainer", "unit": "group", "selector": {"kind": "prioritized"}}]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Outcome, Push
-from experience_buffer_server.push_line import Patience
-from experience_buffer_server.quotas import Charge
-from experience_buffer_server.settings_checks import checked_settings
-from experience_buffer_server.stats import buffer_stats
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Outcome, Push
+from experience_buffer_server.buffer.intake.push_queue import Patience
+from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.runtime.quotas import Charge
 from tests.unit.server.builders import World, experience, payload, push, want
 
 Waiting = asyncio.Task[list[Outcome]]

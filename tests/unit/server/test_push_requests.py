@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server import push_requests
-from experience_buffer_server.push_requests import PushRequest, read_push, read_push_stream
+from experience_buffer_server.rpc import push_codec
+from experience_buffer_server.rpc.push_codec import PushRequest, read_push, read_push_stream
 from tests.fuzz import mutations
 
 MAX_PAYLOADS = 31
@@ -167,7 +167,7 @@ def test_payloads_are_views_of_the_request() -> None:
 def test_very_many_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
     data = service_pb2.PushRequest(payloads=[b"a"] * 37).SerializeToString()
     assert len(read_push(data, max_payloads=MAX_PAYLOADS).payloads) == 37
-    monkeypatch.setattr(push_requests, "_MAX_FIELDS", 36)
+    monkeypatch.setattr(push_codec, "_MAX_FIELDS", 36)
     read = read_push(data, max_payloads=37)
     assert [type(payload) for payload in read.payloads] == [bytes] * 37
     with pytest.raises(DecodeError, match="37 payloads, 36 are allowed"):

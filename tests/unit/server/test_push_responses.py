@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.admission import Reason
-from experience_buffer_server.arrival import Outcome, PushStatus
-from experience_buffer_server.push_responses import Pushed, write_push, write_push_stream
+from experience_buffer_server.buffer.intake.push_reading import Outcome, PushStatus
+from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.rpc.push_codec import Pushed, write_push, write_push_stream
 
 STATUS = {
     PushStatus.STORED: types_pb2.PUSH_STATUS_STORED,

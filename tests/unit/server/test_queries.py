@@ -8,8 +8,8 @@ import pytest
 
 from experience_buffer import ExperienceNotFoundError, trxp
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server import queries, wire
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.rpc import inspection, messages
 from tests.unit.server.builders import World, experience, push, uid
 from tests.unit.server.test_annotating import settle
 
@@ -20,14 +20,14 @@ async def test_what_is_leaving_is_not_found_rather_than_damaged(world: World) ->
     await buffer.ingest.push(push((0, 0)))
     await settle(buffer)
     name = uid(0, 0)
-    assert (await queries.get(world.store, buffer, name)).payload
+    assert (await inspection.get(world.store, buffer, name)).payload
     buffer.eviction.make_room(1, 0)
     # Nothing here lets the event loop run, so the end of the removal isn't noticed.
     while world.store.payloads(buffer.id, [name])[0] is not None:
         pass
     assert buffer.contents.by_uid(name) is not None
     with pytest.raises(ExperienceNotFoundError, match="holds no experience"):
-        await queries.get(world.store, buffer, name)
+        await inspection.get(world.store, buffer, name)
 
 
 async def test_what_leaves_together_takes_time_by_its_number_alone(world: World) -> None:
@@ -36,8 +36,8 @@ async def test_what_leaves_together_takes_time_by_its_number_alone(world: World)
     for first in range(0, 5000, 1000):
         members = [experience(first + task, 0) for task in range(1000)]
         await buffer.ingest.push(Push(payloads=[trxp.encode(members)]))
-    state = wire.state_of(buffer, next(iter(buffer.contents)))
+    state = messages.state_of(buffer, next(iter(buffer.contents)))
     wanted = service_pb2.DeleteRequest(filter=service_pb2.Filter(state=state))
     started = time.thread_time()
-    assert (await queries.delete(buffer, wanted)).num_deleted == 5000
+    assert (await inspection.delete(buffer, wanted)).num_deleted == 5000
     assert time.thread_time() - started < 0.25, "5000 groups, and 5000 to look at for each"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer_settings import MEBI
-from experience_buffer_server.config import ServerSection
-from experience_buffer_server.quotas import Charge, Quotas
+from experience_buffer_server.runtime.quotas import Charge, Quotas
+from experience_buffer_server.settings.buffer import MEBI
+from experience_buffer_server.settings.server import ServerSection
 
 
 class Counted:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.admission import Reason
-from experience_buffer_server.ingest import Push, PushStatus
+from experience_buffer_server.buffer.intake.push import Push, PushStatus
+from experience_buffer_server.buffer.state.candidate import Reason
 from tests.unit.server.builders import World, eid, experience, push, want
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server import steady_clock
-from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, push, settings, uid, want
 from tests.unit.server.refusals import Refusals, begin
@@ -38,7 +38,7 @@ async def refused(refusals: Refusals, work: Any) -> None:
 
 async def catch_up(buffer: Buffer) -> None:
     """Let time pass in which what was refused is stored after all."""
-    buffer.tick(steady_clock.now() + 2.0)
+    buffer.tick(clock.now() + 2.0)
     await buffer.drain()
 
 

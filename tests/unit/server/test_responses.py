@@ -10,9 +10,9 @@ from contextlib import suppress
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer_settings import MEBI
-from experience_buffer_server.config import ServerSection
-from experience_buffer_server.responses import Hold, Responses
+from experience_buffer_server.runtime.response_bytes import Hold, Responses
+from experience_buffer_server.settings.buffer import MEBI
+from experience_buffer_server.settings.server import ServerSection
 
 
 class Counted:

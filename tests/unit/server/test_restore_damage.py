@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.store.format import Table, numbered_key, payload_key
+from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from tests.damaging import flip, flip_key
 from tests.unit.server.builders import World, push, uid, want
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.store.base import ConsumerRow, LeaseRow, ProgressRow, WriteBatch
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.store.interface import ConsumerRow, LeaseRow, ProgressRow, WriteBatch
 from tests.unit.server.builders import World, push, settings, uid
 from tests.unit.server.test_annotating import settle
 from tests.unit.server.test_computing import RUNNING, rewarded

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server import retention as module
-from experience_buffer_server import steady_clock
-from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.groups import Entry
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.settings_checks import checked_settings
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.leaving import retention as module
+from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime import clock as steady_clock
 from tests.unit.server.builders import World, experience, push, uid, want
 from tests.unit.server.retention_model import Model, Place
 from tests.unit.server.test_dropping import full_disk

@@ -9,11 +9,11 @@ import logging
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.config import Settings
-from experience_buffer_server.gauges import Gauges
-from experience_buffer_server.logs import JsonFormatter
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.stats import buffer_stats
+from experience_buffer_server.buffer.gauges import Gauges
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.runtime.logs import JsonFormatter
+from experience_buffer_server.settings.server import Settings
 from tests.unit.server.builders import World, push, settings
 
 

@@ -12,11 +12,11 @@ import pytest
 from experience_buffer import errors, trxp
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.responses import Hold
-from experience_buffer_server.sample_call import sample
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.sample_call import sample
+from experience_buffer_server.runtime.response_bytes import Hold
 from experience_buffer_server.store import LmdbStore, StoreFullError
 from tests.unit.server.builders import World, experience, push, uid
 from tests.unit.server.refusals import Refusals

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from experience_buffer_server.outgoing import FRAME_BYTES
-from experience_buffer_server.sample_frames import _in_parts, trxp_parts
+from experience_buffer_server.rpc.flow_control import FRAME_BYTES
+from experience_buffer_server.rpc.sample_frames import _in_parts, trxp_parts
 from experience_buffer_server.sampling.units import Unit
 
 HALF = FRAME_BYTES // 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import Counter
 
-from experience_buffer_server.metrics import Metrics
+from experience_buffer_server.runtime.metrics import Metrics
 
 
 def fill(metrics: Metrics, buffer: str) -> None:

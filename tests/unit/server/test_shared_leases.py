@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer import Buffer
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.sharing import RankOf
 from experience_buffer_server.store import StoreFullError
 from tests.unit.server.builders import World, push, want
 from tests.unit.server.refusals import Refusals

@@ -9,18 +9,18 @@ from collections.abc import Callable
 
 import pytest
 
-from experience_buffer._shared_memory import MIN_BYTES, PUSH_BYTES, attach, machine
+from experience_buffer._messages.shared_memory import MIN_BYTES, PUSH_BYTES, attach, machine
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1.types_pb2 import MemoryRequest, MemorySpan
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.shared_memory import (
+from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.shared_memory import (
     SAMPLE_BYTES,
     PushMemory,
     SampleMemory,
     SharedMemory,
 )
-from experience_buffer_server.store.payload_file import BLOCK_BYTES
 
 HERE = MemoryRequest(machine=machine())
 BOTH = PUSH_BYTES + SAMPLE_BYTES
@@ -73,7 +73,7 @@ def test_only_who_is_on_this_machine_gets_any(
 def test_where_the_machine_has_no_name_nobody_gets_any(
     monkeypatch: pytest.MonkeyPatch, metrics: Metrics
 ) -> None:
-    monkeypatch.setattr("experience_buffer._shared_memory.machine", lambda: "")
+    monkeypatch.setattr("experience_buffer._messages.shared_memory.machine", lambda: "")
     assert SharedMemory(BOTH, metrics).for_pushes(MemoryRequest(machine="")) is None
 
 

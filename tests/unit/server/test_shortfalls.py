@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from experience_buffer.errors import ResourceExhaustedError
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.stats import buffer_stats
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.stats import buffer_stats
 from tests.unit.server.builders import World, push, want
 
 

@@ -15,20 +15,19 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server import turns
-from experience_buffer_server.admission import Reason
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.callers import Caller, entered
-from experience_buffer_server.config import Settings
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.push_requests import PushRequest, read_push
-from experience_buffer_server.push_responses import Pushed
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.snapshot_settings import SnapshotsSection
-from experience_buffer_server.snapshots import Snapshots
-from experience_buffer_server.store import LeaseRow, backlog
-from experience_buffer_server.store.base import WriteBatch
-from experience_buffer_server.store.lmdb_store import LmdbStore
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.push_codec import Pushed, PushRequest, read_push
+from experience_buffer_server.runtime import loop_turns
+from experience_buffer_server.runtime.callers import Caller, entered
+from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.store import LeaseRow
+from experience_buffer_server.store.interface import WriteBatch
+from experience_buffer_server.store.lmdb import commit_backlog
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.server.builders import World, experience, payload, settings
 
 NUM_RUNS = 6
@@ -37,8 +36,8 @@ NUM_RUNS = 6
 @pytest.fixture
 async def backend(world: World, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """A backend whose pushes pause after each experience."""
-    monkeypatch.setattr(turns, "_LEAST_SECONDS", -1.0)
-    monkeypatch.setattr(turns, "_MOST_SECONDS", -1.0)
+    monkeypatch.setattr(loop_turns, "_LEAST_SECONDS", -1.0)
+    monkeypatch.setattr(loop_turns, "_MOST_SECONDS", -1.0)
     registry = Registry(Settings(), world.store, world.computer, world.metrics)
     await registry.create("math", settings(on_future_version="refuse"))
     snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
@@ -98,7 +97,7 @@ async def test_a_push_pauses_where_nothing_is_in_its_payloads(backend: Backend) 
 
 async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> None:
     pushing = asyncio.create_task(backend.push(request(1)))
-    for _ in range(2 * turns._NUM_STEPS):
+    for _ in range(2 * loop_turns._NUM_STEPS):
         await asyncio.sleep(0)
     await backend.registry.publish("math", 2)
     found = {outcome.reason for outcome in (await pushing).outcomes}
@@ -134,8 +133,8 @@ async def test_small_pushes_do_not_overtake_large_ones(backend: Backend) -> None
 async def test_who_pushes_little_is_not_behind_all_of_who_pushes_much(
     backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "_MAX_WORK", 0)
-    monkeypatch.setattr(backlog, "_SECONDS", 0.0)
+    monkeypatch.setattr(commit_backlog, "_MAX_WORK", 0)
+    monkeypatch.setattr(commit_backlog, "_SECONDS", 0.0)
 
     async def push_from(peer: str, task: int) -> None:
         entered(Caller(peer, peer))
@@ -174,7 +173,7 @@ async def test_others_go_on_while_a_push_is_read(backend: Backend) -> None:
     while not backend.buffer("math").contents.num_items:
         seen += 1
         await asyncio.sleep(0)
-    assert seen >= NUM_RUNS * turns._NUM_STEPS
+    assert seen >= NUM_RUNS * loop_turns._NUM_STEPS
     assert len((await pushing).outcomes) == NUM_RUNS
 
 
@@ -195,11 +194,11 @@ async def test_pushes_wait_until_little_is_in_front_of_them(
 ) -> None:
     """Beside leases and acks by one limit, else by the others."""
     monkeypatch.setattr(backend.turns, "_slice_seconds", math.inf)
-    monkeypatch.setattr(turns, "_MOST_SECONDS", math.inf)
-    monkeypatch.setattr(turns, "_LEAST_SECONDS", math.inf)
-    monkeypatch.setattr(backlog, limit, 0)
+    monkeypatch.setattr(loop_turns, "_MOST_SECONDS", math.inf)
+    monkeypatch.setattr(loop_turns, "_LEAST_SECONDS", math.inf)
+    monkeypatch.setattr(commit_backlog, limit, 0)
     monkeypatch.setattr(world.store.backlog, "_ahead", 0)
-    monkeypatch.setattr(backlog, "_SECONDS", math.inf if limit == "_MOST_AHEAD" else 0.0)
+    monkeypatch.setattr(commit_backlog, "_SECONDS", math.inf if limit == "_MOST_AHEAD" else 0.0)
     one = request(0)
     backlogs = []
     commit = world.store.commit

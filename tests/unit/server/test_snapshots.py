@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.snapshot_settings import SnapshotsSection
-from experience_buffer_server.snapshots import Snapshots, run_copy
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.server import SnapshotsSection
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots, run_copy
 from tests.unit.server.builders import World
 
 
@@ -62,7 +62,9 @@ async def test_a_copy_that_no_thread_can_wait_for_ends(
     async def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("experience_buffer_server.snapshots.asyncio.to_thread", refuse)
+    monkeypatch.setattr(
+        "experience_buffer_server.store.lmdb.snapshots.snapshots.asyncio.to_thread", refuse
+    )
     answer = await run_copy(world.path, tmp_path / "to")
     assert (answer.outcome, "can't start new thread" in answer.message) == ("failed", True)
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
 from tests.unit.server.builders import World, experience, want
 
 

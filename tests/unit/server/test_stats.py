@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.desk import Desk
-from experience_buffer_server.groups import GroupTable
-from experience_buffer_server.stats import buffer_stats
-from experience_buffer_server.wire import stats_message
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.delivery import Desk
+from experience_buffer_server.buffer.state.group_table import GroupTable
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.rpc.messages import stats_message
 from tests.unit.server.builders import World, push, uid, want
 
 GROUPS: dict[str, Any] = {"group_size": 2, "consumers": [{"name": "trainer", "unit": "group"}]}

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from experience_buffer_server import steady_clock
-from experience_buffer_server.steady_clock import SteadyClock
+from experience_buffer_server.runtime import clock as steady_clock
+from experience_buffer_server.runtime.clock import SteadyClock
 
 
 def test_it_begins_with_the_wall_clock() -> None:

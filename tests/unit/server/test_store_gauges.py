@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from experience_buffer_server.metrics import Metrics
-from experience_buffer_server.store_gauges import StoreGauges
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.store.lmdb.gauges import StoreGauges
 from tests.unit.server.builders import World, push
 
 

@@ -18,9 +18,10 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer.errors import TrxpError
-from experience_buffer_server.admission import Candidate, admit
-from experience_buffer_server.joining import record_of
-from experience_buffer_server.store import row_codec
+from experience_buffer_server.buffer.intake.admission import admit
+from experience_buffer_server.buffer.intake.placement import record_of
+from experience_buffer_server.buffer.state.candidate import Candidate
+from experience_buffer_server.store.lmdb.disk import row_codec
 from tests.unit.server.builders import DATA, settings
 from tests.unit.server.odd_payloads import PAYLOADS
 

@@ -13,25 +13,20 @@ import torch
 from experience_buffer import errors, trxp
 from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server import sample_stream, streams
-from experience_buffer_server.backend import Backend
-from experience_buffer_server.buffer_settings import MEBI
-from experience_buffer_server.callers import caller_of
-from experience_buffer_server.compiled.candidates import CompiledReader
-from experience_buffer_server.config import Settings
-from experience_buffer_server.ingest import Push, PushStatus
-from experience_buffer_server.push_requests import (
-    PushRequest,
-    PushStreamRequest,
-    read_push_stream,
-)
-from experience_buffer_server.registry import Registry
-from experience_buffer_server.sample_stream import SampleSession
-from experience_buffer_server.sending import Sending
-from experience_buffer_server.snapshot_settings import SnapshotsSection
-from experience_buffer_server.snapshots import Snapshots
-from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
-from experience_buffer_server.streams import PushSession
+from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
+from experience_buffer_server.buffer.intake.push import Push, PushStatus
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.rpc import push_stream, sample_stream
+from experience_buffer_server.rpc.batch_sender import Sending
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.push_codec import PushRequest, PushStreamRequest, read_push_stream
+from experience_buffer_server.rpc.push_stream import PushSession
+from experience_buffer_server.rpc.sample_stream import SampleSession
+from experience_buffer_server.runtime.callers import caller_of
+from experience_buffer_server.settings.buffer import MEBI
+from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from tests.unit.server.builders import World, experience, payload, push, sampling, settings, want
 
 Request = service_pb2.SampleStreamRequest
@@ -182,7 +177,7 @@ async def test_a_drain_answers_what_was_read(
 ) -> None:
     """Whether the stream waits for its next request then, or for room for an answer."""
     if is_full:
-        monkeypatch.setattr(streams, "_MAX_PUSHES", 1)
+        monkeypatch.setattr(push_stream, "_MAX_PUSHES", 1)
     read: list[int] = []
 
     async def said() -> AsyncIterator[PushStreamRequest]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.tasks import Tasks
+from experience_buffer_server.runtime.tasks import Tasks
 
 
 async def test_who_waits_gets_the_result_or_the_failure() -> None:

@@ -106,7 +106,7 @@ def machine(tmp_path: Path) -> Iterator[type[Histories]]:
         world = World(tmp_path / "store")
         loop = asyncio.new_event_loop()
 
-    handler, logger = Failures(), logging.getLogger("experience_buffer_server.tasks")
+    handler, logger = Failures(), logging.getLogger("experience_buffer_server.runtime.tasks")
     logger.addHandler(handler)
     Machine.loop.run_until_complete(Machine.world.open())
     Machine.store = MortalStore(Machine.world.store)

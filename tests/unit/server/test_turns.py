@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from experience_buffer_server import turns as turns_module
-from experience_buffer_server.turns import Turn, Turns
+from experience_buffer_server.runtime import loop_turns as turns_module
+from experience_buffer_server.runtime.loop_turns import Turn, Turns
 
 
 class Clock:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from experience_buffer_server.cli import app
-from experience_buffer_server.store.format import Table, numbered_key, payload_key
+from experience_buffer_server.commands.cli import app
+from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from tests.damaging import flip
 from tests.unit.server.builders import World, push, uid
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from experience_buffer import trxp
-from experience_buffer_server.buffer import Buffer
-from experience_buffer_server.ingest import Push
-from experience_buffer_server.stats import buffer_stats
-from experience_buffer_server.store.base import StoreFullError
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.server.builders import World, experience, push, settings, uid, want
 from tests.unit.server.test_annotating import annotate, settle
 

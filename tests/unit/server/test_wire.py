@@ -8,10 +8,10 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer_server import wire, wire_config
-from experience_buffer_server.annotation import Annotation
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.struct_values import MAX_DEPTH
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.rpc import config_messages, messages
+from experience_buffer_server.rpc.struct_values import MAX_DEPTH
+from experience_buffer_server.settings.buffer import BufferSettings
 from tests.unit.server.builders import World
 
 FULL: dict[str, Any] = {
@@ -86,16 +86,16 @@ async def test_every_setting_survives_the_wire(world: World) -> None:
     assert all(FULL[key] != defaults[key] for key in FULL)
     buffer = await world.create(**FULL)
     message = config_pb2.BufferConfig.FromString(
-        wire_config.buffer_message(buffer).config.SerializeToString()
+        config_messages.buffer_message(buffer).config.SerializeToString()
     )
     assert message.name == buffer.name
-    assert wire_config.settings_from(message) == buffer.settings
+    assert config_messages.settings_from(message) == buffer.settings
 
 
 def test_fields_that_are_not_set_take_the_defaults() -> None:
-    assert wire_config.settings_from(config_pb2.BufferConfig(name="x")) == BufferSettings()
+    assert config_messages.settings_from(config_pb2.BufferConfig(name="x")) == BufferSettings()
     unspecified = config_pb2.BufferConfig(group_by=config_pb2.GROUP_BY_UNSPECIFIED)
-    assert wire_config.settings_from(unspecified) == BufferSettings()
+    assert config_messages.settings_from(unspecified) == BufferSettings()
 
 
 @pytest.mark.parametrize("field", ENUMS)
@@ -106,25 +106,25 @@ def test_every_named_value_is_known_and_others_are_refused(field: str) -> None:
     for number in sorted(values)[1:]:
         config = config_pb2.BufferConfig(group_deadline_seconds=1.0)
         setattr(config, field, number)
-        word = getattr(wire_config.settings_from(config), field)
+        word = getattr(config_messages.settings_from(config), field)
         assert values[number].name.endswith(word.upper())
     config = config_pb2.BufferConfig()
     setattr(config, field, 41)
     with pytest.raises(errors.InvalidRequestError, match=rf"{field}: Input should be .*'41'"):
-        wire_config.settings_from(config)
+        config_messages.settings_from(config)
 
 
 def test_an_unknown_unit_is_refused() -> None:
     config = config_pb2.BufferConfig(consumers=[{"name": "a", "unit": 43}])  # type: ignore[list-item]
     with pytest.raises(errors.InvalidRequestError, match=r"consumers\.0\.unit: .*'43'"):
-        wire_config.settings_from(config)
+        config_messages.settings_from(config)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
 def test_durations_that_could_not_be_stored_are_refused(value: float) -> None:
     config = config_pb2.BufferConfig(duplicate_horizon_seconds=value)
     with pytest.raises(errors.InvalidRequestError, match="duplicate_horizon_seconds"):
-        wire_config.settings_from(config)
+        config_messages.settings_from(config)
 
 
 def test_bounds_of_sizes_are_checked() -> None:
@@ -132,18 +132,18 @@ def test_bounds_of_sizes_are_checked() -> None:
         config = config_pb2.BufferConfig()
         setattr(config, field, 2**64 - 1)
         with pytest.raises(errors.InvalidRequestError, match=field):
-            wire_config.settings_from(config)
+            config_messages.settings_from(config)
 
 
 def test_an_update_names_its_fields() -> None:
     request = service_pb2.UpdateBufferRequest(config=config_pb2.BufferConfig(group_size=7))
     with pytest.raises(errors.InvalidRequestError, match="must name at least one of"):
-        wire_config.changes_from(request)
+        config_messages.changes_from(request)
     request.update_mask.paths.extend(["group_size", "lease_seconds"])
-    assert wire_config.changes_from(request) == {"group_size": 7, "lease_seconds": 600.0}
+    assert config_messages.changes_from(request) == {"group_size": 7, "lease_seconds": 600.0}
     request.update_mask.paths.append("name")
     with pytest.raises(errors.InvalidRequestError, match="'name'"):
-        wire_config.changes_from(request)
+        config_messages.changes_from(request)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, [1.0]])
@@ -151,7 +151,7 @@ def test_parameters_that_are_no_parameters_are_named(value: Any) -> None:
     config = config_pb2.BufferConfig(advantage=config_pb2.AdvantageConfig(estimator="grpo"))
     config.advantage.parameters["eps"] = value
     with pytest.raises(errors.InvalidRequestError, match="eps"):
-        wire_config.settings_from(config)
+        config_messages.settings_from(config)
 
 
 def test_an_annotation_s_entries_are_plain_data() -> None:
@@ -164,7 +164,7 @@ def test_an_annotation_s_entries_are_plain_data() -> None:
             "nested": {"list": [1, True, "x", None, {"deep": [[]]}]},
         }
     )
-    annotation = wire.annotation_from(message)
+    annotation = messages.annotation_from(message)
     assert annotation.problem == ""
     assert annotation.info == {
         "baseline_reward": 2.0,
@@ -181,11 +181,11 @@ def test_an_entry_that_is_not_finite_is_that_annotation_s_problem(number: str) -
     message = service_pb2.Annotation(uid="u")
     message.info["baseline_reward"] = float(number)
     expected = f"info['baseline_reward'] is {number}; send a finite number"
-    assert wire.annotation_from(message).problem == expected
+    assert messages.annotation_from(message).problem == expected
     message.info.Clear()
     message.info["values"] = [0.5, {"a": float(number)}]
     expected = f"info['values'][1]['a'] is {number}; send a finite number"
-    assert wire.annotation_from(message) == Annotation(uid="u", problem=expected)
+    assert messages.annotation_from(message) == Annotation(uid="u", problem=expected)
 
 
 def test_entries_are_nested_up_to_a_limit() -> None:
@@ -195,7 +195,9 @@ def test_entries_are_nested_up_to_a_limit() -> None:
             data = {"d": data} if level % 2 else [data]
         message = service_pb2.Annotation(uid="u")
         message.info["d"] = data
-        return wire.annotation_from(service_pb2.Annotation.FromString(message.SerializeToString()))
+        return messages.annotation_from(
+            service_pb2.Annotation.FromString(message.SerializeToString())
+        )
 
     assert nested(MAX_DEPTH - 1).problem == ""
     assert f"nested deeper than {MAX_DEPTH} levels; send flatter" in nested(MAX_DEPTH).problem

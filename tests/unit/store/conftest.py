@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.store import BufferRow, LmdbStore, Record
-from experience_buffer_server.store.base import cut_of
+from experience_buffer_server.store.interface import cut_of
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., Awaitable[LmdbStore]]

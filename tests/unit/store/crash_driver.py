@@ -11,14 +11,8 @@ import itertools
 import sys
 from pathlib import Path
 
-from experience_buffer_server.store import (
-    BufferRow,
-    GroupRow,
-    LmdbStore,
-    Record,
-    StoreFailedError,
-)
-from experience_buffer_server.store.base import cut_of
+from experience_buffer_server.store import BufferRow, GroupRow, LmdbStore, Record, StoreFailedError
+from experience_buffer_server.store.interface import cut_of
 
 SIZE = 7
 KEPT = 10

@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import lmdb
 
-from experience_buffer_server.store.commits import sign_commit
-from experience_buffer_server.store.format import (
+from experience_buffer_server.runtime.memory_arena import whole_blocks
+from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
+from experience_buffer_server.store.lmdb.disk.format import (
     LARGE_PAYLOAD_BYTES,
     MAX_DBS,
     Extent,
@@ -18,9 +19,9 @@ from experience_buffer_server.store.format import (
     decode_extent,
     encode_extent,
 )
-from experience_buffer_server.store.large_payloads import LargePayloads
-from experience_buffer_server.store.payload_file import NAME, PayloadWriter, whole_blocks
-from experience_buffer_server.store.seal import SEAL_BYTES, checksum, seal, unseal
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum, seal, unseal
+from experience_buffer_server.store.lmdb.large.payload_file import NAME, PayloadWriter
+from experience_buffer_server.store.lmdb.large.reads import LargePayloads
 
 Tables: TypeAlias = "list[lmdb._Database]"
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import lmdb
 from xxhash import xxh3_128_digest
 
+from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
 from experience_buffer_server.store import BufferRow, Record
-from experience_buffer_server.store import format as disk
-from experience_buffer_server.store.base import cut_of
-from experience_buffer_server.store.commits import sign_commit
-from experience_buffer_server.store.format import Extent, Table
-from experience_buffer_server.store.large_payloads import LargePayloads
-from experience_buffer_server.store.payload_file import BLOCK_BYTES, PayloadWriter
-from experience_buffer_server.store.seal import checksum, seal, unseal
+from experience_buffer_server.store.interface import cut_of
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
+from experience_buffer_server.store.lmdb.disk.format import Extent, Table
+from experience_buffer_server.store.lmdb.disk.seal import checksum, seal, unseal
+from experience_buffer_server.store.lmdb.large.payload_file import PayloadWriter
+from experience_buffer_server.store.lmdb.large.reads import LargePayloads
 from tests.unit.store.conftest import MEBI, OpenStore
 
 _bytes = random.Random(5).randbytes

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from experience_buffer_server.store import backlog
-from experience_buffer_server.store.backlog import Backlog, Load
+from experience_buffer_server.store.lmdb import commit_backlog
+from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
 
-TOO_MUCH = backlog._LEAST_AHEAD + 1
+TOO_MUCH = commit_backlog._LEAST_AHEAD + 1
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ async def goes_on(waiting: Backlog) -> bool:
 @pytest.mark.parametrize(
     ("load", "most"),
     [
-        (Load(TOO_MUCH), backlog._MAX_WORK),
-        (Load(TOO_MUCH, TOO_MUCH), backlog._MAX_BYTES),
+        (Load(TOO_MUCH), commit_backlog._MAX_WORK),
+        (Load(TOO_MUCH, TOO_MUCH), commit_backlog._MAX_BYTES),
     ],
     ids=["page cache", "direct"],
 )
@@ -60,7 +60,7 @@ async def test_beside_small_batches_little_may_be_in_front(waiting: Backlog) -> 
 async def test_beside_small_batches_more_may_be_in_front_of_what_goes_past_the_page_cache(
     waiting: Backlog,
 ) -> None:
-    direct = Load(backlog._MAX_DIRECT_AHEAD, backlog._MAX_DIRECT_AHEAD)
+    direct = Load(commit_backlog._MAX_DIRECT_AHEAD, commit_backlog._MAX_DIRECT_AHEAD)
     waiting.add(Load(0), is_small=True)
     waiting.add(direct, is_small=False)
     assert await goes_on(waiting)
@@ -77,10 +77,13 @@ async def test_beside_small_batches_more_may_be_in_front_of_what_goes_past_the_p
 @pytest.mark.parametrize(
     ("seconds", "most"),
     [
-        (0.0, backlog._LEAST_AHEAD),
-        (0.5 * backlog._LEAST_AHEAD / backlog._AHEAD_PER_SECOND, backlog._LEAST_AHEAD),
-        (8e-3, 8e-3 * backlog._AHEAD_PER_SECOND),
-        (1.0, backlog._MOST_AHEAD),
+        (0.0, commit_backlog._LEAST_AHEAD),
+        (
+            0.5 * commit_backlog._LEAST_AHEAD / commit_backlog._AHEAD_PER_SECOND,
+            commit_backlog._LEAST_AHEAD,
+        ),
+        (8e-3, 8e-3 * commit_backlog._AHEAD_PER_SECOND),
+        (1.0, commit_backlog._MOST_AHEAD),
     ],
     ids=["memory", "fast disk", "slow disk", "stuck disk"],
 )
@@ -98,7 +101,7 @@ async def test_the_longer_a_commit_waits_for_the_disk_the_more_may_be_in_front(
 
 async def test_one_slow_commit_changes_little(waiting: Backlog) -> None:
     waiting.committed(10.0)
-    waiting.add(Load(2 * backlog._LEAST_AHEAD), is_small=True)
+    waiting.add(Load(2 * commit_backlog._LEAST_AHEAD), is_small=True)
     assert not await goes_on(waiting)
 
 
@@ -120,5 +123,5 @@ async def test_small_batches_of_long_ago_count_no_more(
 ) -> None:
     waiting.add(Load(TOO_MUCH), is_small=True)
     assert not await goes_on(waiting)
-    monkeypatch.setattr(backlog, "_SECONDS", 0.0)
+    monkeypatch.setattr(commit_backlog, "_SECONDS", 0.0)
     assert await goes_on(waiting)

@@ -26,10 +26,8 @@ from experience_buffer_server.store import (
     StoreFailedError,
     StoreFormatError,
 )
-from experience_buffer_server.store.base import OTHER_DIGEST
-from experience_buffer_server.store.check import Kind, Report, check
-from experience_buffer_server.store.check_walk import Walk
-from experience_buffer_server.store.format import (
+from experience_buffer_server.store.interface import OTHER_DIGEST
+from experience_buffer_server.store.lmdb.disk.format import (
     Table,
     buffer_key,
     memory_key,
@@ -37,7 +35,9 @@ from experience_buffer_server.store.format import (
     numbered_key,
     payload_key,
 )
-from experience_buffer_server.store.mending import mend
+from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
+from experience_buffer_server.store.lmdb.verify.mending import mend
+from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from tests.damaging import flip, raw
 
 MakeRecord = Callable[..., Record]
@@ -344,7 +344,7 @@ def test_a_walk_that_somebody_ended_says_nothing_of_the_store(
         process.send_signal(number)
         return process
 
-    monkeypatch.setattr("experience_buffer_server.store.check.subprocess.Popen", ended)
+    monkeypatch.setattr("experience_buffer_server.store.lmdb.verify.check.subprocess.Popen", ended)
     with pytest.raises(StoreFailedError, match=f"{number.name}; this says nothing of the store"):
         check(filled)
 

@@ -15,18 +15,10 @@ import msgpack
 import pytest
 import xxhash
 
-from experience_buffer_server.store import (
-    BufferRow,
-    GroupRow,
-    LmdbStore,
-    Record,
-    StoreFailedError,
-    row_codec,
-)
-from experience_buffer_server.store.base import OTHER_DIGEST
-from experience_buffer_server.store.check import Kind, check
-from experience_buffer_server.store.check_walk import Walk
-from experience_buffer_server.store.format import (
+from experience_buffer_server.store import BufferRow, GroupRow, LmdbStore, Record, StoreFailedError
+from experience_buffer_server.store.interface import OTHER_DIGEST
+from experience_buffer_server.store.lmdb.disk import row_codec
+from experience_buffer_server.store.lmdb.disk.format import (
     Extent,
     Table,
     decode_freed_key,
@@ -35,20 +27,15 @@ from experience_buffer_server.store.format import (
     numbered_key,
     payload_key,
 )
-from experience_buffer_server.store.frames import LENGTH
-from experience_buffer_server.store.inventory import problem_of
-from experience_buffer_server.store.mending import mend
-from experience_buffer_server.store.payload_file import NAME, PayloadReader
-from experience_buffer_server.store.seal import SEAL_BYTES, checksum
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum
+from experience_buffer_server.store.lmdb.large.payload_file import NAME, PayloadReader
+from experience_buffer_server.store.lmdb.snapshots.inventory import problem_of
+from experience_buffer_server.store.lmdb.verify.check import Kind, check
+from experience_buffer_server.store.lmdb.verify.mending import mend
+from experience_buffer_server.store.lmdb.verify.walk_process import Walk
+from experience_buffer_server.store.lmdb.writer_protocol import LENGTH
 from tests.damaging import flip, flip_key, raw
-from tests.unit.store.large_by_hand import (
-    changing,
-    extent_of,
-    move_out,
-    payloads,
-    put,
-    put_large,
-)
+from tests.unit.store.large_by_hand import changing, extent_of, move_out, payloads, put, put_large
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -103,7 +90,9 @@ def test_large_payloads_are_read_and_counted(filled: Path) -> None:
 def test_a_transaction_is_held_for_some_payloads_only(
     filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experience_buffer_server.store.check_walk._CHUNK_BYTES", 80_000)
+    monkeypatch.setattr(
+        "experience_buffer_server.store.lmdb.verify.walk_process._CHUNK_BYTES", 80_000
+    )
     told: list[int] = []
 
     def say(what: dict[str, Any]) -> None:

@@ -26,9 +26,14 @@ from experience_buffer_server.store import (
     StoreFormatError,
     StoreFullError,
 )
-from experience_buffer_server.store.check import Kind, check
-from experience_buffer_server.store.format import Table, buffer_key, numbered_key, payload_key
-from experience_buffer_server.store.mending import mend
+from experience_buffer_server.store.lmdb.disk.format import (
+    Table,
+    buffer_key,
+    numbered_key,
+    payload_key,
+)
+from experience_buffer_server.store.lmdb.verify.check import Kind, check
+from experience_buffer_server.store.lmdb.verify.mending import mend
 from tests.damaging import flip, flip_key
 
 MakeRecord = Callable[..., Record]
@@ -181,7 +186,9 @@ def test_a_failed_attempt_changes_nothing_and_blocks_no_other(
     before = (filled / "data.mdb").read_bytes()
     file = tmp_path / "aside"
     with monkeypatch.context() as patched:
-        patched.setattr("experience_buffer_server.store.rebuilding._SPARE_BYTES", 1 << 60)
+        patched.setattr(
+            "experience_buffer_server.store.lmdb.verify.rebuilding._SPARE_BYTES", 1 << 60
+        )
         with pytest.raises(StoreFullError, match=r"are free in .*; nothing was changed"):
             mend(filled, file)
     assert (filled / "data.mdb").read_bytes() == before

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from experience_buffer_server.store.extents import Extents, Freed
-from experience_buffer_server.store.payload_file import BLOCK_BYTES, whole_blocks
+from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES, whole_blocks
+from experience_buffer_server.store.lmdb.large.extents import Extents, Freed
 
 SIZES = st.integers(1, 6 * BLOCK_BYTES)
 

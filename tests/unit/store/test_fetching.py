@@ -9,11 +9,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from experience_buffer_server.store import fetching as module
-from experience_buffer_server.store.base import DamagedRecordError, StoreFailedError
-from experience_buffer_server.store.fetching import Fetching
-from experience_buffer_server.store.format import Extent
-from experience_buffer_server.store.large_payloads import Fetched, Place, Shared
+from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
+from experience_buffer_server.store.lmdb.disk.format import Extent
+from experience_buffer_server.store.lmdb.large import fetching as module
+from experience_buffer_server.store.lmdb.large.fetching import Fetching
+from experience_buffer_server.store.lmdb.large.reads import Fetched, Place, Shared
 
 MEBI = 1 << 20
 

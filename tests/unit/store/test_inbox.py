@@ -11,8 +11,8 @@ from contextlib import closing
 
 import pytest
 
-from experience_buffer_server.store import frames, inbox
-from experience_buffer_server.store.inbox import Frame, Inbox, _Helper, _Stream
+from experience_buffer_server.store.lmdb import writer_inbox, writer_protocol
+from experience_buffer_server.store.lmdb.writer_inbox import Frame, Inbox, _Helper, _Stream
 
 SECONDS = 30.0
 
@@ -61,7 +61,7 @@ def ends() -> Iterator[tuple[Owner, Inbox]]:
 
 
 def _frame(document: bytes, large: bytes = b"") -> bytes:
-    return frames.PARTS.pack(len(document), len(large), 0) + document + large
+    return writer_protocol.PARTS.pack(len(document), len(large), 0) + document + large
 
 
 def _parts(turn: list[Frame]) -> list[tuple[bytes, bytes]]:
@@ -121,7 +121,7 @@ def test_the_end_comes_after_all_whole_batches(ends: tuple[Owner, Inbox], cut: i
 
 def test_a_turn_is_bounded(ends: tuple[Owner, Inbox], monkeypatch: pytest.MonkeyPatch) -> None:
     owner, received = ends
-    monkeypatch.setattr(inbox, "MAX_TURN_BATCHES", 3)
+    monkeypatch.setattr(writer_inbox, "MAX_TURN_BATCHES", 3)
     owner.send(*[_frame(b"%d" % number) for number in range(7)])
     owner.connection.close()
     assert _turn_sizes(received) == [3, 3, 1]
@@ -129,7 +129,7 @@ def test_a_turn_is_bounded(ends: tuple[Owner, Inbox], monkeypatch: pytest.Monkey
 
 def test_a_turn_is_bounded_by_what_it_has_in_the_outbox(ends: tuple[Owner, Inbox]) -> None:
     owner, received = ends
-    lent = frames.PARTS.pack(1, 0, inbox.MAX_TURN_BYTES // 2) + b"d"
+    lent = writer_protocol.PARTS.pack(1, 0, writer_inbox.MAX_TURN_BYTES // 2) + b"d"
     owner.send(*[lent] * 5)
     owner.connection.close()
     assert _turn_sizes(received) == [2, 2, 1]
@@ -139,7 +139,7 @@ def test_more_than_the_socket_holds_comes_while_a_large_turn_is_written(
     ends: tuple[Owner, Inbox],
 ) -> None:
     owner, received = ends
-    first = _frame(b"first", os.urandom(inbox.LARGE_TURN_BYTES))
+    first = _frame(b"first", os.urandom(writer_inbox.LARGE_TURN_BYTES))
     rest = [_frame(b"%d" % number, os.urandom(1 << 20)) for number in range(4)]
     sender = threading.Thread(target=owner.send, args=(first,))
     sender.start()
@@ -208,7 +208,7 @@ def test_without_a_thread_everything_comes_in_turn(
     ends: tuple[Owner, Inbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, received = ends
-    sent = [(b"%d" % number, bytes(inbox.LARGE_TURN_BYTES)) for number in range(3)]
+    sent = [(b"%d" % number, bytes(writer_inbox.LARGE_TURN_BYTES)) for number in range(3)]
 
     def send() -> None:
         with owner.connection:
@@ -232,7 +232,7 @@ def test_closing_ends_the_thread_wherever_it_is() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs, closing(Inbox(theirs)) as received:
             if is_large:
-                data = _frame(b"x", bytes(inbox.LARGE_TURN_BYTES))
+                data = _frame(b"x", bytes(writer_inbox.LARGE_TURN_BYTES))
                 sender = threading.Thread(target=ours.sendall, args=(data,))
                 sender.start()
                 assert len(received.take(SECONDS)[0]) == 1

@@ -12,11 +12,12 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from experience_buffer_server.store import LeaseRow, LmdbStore, Record, frames
-from experience_buffer_server.store.engine import Engine
-from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.inbox import Inbox
-from experience_buffer_server.store.writer import _Loop
+from experience_buffer_server.store import LeaseRow, LmdbStore, Record
+from experience_buffer_server.store.lmdb import writer_protocol
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.engine import Engine
+from experience_buffer_server.store.lmdb.writer_inbox import Inbox
+from experience_buffer_server.store.lmdb.writer_process import _Loop
 from tests.faults.shim import Faults, build
 
 MakeRecord = Callable[..., Record]
@@ -41,7 +42,7 @@ def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(tmp_path: Pa
     with closing(engine), theirs, closing(Inbox(theirs)) as inbox:
         document = msgpack.packb((1, 0, [(int(Table.META), b"key", b"value")], ()))
         with ours:
-            ours.sendall(frames.PARTS.pack(len(document), 0, 0) + document)
+            ours.sendall(writer_protocol.PARTS.pack(len(document), 0, 0) + document)
         assert _Loop(theirs, inbox, engine, LONG_SECONDS).run() == 0
         assert engine.num_syncs == 1
 

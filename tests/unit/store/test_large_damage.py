@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from experience_buffer_server.store import DamagedRecordError, LmdbStore, Record
-from experience_buffer_server.store.format import payload_key
+from experience_buffer_server.store.lmdb.disk.format import payload_key
 from tests.damaging import flip_large, large
 
 NUM_BYTES = 300_001

@@ -12,26 +12,30 @@ from pickle import PickleBuffer
 import lmdb
 import pytest
 
-from experience_buffer_server.store import format as disk
-from experience_buffer_server.store import payload_file
-from experience_buffer_server.store.base import (
+from experience_buffer_server.store.interface import (
     DamagedRecordError,
     StoreFailedError,
     StoreFormatError,
 )
-from experience_buffer_server.store.engine import Engine
-from experience_buffer_server.store.format import Extent, Table
-from experience_buffer_server.store.frames import REMOVE, Request, Status
-from experience_buffer_server.store.large_payloads import (
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.format import Extent, Table
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum
+from experience_buffer_server.store.lmdb.engine import Engine
+from experience_buffer_server.store.lmdb.large import payload_file
+from experience_buffer_server.store.lmdb.large.payload_file import (
+    NAME,
+    PayloadReader,
+    PayloadWriter,
+)
+from experience_buffer_server.store.lmdb.large.reads import (
     MOST_AT_ONCE_BYTES,
     LargePayloads,
     Place,
     is_as_written,
     side_by_side,
 )
-from experience_buffer_server.store.lmdb_reader import LmdbReader
-from experience_buffer_server.store.payload_file import NAME, PayloadReader, PayloadWriter
-from experience_buffer_server.store.seal import SEAL_BYTES, checksum
+from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.lmdb.writer_protocol import REMOVE, Request, Status
 from tests.damaging import flip
 
 MEBI = 1 << 20

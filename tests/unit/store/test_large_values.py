@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer_server.store import LmdbStore, Record, StoreFullError, frames
-from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.frames import LARGE_BYTES, PARTS, SentOperation
-from experience_buffer_server.store.scattered import Scattered
-from experience_buffer_server.store.seal import SEAL_BYTES, is_sound, seal, seal_in_place
+from experience_buffer_server.store import LmdbStore, Record, StoreFullError
+from experience_buffer_server.store.lmdb import writer_protocol
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, seal, seal_in_place
+from experience_buffer_server.store.lmdb.writer_protocol import LARGE_BYTES, PARTS, SentOperation
+from experience_buffer_server.store.payload import Scattered
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -126,13 +127,15 @@ def test_frames_are_read_as_they_were_written(
         else:
             operations.append((3, key, len(value)))
             large.append(value)
-    pieces = frames.encode_request(
+    pieces = writer_protocol.encode_request(
         7, 11, operations, large=[[value] for value in large], pack=msgpack.packb
     )
     document_bytes, large_bytes, _ = PARTS.unpack(pieces[0])
     body = memoryview(bytearray(b"".join(pieces[1:])))
     assert len(body) == document_bytes + large_bytes
-    read = frames.decode_request(body[:document_bytes], body[document_bytes:], memoryview(b""))
+    read = writer_protocol.decode_request(
+        body[:document_bytes], body[document_bytes:], memoryview(b"")
+    )
     assert (read.number, read.append_bytes) == (7, 11)
     found = [
         (key, bytes(value[:-SEAL_BYTES]) if isinstance(value, memoryview) else value)

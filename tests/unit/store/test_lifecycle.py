@@ -21,9 +21,9 @@ from experience_buffer_server.store import (
     StoreFailedError,
     StoreFormatError,
 )
-from experience_buffer_server.store.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
-from experience_buffer_server.store.frames import Work
-from experience_buffer_server.store.opening import open_to_read
+from experience_buffer_server.store.lmdb.disk.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
+from experience_buffer_server.store.lmdb.disk.opening import open_to_read
+from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults, build
 
 MakeRecord = Callable[..., Record]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from experience_buffer_server.store.magnitudes import Magnitudes
+from experience_buffer_server.store.lmdb.loading import Magnitudes
 
 
 def test_it_is_a_mapping_of_what_was_appended() -> None:

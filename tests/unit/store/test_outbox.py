@@ -13,14 +13,16 @@ from typing import cast
 
 import pytest
 
-from experience_buffer_server.store import LmdbStore, Record, StoreFullError, arena, frames
-from experience_buffer_server.store.base import LARGE_PAYLOAD_BYTES
-from experience_buffer_server.store.frames import Place
-from experience_buffer_server.store.large_writes import large_bytes
-from experience_buffer_server.store.link import start_writer
-from experience_buffer_server.store.outbox import Outbox, attach
-from experience_buffer_server.store.payload_file import BLOCK_BYTES, Aligned, whole_blocks
-from experience_buffer_server.store.scattered import Scattered
+from experience_buffer_server.runtime import memory_arena
+from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES, Place, whole_blocks
+from experience_buffer_server.store import LmdbStore, Record, StoreFullError
+from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES
+from experience_buffer_server.store.lmdb import writer_protocol
+from experience_buffer_server.store.lmdb.large.payload_file import Aligned
+from experience_buffer_server.store.lmdb.large.writes import large_bytes
+from experience_buffer_server.store.lmdb.shared_outbox import Outbox, attach
+from experience_buffer_server.store.lmdb.writer_link import start_writer
+from experience_buffer_server.store.payload import Scattered
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
@@ -116,7 +118,7 @@ def test_where_the_system_has_no_more_memory_there_is_no_room(
         real(descriptor, start, num_bytes)
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    monkeypatch.setattr(arena, "_STEP_BYTES", 3 * BLOCK_BYTES)
+    monkeypatch.setattr(memory_arena, "_STEP_BYTES", 3 * BLOCK_BYTES)
     assert box.put([b"x"]) is None
     assert box.free_bytes == room
     refused[0] = False
@@ -238,8 +240,8 @@ def test_a_writer_that_can_t_have_the_memory_says_so(tmp_path: Path) -> None:
         connection.settimeout(30.0)
         said = connection.recv(MEBI)
     assert process.wait(30.0) == 1
-    ready = frames.decode_ready(said[frames.LENGTH.size :])
-    assert ready.status == frames.Status.FAILED
+    ready = writer_protocol.decode_ready(said[writer_protocol.LENGTH.size :])
+    assert ready.status == writer_protocol.Status.FAILED
     assert "can't have the memory that large payloads come in: [Errno" in ready.message
 
 

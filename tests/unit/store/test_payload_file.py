@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import payload_file
-from experience_buffer_server.store.payload_file import (
-    BLOCK_BYTES,
+from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES, whole_blocks
+from experience_buffer_server.store.lmdb.large import payload_file
+from experience_buffer_server.store.lmdb.large.payload_file import (
     NAME,
     Aligned,
     PayloadReader,
     PayloadWriter,
-    whole_blocks,
 )
 
 SIZES = (1, BLOCK_BYTES, BLOCK_BYTES + 1, 65_536, 129_083, (9 << 20) + 5)

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import BufferRow, snapshot_restore
-from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.manifest import SnapshotError
-from experience_buffer_server.store.payload_file import BLOCK_BYTES, NAME
-from experience_buffer_server.store.snapshot import take
-from experience_buffer_server.store.snapshot_folder import DATA_NAME, SnapshotFolder
-from experience_buffer_server.store.snapshot_restore import (
+from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
+from experience_buffer_server.store import BufferRow
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.large.payload_file import NAME
+from experience_buffer_server.store.lmdb.snapshots import restore as snapshot_restore
+from experience_buffer_server.store.lmdb.snapshots.copy_process import take
+from experience_buffer_server.store.lmdb.snapshots.folder import DATA_NAME, SnapshotFolder
+from experience_buffer_server.store.lmdb.snapshots.manifest import SnapshotError
+from experience_buffer_server.store.lmdb.snapshots.restore import (
     PARTIAL_NAME,
     check_not_interrupted,
     restore,

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import LmdbStore, riders
-from experience_buffer_server.store.base import (
+from experience_buffer_server.store import LmdbStore
+from experience_buffer_server.store.interface import (
     AdvantageRow,
     DamagedRecordError,
     Record,
     WriteBatch,
     cut_of,
 )
+from experience_buffer_server.store.lmdb import piggyback
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ async def test_without_appends_it_goes_at_once(store: LmdbStore) -> None:
 
 async def test_it_shares_the_next_append(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long a busy machine takes between the two appends.
-    monkeypatch.setattr(riders, "_RIDE_SECONDS", 60.0)
+    monkeypatch.setattr(piggyback, "_RIDE_SECONDS", 60.0)
     await store.commit(appending(store, 1))
     before = store.stats.num_batches
     riding = asyncio.ensure_future(store.ride(advantages(store, 1)))

@@ -13,16 +13,16 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from experience_buffer_server.store import format as disk
-from experience_buffer_server.store import frames
-from experience_buffer_server.store.engine import Engine
-from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.frames import Request, Status
-from experience_buffer_server.store.inbox import Inbox
-from experience_buffer_server.store.opening import begin, open_to_read
-from experience_buffer_server.store.room import Room
-from experience_buffer_server.store.seal import unseal
-from experience_buffer_server.store.writer import _Loop
+from experience_buffer_server.store.lmdb import writer_protocol
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.disk_room import Room
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
+from experience_buffer_server.store.lmdb.disk.seal import unseal
+from experience_buffer_server.store.lmdb.engine import Engine
+from experience_buffer_server.store.lmdb.writer_inbox import Inbox
+from experience_buffer_server.store.lmdb.writer_process import _Loop
+from experience_buffer_server.store.lmdb.writer_protocol import Request, Status
 
 MEBI = 1 << 20
 SMALL = 24 * 1024
@@ -208,6 +208,6 @@ def _push_two(connection: socket.socket) -> None:
     with connection:
         for number in range(2):
             document = msgpack.packb((*_append(number), ()))
-            connection.sendall(frames.PARTS.pack(len(document), 0, 0) + document)
+            connection.sendall(writer_protocol.PARTS.pack(len(document), 0, 0) + document)
             # The second is answered after all that follows the answer to the first.
             assert connection.recv(1 << 16)

@@ -20,8 +20,8 @@ from experience_buffer_server.store import (
     Record,
     StoreError,
 )
-from experience_buffer_server.store.commits import sign_commit
-from experience_buffer_server.store.format import (
+from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
+from experience_buffer_server.store.lmdb.disk.format import (
     buffer_key,
     memory_key,
     memory_log_key,

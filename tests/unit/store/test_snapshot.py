@@ -25,18 +25,18 @@ from experience_buffer_server.store import (
     LmdbReader,
     StoreFormatError,
     StoreFullError,
-    snapshot,
 )
-from experience_buffer_server.store import format as disk
-from experience_buffer_server.store.manifest import (
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.snapshots import copy_process
+from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, take
+from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
+from experience_buffer_server.store.lmdb.snapshots.manifest import (
     SnapshotBusyError,
     SnapshotError,
     read_manifest,
     write_manifest,
 )
-from experience_buffer_server.store.snapshot import Answer, take
-from experience_buffer_server.store.snapshot_folder import SnapshotFolder
-from experience_buffer_server.store.snapshot_restore import (
+from experience_buffer_server.store.lmdb.snapshots.restore import (
     PARTIAL_NAME,
     check_not_interrupted,
     restore,
@@ -232,7 +232,7 @@ def test_a_full_disk_gives_no_snapshot(filled: Path, tmp_path: Path) -> None:
 def test_a_disk_that_would_be_full_is_left_alone(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(copy_process, "_SPARE_BYTES", 1 << 60)
     with pytest.raises(StoreFullError, match="must stay so"):
         take(filled, tmp_path / "to")
     assert _names(tmp_path / "to") == []
@@ -240,7 +240,7 @@ def test_a_disk_that_would_be_full_is_left_alone(
 
 def _run(data: Path, to: Path, *, max_file_bytes: int = 0) -> Answer:
     """In a process of its own."""
-    command = [sys.executable, "-m", "experience_buffer_server.store.snapshot"]
+    command = [sys.executable, "-m", "experience_buffer_server.store.lmdb.snapshots.copy_process"]
     command += ["--data", str(data), "--to", str(to), "--nice", "3"]
     if max_file_bytes:
         limit = f'ulimit -f {max_file_bytes // 512}; exec "$@"'
@@ -253,7 +253,7 @@ def _run(data: Path, to: Path, *, max_file_bytes: int = 0) -> Answer:
 def test_the_process_ends_with_its_owner_and_leaves_nothing_whole(
     filled: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "experience_buffer_server.store.snapshot"]
+    command = [sys.executable, "-m", "experience_buffer_server.store.lmdb.snapshots.copy_process"]
     command += ["--data", str(filled), "--to", str(tmp_path / "to")]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

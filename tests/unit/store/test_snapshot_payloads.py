@@ -12,24 +12,23 @@ from typing import Any
 import pytest
 import xxhash
 
+from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
 from experience_buffer_server.store import (
     BufferRow,
     DamagedRecordError,
     LmdbReader,
     StoreFailedError,
     StoreFullError,
-    snapshot,
-    snapshot_payloads,
 )
-from experience_buffer_server.store import format as disk
-from experience_buffer_server.store.format import Table
-from experience_buffer_server.store.manifest import read_manifest
-from experience_buffer_server.store.payload_file import BLOCK_BYTES, NAME
-from experience_buffer_server.store.snapshot import Answer, answer_to, take
-from experience_buffer_server.store.snapshot_folder import DATA_NAME
-from experience_buffer_server.store.snapshot_restore import (
-    restore,
-)
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.large.payload_file import NAME
+from experience_buffer_server.store.lmdb.snapshots import copy_process
+from experience_buffer_server.store.lmdb.snapshots import payloads as snapshot_payloads
+from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, answer_to, take
+from experience_buffer_server.store.lmdb.snapshots.folder import DATA_NAME
+from experience_buffer_server.store.lmdb.snapshots.manifest import read_manifest
+from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.damaging import flip
 from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 from tests.unit.store.large_payloads import (
@@ -125,7 +124,7 @@ async def test_what_a_server_stored_is_restored(
 
 def _run(data: Path, to: Path, *, max_file_bytes: int = 0) -> Answer:
     """In a process of its own."""
-    command = [sys.executable, "-m", "experience_buffer_server.store.snapshot"]
+    command = [sys.executable, "-m", "experience_buffer_server.store.lmdb.snapshots.copy_process"]
     command += ["--data", str(data), "--to", str(to)]
     if max_file_bytes:
         limit = f'ulimit -f {max_file_bytes // 512}; exec "$@"'
@@ -167,7 +166,7 @@ def test_what_is_copied_is_not_written_over_meanwhile(
         readers.append(_beside(_READERS, filled))
         return snapshot_payloads.copy_payloads(source, to)
 
-    monkeypatch.setattr(snapshot, "copy_payloads", copy)
+    monkeypatch.setattr(copy_process, "copy_payloads", copy)
     take(filled, tmp_path / "to")
     (said,) = readers
     # A line per process: its id, its thread, and the transaction that it has open.
@@ -179,7 +178,7 @@ def test_a_map_that_grows_meanwhile_is_taken_over(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No transaction may be open then: the copy begins again with another."""
-    check_room = snapshot._check_room
+    check_room = copy_process._check_room
     calls: list[int] = []
 
     def grow(txn: Any, tables: Any, to: Path) -> None:
@@ -188,7 +187,7 @@ def test_a_map_that_grows_meanwhile_is_taken_over(
             _beside(_GROW, filled)
         check_room(txn, tables, to)
 
-    monkeypatch.setattr(snapshot, "_check_room", grow)
+    monkeypatch.setattr(copy_process, "_check_room", grow)
     taken = tmp_path / "to" / take(filled, tmp_path / "to").name
     assert calls == [calls[0], calls[0] + 2]
     assert payloads_of(taken) == WANTED
@@ -208,13 +207,13 @@ def test_a_full_disk_gives_no_snapshot(filled: Path, tmp_path: Path) -> None:
 def test_a_disk_that_would_be_full_is_left_alone(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spare = snapshot._SPARE_BYTES
-    monkeypatch.setattr(snapshot, "_free_bytes", lambda path: spare + STORED_BYTES)
+    spare = copy_process._SPARE_BYTES
+    monkeypatch.setattr(copy_process, "_free_bytes", lambda path: spare + STORED_BYTES)
     with pytest.raises(StoreFullError, match="must stay so"):
         take(filled, tmp_path / "to")
     assert names(tmp_path / "to") == []
     # Neither holes nor junk count.
-    monkeypatch.setattr(snapshot, "_free_bytes", lambda path: spare + STORED_BYTES + MEBI)
+    monkeypatch.setattr(copy_process, "_free_bytes", lambda path: spare + STORED_BYTES + MEBI)
     take(filled, tmp_path / "to")
 
 

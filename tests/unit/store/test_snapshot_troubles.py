@@ -9,24 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.buffer_settings import BufferSettings
-from experience_buffer_server.config import ServerSection
-from experience_buffer_server.settings_checks import MAX_CONFIG_BYTES
-from experience_buffer_server.store import LmdbReader, LmdbStore, manifest, private
-from experience_buffer_server.store.base import (
+from experience_buffer_server.buffer.settings_checks import MAX_CONFIG_BYTES
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store import LmdbReader, LmdbStore
+from experience_buffer_server.store.interface import (
     LEASES_PER_SECOND,
     ConsumerRow,
     LeaseRow,
     ProgressRow,
 )
-from experience_buffer_server.store.check import check
-from experience_buffer_server.store.format import Table, buffer_key, named_key, numbered_key
-from experience_buffer_server.store.manifest import SnapshotError
-from experience_buffer_server.store.private import make_folder
-from experience_buffer_server.store.snapshot import answer_to, take
-from experience_buffer_server.store.snapshot_folder import SnapshotFolder
-from experience_buffer_server.store.snapshot_restore import restore
-from experience_buffer_server.store.writer import hold_lock
+from experience_buffer_server.store.lmdb.disk import private_files
+from experience_buffer_server.store.lmdb.disk.format import (
+    Table,
+    buffer_key,
+    named_key,
+    numbered_key,
+)
+from experience_buffer_server.store.lmdb.disk.private_files import make_folder
+from experience_buffer_server.store.lmdb.snapshots import manifest
+from experience_buffer_server.store.lmdb.snapshots.copy_process import answer_to, take
+from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
+from experience_buffer_server.store.lmdb.snapshots.manifest import SnapshotError
+from experience_buffer_server.store.lmdb.snapshots.restore import restore
+from experience_buffer_server.store.lmdb.verify.check import check
+from experience_buffer_server.store.lmdb.writer_process import hold_lock
 from tests.damaging import flip
 from tests.unit.store.conftest import MakeRecord, OpenStore
 
@@ -127,7 +134,7 @@ def test_the_names_of_new_folders_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(private, "sync", synced.append)
+    monkeypatch.setattr(private_files, "sync", synced.append)
     make_folder(tmp_path / "a" / "b" / "c")
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     make_folder(tmp_path / "a" / "b")

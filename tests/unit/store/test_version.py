@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from experience_buffer_server.store import StoreFormatError
-from experience_buffer_server.store.version import FORMAT_VALUE, FORMAT_VERSION, check_format
-from experience_buffer_server.store.version import format_value as sealed
+from experience_buffer_server.store.lmdb.disk.version import (
+    FORMAT_VALUE,
+    FORMAT_VERSION,
+    check_format,
+)
+from experience_buffer_server.store.lmdb.disk.version import format_value as sealed
 
 PATH = Path("/store")
 

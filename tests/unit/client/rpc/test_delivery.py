@@ -21,9 +21,9 @@ from experience_buffer import (
     TrxpError,
     UnavailableError,
     WrongStateError,
-    _delivery_calls,
     trxp,
 )
+from experience_buffer._messages import delivery_calls
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 
@@ -300,7 +300,7 @@ def test_priorities_with_generations_are_not_repeated(script: Any, buffer: Clien
 def test_many_priorities_go_in_several_requests(
     script: Any, buffer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_delivery_calls, "MAX_UPDATES", 3)
+    monkeypatch.setattr(delivery_calls, "MAX_UPDATES", 3)
     uids = [f"{'unknown' if run % 2 else ''}{run}" for run in range(7)]
     result = buffer.update_priorities(dict.fromkeys(uids, 1.0))
     assert [len(request.updates) for request in script.requests] == [3, 3, 1]
@@ -326,7 +326,7 @@ def test_many_priorities_go_in_several_requests(
 def test_malformed_priorities_are_refused_before_any_is_sent(
     script: Any, buffer: Client, entries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_delivery_calls, "MAX_UPDATES", 1)
+    monkeypatch.setattr(delivery_calls, "MAX_UPDATES", 1)
     with pytest.raises(InvalidRequestError, match="give"):
         buffer.update_priorities(entries)
     assert script.requests == []

@@ -20,12 +20,11 @@ from experience_buffer import (
     Experience,
     InvalidRequestError,
     RetryOptions,
-    _async_push_lane,
-    _connection,
-    _lane_memory,
-    _push_lane,
-    _wire,
 )
+from experience_buffer._async import push_lane as async_push_lane
+from experience_buffer._messages import push_bytes
+from experience_buffer._sync import connection, push_lane
+from experience_buffer._transport import lane_memory
 from experience_buffer.aio import AsyncClient
 from experience_buffer.errors import InternalServerError
 
@@ -58,7 +57,7 @@ class Pusher:
         return self._do("push", [experience(run) for run in runs], **options)
 
     def push_large(self, run: int) -> Any:
-        return self._do("push", [experience(run, _lane_memory.MAX_BYTES // 4)])
+        return self._do("push", [experience(run, lane_memory.MAX_BYTES // 4)])
 
     def close(self) -> None:
         self._do("close")
@@ -131,7 +130,7 @@ def test_the_first_push_is_a_call_and_those_behind_it_share_a_stream(
 def test_an_unused_stream_ends_and_who_pushes_seldom_makes_calls(
     script: Any, pusher: Pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (_push_lane, _async_push_lane):
+    for module in (push_lane, async_push_lane):
         monkeypatch.setattr(module, "KEEP_SECONDS", 0.2)
     pusher.push(1)
     pusher.push(2)
@@ -153,7 +152,7 @@ def test_what_a_broken_stream_leaves_open_is_pushed_by_calls(script: Any, pusher
 def test_streams_are_tried_again_later(
     script: Any, pusher: Pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (_push_lane, _async_push_lane):
+    for module in (push_lane, async_push_lane):
         monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)
     script.break_push_after.append(1)
     for run in range(3):
@@ -240,9 +239,9 @@ def test_the_answer_to_another_push_is_not_taken(
 ) -> None:
     pusher.push(0)
     pusher.push(1)
-    write = _wire.push_stream_request
+    write = push_bytes.push_stream_request
     monkeypatch.setattr(
-        _wire, "push_stream_request", lambda _, *rest, **options: write(77, *rest, **options)
+        push_bytes, "push_stream_request", lambda _, *rest, **options: write(77, *rest, **options)
     )
     with pytest.raises(InternalServerError, match="push 2 was answered as push 77"):
         pusher.push(2)
@@ -268,7 +267,7 @@ def test_a_process_that_was_forked_off_has_a_stream_of_its_own(
     script: Any, server: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[object] = []
-    monkeypatch.setattr(_connection, "_INHERITED", kept)
+    monkeypatch.setattr(connection, "_INHERITED", kept)
     with Client(server[1], options=FAST) as client:
         for run in range(2):
             client.push([experience(run)])

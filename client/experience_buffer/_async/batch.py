@@ -1,0 +1,84 @@
+"""A batch as the asynchronous client delivers it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from experience_buffer._messages import delivery_calls
+from experience_buffer._messages.batch_data import BatchData
+
+if TYPE_CHECKING:
+    from experience_buffer.aio import AsyncClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class AsyncBatch(BatchData):
+    """A delivered batch that can be acknowledged."""
+
+    client: AsyncClient
+    settle: Callable[[int, int | None], Awaitable[int | None]] | None = field(default=None)
+    """Acknowledges on the stream that delivered this; None when that stream is gone."""
+
+    async def ack(self, step: int | None = None) -> int:
+        """Say that the batch is consumed; returns after the server's commit. Idempotent.
+
+        Args:
+            step: The training step that used it, at least 0: `rewind` to an earlier one makes the
+                experiences available again, and they are kept until `declare_safe`. None: they
+                are consumed for good.
+
+        Returns:
+            Ranks that haven't acknowledged their parts of the batch; 0 when it isn't shared.
+
+        Raises:
+            LeaseNotFoundError: The lease has expired, or its stream broke: the experiences are
+                delivered again.
+            ExperienceBufferError: No answer, or another failure.
+        """
+        if not self.lease_id:
+            return 0
+        num_waiting = await self.settle(self.lease_id, step) if self.settle else None
+        if num_waiting is not None:
+            return num_waiting
+        call = delivery_calls.ack(self.lease_id, buffer=self.buffer, step=step, rank=self.rank)
+        acked = await self.client._run(call)
+        return acked.num_waiting_ranks
+
+    async def nack(self, reason: str = "") -> None:
+        """Give the batch back: its experiences are offered again at once.
+
+        A batch that ranks share goes back as a whole, the parts of the others too.
+
+        Args:
+            reason: Why; the server logs it.
+
+        Raises:
+            LeaseNotFoundError: The lease has ended before.
+        """
+        if self.lease_id:
+            await self.client.nack(self.lease_id, buffer=self.buffer, reason=reason)
+
+    async def extend(self, lease_seconds: float = 0.0) -> float:
+        """Give the lease more time, never less than it has; `expire_time` moves with it.
+
+        Args:
+            lease_seconds: From now until it expires; 0: the buffer's default.
+
+        Returns:
+            Seconds until it expires; infinity when nothing was delivered.
+
+        Raises:
+            LeaseNotFoundError: The lease has ended before.
+        """
+        if not self.lease_id:
+            return math.inf
+        seconds = await self.client.extend_lease(
+            self.lease_id, buffer=self.buffer, lease_seconds=lease_seconds
+        )
+        # It is the one field that changes.
+        object.__setattr__(self, "expire_time", time.monotonic() + seconds)
+        return seconds

@@ -1,0 +1,118 @@
+"""What the async client's verbs run on: its channel, and one call with its retries."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from experience_buffer._async.push_lane import AsyncPushLane
+from experience_buffer._messages import calls, push_bytes
+from experience_buffer._transport import channel as _channel
+from experience_buffer._transport.retry import Attempts
+from experience_buffer._transport.settings import ClientSettings, closed_error
+from experience_buffer.errors import ExperienceBufferError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer._transport.push_body import PushBody
+
+T = TypeVar("T")
+
+
+class AsyncConnection(ClientSettings):
+    """Makes the channel when it is first needed, one per event loop."""
+
+    def _prepare(self) -> None:
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._lane = AsyncPushLane()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way are cancelled. Idempotent."""
+        self._closed = True
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None and self._loop is asyncio.get_running_loop():
+            self._lane.close()
+            await channel.close()
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    async def _run(self, call: calls.Call[T], timeout: float | None = None) -> T:
+        attempts = Attempts(self._options.retry, self._seconds(timeout))
+        while True:
+            try:
+                return call.parse(await self._answer(call, attempts.remaining()))
+            except grpc.RpcError as error:
+                failure = self._translate(error, call.method)
+            except ExperienceBufferError as error:
+                failure = error
+            except asyncio.CancelledError:
+                # gRPC cancels the waiting task too when the channel is closed.
+                if self._closed and not _is_cancelling():
+                    raise closed_error("client") from None
+                raise
+            await asyncio.sleep(attempts.delay_after(failure, idempotent=call.idempotent))
+
+    async def _answer(self, call: calls.Call[T], timeout: float) -> Any:
+        """What the server says; a push that soon follows another one needs no call of its own."""
+        method = getattr(self._get_stub(), call.method)
+        if call.method != "Push":
+            return await method(call.request, timeout=timeout, metadata=self._metadata)
+        lane, body = self._lane, cast("PushBody", call.request)
+        deadline = time.monotonic() + timeout
+        answer: Any = await lane.push(self, body, timeout)
+        if answer is None:
+            rest = max(deadline - time.monotonic(), 0.0)
+            answer = await method(body.request(), timeout=rest, metadata=self._metadata)
+        lane.pushed()
+        return answer
+
+    def _open(self, method: str, requests: AsyncIterator[Any] | None) -> Any:
+        """Open a stream; without a deadline, since keepalive finds a dead server."""
+        return getattr(self._get_stub(), method)(requests, metadata=self._metadata)
+
+    def _get_stub(self) -> Any:
+        if self._closed:
+            raise closed_error("client")
+        loop = asyncio.get_running_loop()
+        if self._stub is None or self._loop is not loop:
+            _channel.note_use()
+            arguments = _channel.arguments(self._options, self._tls, target=self._target)
+            self._channel = (
+                grpc.aio.insecure_channel(self._target, arguments)
+                if self._tls is None
+                else grpc.aio.secure_channel(
+                    self._target, _channel.credentials(self._tls), arguments
+                )
+            )
+            self._stub = push_bytes.make_stub(self._channel)
+            self._lane = AsyncPushLane()
+            self._loop = loop
+        return self._stub
+
+
+def _is_cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

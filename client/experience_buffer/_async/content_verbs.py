@@ -1,0 +1,147 @@
+"""The async client's verbs about stored experiences and their groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from experience_buffer._async.connection import AsyncConnection
+from experience_buffer._messages import annotate as _annotate
+from experience_buffer._messages import calls
+from experience_buffer._transport.retry import Deadline
+from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
+from experience_buffer.values import (
+    DeleteResult,
+    ExperienceState,
+    ExperienceSummary,
+    SealedGroup,
+    StoredExperience,
+)
+
+
+class AsyncContentVerbs(AsyncConnection):
+    """Verbs about what is stored."""
+
+    async def seal_group(
+        self, group: str, *, buffer: str = "default", group_size: int = 0
+    ) -> SealedGroup:
+        """Say that a group gets no more members than stated; 0: than it has now.
+
+        Raises:
+            GroupNotFoundError: The buffer knows no such group.
+        """
+        return await self._run(calls.seal_group(group, buffer=buffer, group_size=group_size))
+
+    async def drop_group(self, group: str, *, buffer: str = "default", reason: str = "") -> int:
+        """Discard the newest group of a key, whose task was aborted; how many experiences go.
+
+        None go where none has come yet: those that come later are refused all the same, unless the
+        buffer's `late_members` lets them open a new group.
+
+        Raises:
+            InvalidRequestError: No group can have this key.
+        """
+        return await self._run(calls.drop_group(group, buffer=buffer, reason=reason))
+
+    async def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
+        """Read one experience.
+
+        Raises:
+            ExperienceNotFoundError: It isn't there.
+            DataLossError: Its record is damaged.
+        """
+        return await self._run(calls.get(uid, buffer=buffer))
+
+    async def annotate(
+        self,
+        annotations: Mapping[str, Mapping[str, Any]],
+        *,
+        buffer: str = "default",
+        raise_on_refused: bool = True,
+        timeout: float | None = None,
+    ) -> AnnotateResult:
+        """Add fields that came late to stored experiences; what depends on them is computed again.
+
+        Returns when all are durable. Idempotent; many go in several requests, and after an error
+        what was sent before is stored.
+
+        Args:
+            annotations: By uid what is added, by the names that `Experience` has for it:
+                `reward`, `baseline_reward`, `env_state_hash` and `num_turns` as values; `values`,
+                `ref_logprobs` and other tensors as lists (float32; `versions` int64), arrays or
+                tensors of any dtype. Other numbers and texts become entries of `info`, as
+                everything in `info` does, a dict of plain data.
+            buffer: The buffer's name.
+            raise_on_refused: False: return refused ones in the result instead of raising.
+            timeout: Seconds for all of it, retries included; None: the client's.
+
+        Returns:
+            One outcome per annotation, in order.
+
+        Raises:
+            InvalidRequestError: An annotation holds what can't be sent; none is stored then.
+            AnnotateRefusedError: The server refused some; all others are stored.
+            MessageTooLargeError: One annotation is over the message limit.
+        """
+        deadline = Deadline(self._seconds(timeout))
+        outcomes: list[AnnotateOutcome] = []
+        requests = await asyncio.to_thread(
+            _annotate.requests, annotations, buffer=buffer, options=self._options
+        )
+        for request in requests:
+            answer = await self._run(calls.annotate(request), deadline.remaining())
+            outcomes.extend(answer)
+        result = AnnotateResult(outcomes=tuple(outcomes))
+        if raise_on_refused:
+            result.raise_for_refused()
+        return result
+
+    async def list(
+        self,
+        *,
+        buffer: str = "default",
+        tid: str = "",
+        rid: str = "",
+        sid: str = "",
+        state: ExperienceState | None = None,
+        page_size: int = 100,
+    ) -> AsyncIterator[ExperienceSummary]:
+        """Iterate over summaries of stored experiences, oldest first, fetching page by page.
+
+        Args:
+            buffer: The buffer's name.
+            tid: Only those of this task.
+            rid: Only those of this run.
+            sid: Only those of this step.
+            state: Only those in this state.
+            page_size: Summaries per call, at most 1,000.
+        """
+        where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
+        token, more = "", True
+        while more:
+            page, token = await self._run(
+                calls.list_page(token, buffer=buffer, where=where, page_size=page_size)
+            )
+            for summary in page:
+                yield summary
+            more = bool(token)
+
+    async def delete(
+        self,
+        uids: str | Sequence[str] | None = None,
+        *,
+        buffer: str = "default",
+        tid: str = "",
+        rid: str = "",
+        sid: str = "",
+        state: ExperienceState | None = None,
+    ) -> DeleteResult:
+        """Remove experiences that aren't leased, by uids (at most 10,000) or by keys and state.
+
+        Raises:
+            InvalidRequestError: Both uids and keys, or neither, are given.
+        """
+        where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
+        call = calls.delete(uids, buffer=buffer, where=where)
+        return await self._run(call) if call else calls.NOTHING_DELETED

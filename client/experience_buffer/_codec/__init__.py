@@ -1,0 +1,1 @@
+"""TRXP payloads: frames, tensors, and metadata read as plain data."""

@@ -1,0 +1,1 @@
+"""What trainers are fed: trajectories, budgets of tokens, collation for frameworks."""

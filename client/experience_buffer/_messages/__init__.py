@@ -1,0 +1,1 @@
+"""Between values and protobuf messages; nothing here calls."""

@@ -1,0 +1,202 @@
+"""Annotations as requests: what is a tensor, what goes to `info`, and splitting. Pure.
+
+Lists and arrays become tensors without torch, so that a critic written with another library can
+annotate too.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from experience_buffer._codec import safetensors
+from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
+from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._fields import EXTRA_INPUTS, INFO_INPUTS, info_value
+from experience_buffer._messages import push_split
+from experience_buffer.errors import InvalidRequestError
+from experience_buffer.options import ClientOptions
+from experience_buffer.v1 import service_pb2 as pb
+
+MAX_ANNOTATIONS: Final = 4096
+"""Annotations that one request may hold."""
+_MAX_EXACT: Final = 2**53
+"""Numbers travel as float64; larger integers would change."""
+_MAX_DEPTH: Final = 16
+"""Lists and dicts inside one another; protobuf reads no more than some 30."""
+_SCALARS: Final = (bool, int, float, str)
+_TENSOR: Final = "a flat list of numbers, an array or a tensor"
+_BUFFER_CODES: Final = {
+    ("f", 4): "F32",
+    ("d", 8): "F64",
+    ("e", 2): "F16",
+    ("?", 1): "BOOL",
+    **{(kind, size): f"I{8 * size}" for kind in "bhilq" for size in (1, 2, 4, 8)},
+    **{(kind, size): f"U{8 * size}" for kind in "BHILQ" for size in (1, 2, 4, 8)},
+}
+"""Dtype codes by format character and item size of the buffer protocol."""
+
+
+def requests(
+    annotations: Mapping[str, Mapping[str, Any]], *, buffer: str, options: ClientOptions
+) -> list[pb.AnnotateRequest]:
+    """Make the requests that carry all annotations, in order.
+
+    Everything is checked before anything is sent.
+
+    Raises:
+        InvalidRequestError: An annotation holds what can't be sent; the text names uid and field.
+        MessageTooLargeError: One annotation is over the message limit.
+    """
+    if not isinstance(annotations, Mapping):
+        raise _error("annotations", annotations, "a mapping {uid: {field: value}}")
+    found: list[pb.AnnotateRequest] = []
+    num_bytes, most_bytes = 0, min(options.max_push_bytes, push_split.max_payload_bytes(options))
+    for uid, fields in annotations.items():
+        annotation = _annotation(uid, fields)
+        size = annotation.ByteSize()
+        push_split.check_size(size, f"the annotation of {uid}", options)
+        is_full = found and (
+            num_bytes + size > most_bytes or len(found[-1].annotations) == MAX_ANNOTATIONS
+        )
+        if is_full or not found:
+            found.append(pb.AnnotateRequest(buffer=buffer))
+            num_bytes = 0
+        found[-1].annotations.append(annotation)
+        num_bytes += size
+    return found
+
+
+def _annotation(uid: str, fields: Mapping[str, Any]) -> pb.Annotation:
+    where = f"annotations[{uid!r}]"
+    if not isinstance(uid, str):
+        raise _error(where, uid, "a uid as key, such as experience.eid.uid")
+    if not isinstance(fields, Mapping) or not fields:
+        raise _error(where, fields, "a mapping of at least one field")
+    message = pb.Annotation()
+    tensors: list[tuple[str, TensorView]] = []
+    info: dict[str, Any] = {}
+    for name, given in fields.items():
+        path = f"{where}[{name!r}]"
+        value = _unwrapped(given)
+        if name == "reward":
+            message.reward = _scalar(float, value, path)
+        elif name == "info":
+            _add_entries(info, value, path)
+        elif name in INFO_INPUTS:
+            _add(info, name, _scalar(INFO_INPUTS[name], value, path), path)
+        elif _is_tensor(name, value, path):
+            tensors.append((name, _view(name, value, path)))
+        else:
+            _add(info, name, value, path)
+    try:
+        message.uid = uid
+        message.info.update(info)
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"{where}: a text holds half of a surrogate pair", subject=where
+        ) from None
+    if tensors:
+        message.tensors = b"".join(safetensors.write(tensors))
+    return message
+
+
+def _is_tensor(name: object, value: Any, path: str) -> bool:
+    """Whether a field becomes a tensor; else it is an entry of `info`."""
+    if not isinstance(name, str):
+        raise _error(path, name, "a field's name as key")
+    if name in META_FIELDS:
+        raise InvalidRequestError(f"{path} can't be changed by an annotation", subject=path)
+    if not isinstance(value, _SCALARS):
+        return True
+    if name in EXTRA_INPUTS or name in TENSOR_FIELDS:
+        raise _error(path, value, _TENSOR)
+    return False
+
+
+def _view(name: str, value: Any, path: str) -> TensorView:
+    """Make a field's tensor: of a list float32, or int64 if `versions`; else of its own dtype."""
+    torch = sys.modules.get("torch")  # Where it isn't loaded, nothing is its tensor.
+    try:
+        if torch is not None and isinstance(value, torch.Tensor):
+            from experience_buffer._torch import tensor_view
+
+            return tensor_view(value)
+        if isinstance(value, (list, tuple)):
+            code, kind = ("I64", "q") if name == "versions" else ("F32", "f")
+            data = struct.pack(f"<{len(value)}{kind}", *value)
+            return TensorView(code, (len(value),), memoryview(data))
+        return _buffer_view(value)
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise _error(path, value, f"{_TENSOR} ({error})") from None
+
+
+def _buffer_view(value: Any) -> TensorView:
+    """Copy an array of NumPy, or of another library that offers its memory.
+
+    Raises:
+        TypeError: It offers none, or its elements are no numbers in the machine's byte order.
+        ValueError: It offers none for this type of elements.
+    """
+    if isinstance(value, (bytes, bytearray)):
+        raise TypeError("bytes")
+    view = memoryview(value)
+    code = _BUFFER_CODES.get((view.format, view.itemsize))
+    if code is None:
+        raise TypeError(f"elements of format {view.format!r}")
+    return TensorView(code, view.shape or (), memoryview(view.tobytes()))
+
+
+def _scalar(kind: type[Any], value: Any, path: str) -> Any:
+    try:
+        return info_value(kind, value, path)
+    except TypeError as error:
+        raise InvalidRequestError(str(error), subject=path) from None
+
+
+def _add_entries(info: dict[str, Any], entries: Any, path: str) -> None:
+    if not isinstance(entries, Mapping):
+        raise _error(path, entries, "a mapping")
+    for name, value in entries.items():
+        if not isinstance(name, str):
+            raise _error(path, name, "texts as keys")
+        _add(info, name, value, f"{path}[{name!r}]")
+
+
+def _add(info: dict[str, Any], name: str, value: Any, path: str) -> None:
+    if name in info:
+        raise InvalidRequestError(f"{path} is given twice, here and in info", subject=path)
+    info[name] = _plain(value, path, 0)
+
+
+def _plain(value: Any, path: str, depth: int) -> Any:
+    """Check that a struct can hold a value as it is, and unwrap scalars of NumPy and torch."""
+    value = _unwrapped(value)
+    if isinstance(value, int) and abs(value) > _MAX_EXACT:
+        raise _error(path, value, "an integer of at most 2**53, or text")
+    if value is None or isinstance(value, _SCALARS):
+        return value
+    if depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
+        return [_plain(member, f"{path}[{i}]", depth + 1) for i, member in enumerate(value)]
+    if depth < _MAX_DEPTH and isinstance(value, Mapping):
+        entries: dict[str, Any] = {}
+        for key, member in value.items():
+            if not isinstance(key, str):
+                raise _error(path, key, "texts as keys")
+            entries[key] = _plain(member, f"{path}[{key!r}]", depth + 1)
+        return entries
+    raise _error(path, value, f"numbers, texts, and lists and dicts of them, {_MAX_DEPTH} deep")
+
+
+def _unwrapped(value: Any) -> Any:
+    """Python's value of a NumPy scalar or of a tensor without dimensions."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def _error(path: str, value: Any, wanted: str) -> InvalidRequestError:
+    kind = type(value).__name__
+    return InvalidRequestError(f"{path}: {value!r:.80} ({kind}); give {wanted}", subject=path)

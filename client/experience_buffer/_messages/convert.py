@@ -1,0 +1,230 @@
+"""Messages to values and back. Pure: no I/O, no gRPC, no rule of the server's.
+
+The configurations of buffers are translated in `config.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
+
+from google.protobuf.struct_pb2 import ListValue, Struct
+
+from experience_buffer._messages.batch_data import LazyPacked, LazyPayloads
+from experience_buffer._messages.names import (
+    ANNOTATE_REFUSAL,
+    PUSH_STATUS,
+    REFUSAL_REASON,
+    STATE,
+    UNIT,
+)
+from experience_buffer.outcomes import AnnotateOutcome, PushOutcome
+from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.values import (
+    BufferStats,
+    ConsumerStats,
+    ExperienceSummary,
+    Stats,
+    StoredExperience,
+    Tombstone,
+)
+
+_COUNTS: Final = frozenset({"members", "votes", "batch_groups", "batch_members", "running_count"})
+"""Entries of a computation that are whole numbers; in a struct every number is a float."""
+
+
+def tombstone_to_message(tombstone: Tombstone) -> types_pb2.Tombstone:
+    """Translate a tombstone."""
+    eid = tombstone.eid
+    identity = types_pb2.ExperienceId(
+        batch=str(eid.batch), task=str(eid.task), run=eid.run, step=eid.step, suffix=eid.suffix
+    )
+    return types_pb2.Tombstone(id=identity, reason=tombstone.reason)
+
+
+def outcomes(
+    messages: Iterable[types_pb2.PushOutcome], positions: Sequence[int]
+) -> Iterable[PushOutcome]:
+    """Translate outcomes, giving each item the position that it has for the caller."""
+    for place, message in enumerate(messages):
+        yield outcome(message, positions[place] if place < len(positions) else message.index)
+
+
+def outcome(message: types_pb2.PushOutcome, position: int) -> PushOutcome:
+    """Translate the outcome of the item at a position."""
+    return PushOutcome(
+        index=position,
+        uid=message.uid,
+        status=PUSH_STATUS.name(message.status, "refused"),
+        reason=REFUSAL_REASON.name(message.reason),
+        message=message.message,
+    )
+
+
+def annotate_outcome(message: types_pb2.AnnotateOutcome) -> AnnotateOutcome:
+    """Translate the outcome of an annotation; a reason that a newer server added is empty."""
+    return AnnotateOutcome(
+        uid=message.uid,
+        status="refused" if message.refusal else "stored",
+        reason=ANNOTATE_REFUSAL.name(message.refusal),
+        message=message.message,
+    )
+
+
+def struct_to_dict(message: Struct) -> dict[str, Any]:
+    """Translate a struct; NaN and infinity, which the JSON mapping refuses, are numbers too."""
+    return {name: _struct_value(message[name]) for name in sorted(message)}
+
+
+def _struct_value(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return struct_to_dict(value)
+    if isinstance(value, ListValue):
+        return [_struct_value(member) for member in value]
+    return value
+
+
+def batch_fields(
+    experiences: Iterable[types_pb2.SampledExperience],
+    lease: types_pb2.Lease | None,
+    end: service_pb2.SampleResponse | service_pb2.SampleFrame,
+    *,
+    payloads: Sequence[bytes | memoryview],
+    packed: bytearray | memoryview,
+    num_bytes: int | None,
+    received_time: float,
+) -> dict[str, Any]:
+    """The fields of `BatchData` that the server states, all but buffer, consumer and rank.
+
+    Args:
+        experiences: All of the batch; none of a packed one.
+        lease: None when nothing was delivered.
+        end: The message with the batch's totals: the response, or the last frame.
+        payloads: Those of the experiences.
+        packed: The packed batch, writable; empty when it isn't one.
+        num_bytes: Payload bytes of the batch; None: as many as came.
+        received_time: `time.monotonic()` at the receipt.
+    """
+    experiences = list(experiences)
+    return {
+        "lease_id": lease.id if lease else 0,
+        "expire_time": received_time + lease.expires_in_seconds if lease else math.inf,
+        "world_size": lease.world_size if lease else 0,
+        "uids": tuple(item.uid for item in experiences),
+        "groups": tuple(item.group for item in experiences),
+        "content": LazyPayloads(payloads),
+        "num_deliveries": tuple(item.num_deliveries for item in experiences),
+        "staleness": tuple(_optional(item, "staleness") for item in experiences),
+        "flags": tuple(tuple(item.flags) for item in experiences),
+        "probabilities": tuple(item.probability for item in experiences),
+        "times_sampled": tuple(item.times_sampled for item in experiences),
+        "generations": tuple(item.generation for item in experiences),
+        "columns": LazyPacked(packed) if packed else None,
+        "num_bytes": len(packed) + sum(map(len, payloads)) if num_bytes is None else num_bytes,
+        "num_units": end.num_units,
+        "shortfall": end.shortfall,
+        "policy_version": _optional(end, "policy_version"),
+    }
+
+
+def stored(message: service_pb2.GetResponse) -> StoredExperience:
+    """Translate an experience as the server holds it."""
+    has_computation = message.HasField("computation")
+    return StoredExperience(
+        summary=summary(message.summary),
+        payload=message.payload,
+        computation=_computation(message.computation) if has_computation else None,
+    )
+
+
+def _computation(message: Struct) -> dict[str, Any]:
+    return {
+        name: _counted(value) if name in _COUNTS else value
+        for name, value in struct_to_dict(message).items()
+    }
+
+
+def _counted(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def summary(message: types_pb2.ExperienceSummary) -> ExperienceSummary:
+    """Translate a summary."""
+    return ExperienceSummary(
+        uid=message.uid,
+        tid=message.tid,
+        rid=message.rid,
+        sid=message.sid,
+        state=STATE.name(message.state, "waiting_for_group"),
+        reward=_optional(message, "reward"),
+        response_tokens=message.response_tokens,
+        payload_bytes=message.payload_bytes,
+        min_policy_version=_optional(message, "min_policy_version"),
+        max_policy_version=_optional(message, "max_policy_version"),
+        push_time=message.push_time,
+        message=message.message,
+        priority=message.priority,
+        generation=message.generation,
+    )
+
+
+def stats(message: service_pb2.GetStatsResponse) -> Stats:
+    """Translate a server's statistics."""
+    return Stats(
+        buffers=tuple(_buffer_stats(buffer) for buffer in message.buffers),
+        server_version=message.server_version,
+        uptime_seconds=message.uptime_seconds,
+    )
+
+
+def policy_version(message: Any) -> int | None:
+    """The message's policy version; None before the first was published."""
+    return cast("int | None", _optional(message, "policy_version"))
+
+
+def _buffer_stats(message: service_pb2.BufferStats) -> BufferStats:
+    return BufferStats(
+        name=message.name,
+        num_items=message.num_items,
+        num_bytes=message.num_bytes,
+        num_open_groups=message.num_open_groups,
+        num_overdue_groups=message.num_overdue_groups,
+        num_computing_groups=message.num_computing_groups,
+        num_quarantined_groups=message.num_quarantined_groups,
+        num_waiting_for_fields=message.num_waiting_for_fields,
+        computing_waits_for=message.computing_waits_for,
+        num_damaged=message.num_damaged,
+        num_reserved_groups=message.num_reserved_groups,
+        keep_ratio=_optional(message, "keep_ratio"),
+        num_waiting_pushes=message.num_waiting_pushes,
+        pushes_wait_for=message.pushes_wait_for,
+        oldest_open_group=message.oldest_open_group,
+        policy_version=policy_version(message),
+        consumers=tuple(_consumer_stats(consumer) for consumer in message.consumers),
+    )
+
+
+def _consumer_stats(message: service_pb2.ConsumerStats) -> ConsumerStats:
+    return ConsumerStats(
+        name=message.name,
+        unit=UNIT.name(message.unit, "item"),
+        num_ready_units=message.num_ready_units,
+        num_leased_units=message.num_leased_units,
+        num_leases=message.num_leases,
+        num_waiting=message.num_waiting,
+        waiting_for=message.waiting_for,
+        num_acked_units=message.num_acked_units,
+        num_redelivered_units=message.num_redelivered_units,
+        num_quarantined_units=message.num_quarantined_units,
+        num_held_units=message.num_held_units,
+        num_stale_units=message.num_stale_units,
+        num_retained_experiences=message.num_retained_experiences,
+        last_step=_optional(message, "last_step"),
+        safe_step=_optional(message, "safe_step"),
+        pushes_wait_for=message.pushes_wait_for,
+    )
+
+
+def _optional(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None

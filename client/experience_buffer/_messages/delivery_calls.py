@@ -1,0 +1,242 @@
+"""The unary calls about delivery: sampling, leases, the training timeline, priorities.
+
+Pure: no I/O. What `Call` means is in `calls.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from experience_buffer._codec import memory
+from experience_buffer._messages import convert, sample_bytes
+from experience_buffer._messages.build import build
+from experience_buffer._messages.calls import Call
+from experience_buffer._messages.names import FORMAT
+from experience_buffer.consumer_options import SampleFormat
+from experience_buffer.errors import InvalidRequestError
+from experience_buffer.v1 import service_pb2 as pb
+from experience_buffer.v1 import types_pb2
+from experience_buffer.values import PriorityResult, RewindResult, SafeResult
+
+MAX_UPDATES: Final = 10_000
+"""Priorities in one request."""
+Priorities: TypeAlias = Mapping[str, float] | Iterable[tuple[str, float] | tuple[str, float, int]]
+"""New priorities by uid, or as (uid, priority) or (uid, priority, generation)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acked:
+    """What an ack did."""
+
+    num_experiences: int
+    num_waiting_ranks: int
+
+
+def rank_of(
+    rank: int | None, world_size: int | None, after_lease_id: int = 0
+) -> types_pb2.RankOf | None:
+    """The message that asks for a rank's part; None for a batch of its own.
+
+    Raises:
+        InvalidRequestError: Only one of `rank` and `world_size` is given, or one is negative.
+    """
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise InvalidRequestError(
+            f"rank is {rank} and world_size {world_size}: give both, or neither for batches that "
+            "aren't shared",
+            subject="rank" if rank is None else "world_size",
+        )
+    return build(types_pb2.RankOf, rank=rank, world_size=world_size, after_lease_id=after_lease_id)
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that aren't None."""
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def sample(
+    batch_size: int,
+    *,
+    buffer: str,
+    consumer: str,
+    wait_seconds: float,
+    min_batch_size: int,
+    lease_seconds: float,
+    rank: types_pb2.RankOf | None,
+    format: SampleFormat,
+) -> Call[dict[str, Any]]:
+    """Lease one batch; the result is the fields of a batch.
+
+    Safe to repeat: a batch whose response was lost is offered again when its lease expires, and a
+    rank that asks again gets the same part.
+    """
+    request = build(
+        pb.SampleRequest,
+        buffer=buffer,
+        consumer=consumer,
+        batch_size=batch_size,
+        min_batch_size=min_batch_size,
+        timeout_seconds=wait_seconds,
+        lease_seconds=lease_seconds,
+        format=FORMAT.number(format, "format"),
+        **given(rank_of=rank),
+    )
+
+    def parse(received: sample_bytes.Received[pb.SampleResponse]) -> dict[str, Any]:
+        response = received.message
+        lease = response.lease if response.HasField("lease") else None
+        fields = convert.batch_fields(
+            response.experiences,
+            lease,
+            response,
+            payloads=received.payloads,
+            packed=memory.joined((received.packed,)),
+            num_bytes=None,
+            received_time=time.monotonic(),
+        )
+        place = rank.rank if rank else None
+        return {"buffer": buffer, "consumer": consumer, "rank": place, **fields}
+
+    return Call("Sample", request, parse)
+
+
+def ack(lease_id: int, *, buffer: str, step: int | None, rank: int | None) -> Call[Acked]:
+    """End a lease successfully, or one rank's part of it."""
+    request = build(pb.AckRequest, buffer=buffer, lease_id=lease_id, **given(step=step, rank=rank))
+    return Call(
+        "Ack",
+        request,
+        lambda response: Acked(
+            num_experiences=response.num_experiences,
+            num_waiting_ranks=response.num_waiting_ranks,
+        ),
+    )
+
+
+def part_of(buffer: str, consumer: str, rank: int | None) -> tuple[str, str, str]:
+    """Whose parts of shared batches a client has taken; a wrong value is the request's to refuse."""
+    return str(buffer), str(consumer), str(rank)
+
+
+def nack(lease_id: int, *, buffer: str, reason: str, unread: bool = False) -> Call[int]:
+    """Give a lease back, that of a batch that was handed to nobody or of another."""
+    request = build(pb.NackRequest, buffer=buffer, lease_id=lease_id, reason=reason, unread=unread)
+    return Call("Nack", request, lambda response: response.num_experiences)
+
+
+def extend_lease(lease_id: int, *, buffer: str, lease_seconds: float) -> Call[float]:
+    """Give a lease more time; seconds until it expires. Twice does no harm."""
+    request = build(
+        pb.ExtendLeaseRequest, buffer=buffer, lease_id=lease_id, lease_seconds=lease_seconds
+    )
+    return Call("ExtendLease", request, lambda response: response.lease.expires_in_seconds)
+
+
+def rewind(step: int, *, buffer: str, consumer: str) -> Call[RewindResult]:
+    """Go back to a step; twice leads to the same step."""
+    request = build(pb.RewindRequest, buffer=buffer, consumer=consumer, step=step)
+    return Call(
+        "Rewind",
+        request,
+        lambda response: RewindResult(
+            num_experiences=response.num_experiences, num_leases=response.num_leases
+        ),
+    )
+
+
+def declare_safe(step: int, *, buffer: str, consumer: str) -> Call[SafeResult]:
+    """Declare a step safe; twice changes nothing."""
+    request = build(pb.DeclareSafeRequest, buffer=buffer, consumer=consumer, step=step)
+    return Call(
+        "DeclareSafe",
+        request,
+        lambda response: SafeResult(
+            num_experiences=response.num_experiences,
+            safe_step=response.safe_step if response.HasField("safe_step") else None,
+        ),
+    )
+
+
+def release_quarantined(
+    uids: str | Sequence[str] | None, *, buffer: str, consumer: str
+) -> Call[int] | None:
+    """Offer quarantined experiences again; None when an empty sequence asks for nothing.
+
+    Not repeated: what was released may have been delivered, and quarantined again, since.
+    """
+    names = [uids] if isinstance(uids, str) else list(uids or ())
+    if uids is not None and not names:
+        return None
+    request = build(pb.ReleaseQuarantinedRequest, buffer=buffer, consumer=consumer, uids=names)
+    return Call(
+        "ReleaseQuarantined", request, lambda response: response.num_units, idempotent=False
+    )
+
+
+def update_priorities(priorities: Priorities, *, buffer: str) -> Iterator[Call[PriorityResult]]:
+    """Set priorities, in requests of at most `MAX_UPDATES`.
+
+    With generations a request isn't repeated: what its lost response had set would be reported as
+    outdated.
+
+    Raises:
+        InvalidRequestError: An entry is malformed, or a uid is given twice; no request is made.
+    """
+    updates = [_update(entry) for entry in _entries(priorities)]
+    seen: set[str] = set()
+    for update in updates:
+        if update.uid in seen:
+            raise InvalidRequestError(
+                f"priorities has uid {update.uid!r} twice: give each uid once", subject=update.uid
+            )
+        seen.add(update.uid)
+    return (
+        _priorities_call(updates[start : start + MAX_UPDATES], buffer)
+        for start in range(0, len(updates), MAX_UPDATES)
+    )
+
+
+def join_priorities(results: Iterable[PriorityResult]) -> PriorityResult:
+    """Make one result of those of several requests."""
+    parts = list(results)
+    return PriorityResult(
+        num_updated=sum(part.num_updated for part in parts),
+        unknown_uids=tuple(uid for part in parts for uid in part.unknown_uids),
+        outdated_uids=tuple(uid for part in parts for uid in part.outdated_uids),
+    )
+
+
+def _entries(priorities: Priorities) -> Iterable[Any]:
+    return priorities.items() if isinstance(priorities, Mapping) else priorities
+
+
+def _update(entry: Any) -> pb.PriorityUpdate:
+    try:
+        uid, priority, *rest = entry
+        [generation] = rest or [0]
+        return pb.PriorityUpdate(uid=uid, priority=float(priority), generation=generation)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"priorities has {entry!r:.200}: {error}; give (uid, priority) or (uid, priority, "
+            "generation)",
+            subject="priorities",
+        ) from None
+
+
+def _priorities_call(updates: list[pb.PriorityUpdate], buffer: str) -> Call[PriorityResult]:
+    request = build(pb.UpdatePrioritiesRequest, buffer=buffer, updates=updates)
+    return Call(
+        "UpdatePriorities",
+        request,
+        lambda response: PriorityResult(
+            num_updated=response.num_updated,
+            unknown_uids=tuple(response.unknown_uids),
+            outdated_uids=tuple(response.outdated_uids),
+        ),
+        idempotent=not any(update.generation for update in updates),
+    )

@@ -1,0 +1,1 @@
+"""Batches as columns: layout, rows, and views of them."""

@@ -1,0 +1,131 @@
+"""One field of a packed batch's experiences behind one another, whatever its forms. Imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from experience_buffer._codec.dtypes import common_dtype
+from experience_buffer._packed.table import Form, Table
+from experience_buffer._packed.writer import TRUNCATE_CODES
+from experience_buffer._torch import tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """One field of all experiences."""
+
+    flat: Tensor
+    """Row after row, shape [sum of lengths, ...]."""
+    lengths: Tensor
+    """How many each experience has, int64, shape [B]."""
+
+
+def column(table: Table, name: str) -> Tensor:
+    """Do what `PackedBatch.column` says."""
+    view = table.columns.get(name)
+    if view is None:
+        raise KeyError(f"no column {name!r}; there are {', '.join(sorted(table.columns))}")
+    return tensor(view)
+
+
+def joined_field(table: Table, name: str) -> Joined:
+    """Put a field's forms together, in the dtype that they promote to.
+
+    Raises:
+        ValueError: An experience lacks the field, or its rows can't lie behind one another.
+    """
+    index = lacking(table, name)
+    if index is not None:
+        raise ValueError(f"{uid_of(table, index)} has no {name}")
+    parts = []
+    for form in table.fields.get(name, ()):
+        if form.is_scalar:
+            raise ValueError(f"{name} is a scalar, so it has no rows to lay out; take of(index)")
+        parts.append((_presence(form), Joined(tensor(form.view), _lengths(name, form))))
+    if name == "action_mask":
+        has_none = ~_has(table, name)
+        if has_none.any():
+            parts.append((has_none, _single_turn_masks(table, has_none)))
+    if len(parts) == 1:
+        return parts[0][1]
+    return _interleaved(name, parts)
+
+
+def lacking(table: Table, name: str) -> int | None:
+    """Index of the first experience that lacks a field; None if all have it."""
+    has = _has(table, name)
+    if name == "action_mask":  # Only dpo experiences have none.
+        has |= ~(_has(table, "chosen") & _has(table, "rejected"))
+    missing = (~has).nonzero()
+    return int(missing[0]) if len(missing) else None
+
+
+def uid_of(table: Table, index: int) -> str:
+    """Name of an experience, for errors."""
+    return str(table.values["uid"][index], "utf-8")
+
+
+def _has(table: Table, name: str) -> Tensor:
+    """Which experiences have a field, bool, shape [B]."""
+    has = torch.zeros(table.num_rows, dtype=torch.bool)
+    for form in table.fields.get(name, ()):
+        has |= _presence(form)
+    return has
+
+
+def _presence(form: Form) -> Tensor:
+    return torch.frombuffer(bytearray(form.present), dtype=torch.bool)
+
+
+def _interleaved(name: str, parts: list[tuple[Tensor, Joined]]) -> Joined:
+    """Copy parts, each with the experiences that it has, into the experiences' order."""
+    flats = [part.flat for _, part in parts]
+    shapes = {flat.shape[1:] for flat in flats}
+    if len(shapes) > 1:
+        texts = ", ".join(str(["*", *shape]) for shape in sorted(shapes))
+        raise ValueError(f"{name} differs in shape between experiences: {texts}; take of(index)")
+    dtype = flats[0].dtype
+    for flat in flats[1:]:
+        try:
+            dtype = common_dtype(dtype, flat.dtype)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; take of(index)") from None
+    lengths = torch.stack([part.lengths for _, part in parts]).sum(0)
+    joined = flats[0].new_empty((int(lengths.sum()), *flats[0].shape[1:]), dtype=dtype)
+    for present, part in parts:
+        joined[present.repeat_interleave(lengths)] = part.flat.to(dtype)
+    return Joined(joined, lengths)
+
+
+def _single_turn_masks(table: Table, rows: Tensor) -> Joined:
+    """Make the masks that experiences without one get when they are constructed.
+
+    Ones for the response; if the prompt was truncated, zeros for the logprobs.
+
+    Args:
+        table: The batch.
+        rows: Which experiences to make masks for, bool, shape [B].
+    """
+    is_truncated = column(table, "truncate_status") == TRUNCATE_CODES["prompt_truncated"]
+    lengths = _field_lengths(table, "tokens") - column(table, "prompt_length")
+    lengths = torch.where(is_truncated, _field_lengths(table, "logprobs"), lengths)
+    lengths = torch.where(rows, lengths, 0)
+    return Joined((~is_truncated).repeat_interleave(lengths), lengths)
+
+
+def _field_lengths(table: Table, name: str) -> Tensor:
+    """Rows of each experience in all forms of a field, int64, shape [B]."""
+    lengths = torch.zeros(table.num_rows, dtype=torch.int64)
+    for form in table.fields.get(name, ()):
+        lengths += _lengths(name, form)
+    return lengths
+
+
+def _lengths(name: str, form: Form) -> Tensor:
+    """Rows of each experience, int64, shape [B]; together no more than there are bytes."""
+    if form.view.shape[0] and not len(form.view.data):
+        raise ValueError(f"{name} has rows of no elements; take `tensor`")
+    return tensor(form.offsets_view).diff()

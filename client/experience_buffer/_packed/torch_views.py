@@ -1,0 +1,217 @@
+"""Tensors of a packed batch: views, padded batches and the cu_seqlens form. Imports torch.
+
+B is the number of experiences, N of tokens of all of them, P and R the padded lengths of prompt and
+response, T the number of response tokens of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from experience_buffer._packed.join import column, joined_field, lacking, uid_of
+from experience_buffer._packed.table import Form, Table
+from experience_buffer._torch import tensor
+
+RESPONSE_FIELDS: Final = (
+    "action_mask",
+    "logprobs",
+    "token_level_reward",
+    "advantages",
+    "returns",
+    "teacher_logprobs",
+    "values",
+    "ref_logprobs",
+    "versions",
+)
+"""Fields with one row per response token that batches hold unless told otherwise."""
+_LONG: Final = 4096
+"""Width from which a copy per experience is faster than one masked copy of all."""
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    """The tokens of all experiences, and where responses begin."""
+
+    ids: Tensor
+    """Shape [N]."""
+    lengths: Tensor
+    """Tokens of each experience, int64, shape [B]."""
+    prompts: Tensor
+    """Of these the prompt's, int64, shape [B]."""
+
+
+class _Layout:
+    """Where experiences' rows go in a padded tensor, shape [B, width]. Rows are copied bit for bit.
+
+    Bits are copied whatever the dtype: so any dtype goes, and a NaN stays the NaN it was.
+    """
+
+    def __init__(self, starts: Tensor, lengths: Tensor, width: int) -> None:
+        self.starts, self.lengths, self.width = starts, lengths, width
+        self._mask: Tensor | None = None
+
+    def mask(self) -> Tensor:
+        """True where a row is, bool, shape [B, width]."""
+        if self._mask is None:
+            columns = torch.arange(self.width)
+            starts = self.starts[:, None]
+            self._mask = (columns >= starts) & (columns < starts + self.lengths[:, None])
+        return self._mask
+
+    def filled(self, flat: Tensor, pad_value: int) -> Tensor:
+        """Put rows that lie behind one another where they belong, and a value elsewhere."""
+        shape = (len(self.lengths), self.width, *flat.shape[1:])
+        padded = torch.full(shape, pad_value, dtype=flat.dtype)
+        bits = _BITS[flat.element_size()]
+        out, values = padded.view(bits), flat.view(bits)
+        if self.width < _LONG:
+            mask = self.mask()
+            out.masked_scatter_(mask.view(*mask.shape, *(1 for _ in shape[2:])), values)
+            return padded
+        starts, parts = self.starts.tolist(), values.split_with_sizes(self.lengths.tolist())
+        for row, start, part in zip(out.unbind(), starts, parts, strict=True):
+            row[start : start + len(part)] = part
+        return padded
+
+
+def field(table: Table, name: str) -> Tensor:
+    """Do what `PackedBatch.tensor` says."""
+    return tensor(_only_form(table, name).view)
+
+
+def offsets(table: Table, name: str) -> Tensor:
+    """Do what `PackedBatch.offsets` says."""
+    return tensor(_only_form(table, name).offsets_view)
+
+
+def padded(
+    table: Table,
+    *,
+    pad_token_id: int,
+    max_prompt_length: int | None,
+    max_response_length: int | None,
+    fields: Sequence[str] | None,
+) -> dict[str, Tensor]:
+    """Do what `PackedBatch.padded` says."""
+    tokens = _tokens(table)
+    joined = {name: joined_field(table, name) for name in _names(table, fields)}
+    responses = tokens.lengths - tokens.prompts
+    num_prompt = _maximum("prompt", max_prompt_length, [("tokens", tokens.prompts)], table)
+    lengths = [("tokens", responses), *((name, each.lengths) for name, each in joined.items())]
+    num_response = _maximum("response", max_response_length, lengths, table)
+    whole = _Layout(num_prompt - tokens.prompts, tokens.lengths, num_prompt + num_response)
+    batch = {
+        "input_ids": whole.filled(tokens.ids, pad_token_id),
+        "attention_mask": whole.mask(),
+    }
+    layouts: list[_Layout] = []
+    for name, each in joined.items():
+        layout = next((known for known in layouts if known.lengths.equal(each.lengths)), None)
+        if layout is None:
+            layout = _Layout(torch.zeros_like(each.lengths), each.lengths, num_response)
+            layouts.append(layout)
+        _add(batch, name, layout.filled(each.flat, 0))
+    return batch
+
+
+def varlen(table: Table, *, fields: Sequence[str] | None) -> dict[str, Tensor]:
+    """Do what `PackedBatch.varlen` says."""
+    tokens = _tokens(table)
+    cu_seqlens = _cumulated(tokens.lengths)
+    position_ids = torch.arange(len(tokens.ids))
+    position_ids -= cu_seqlens[:-1].repeat_interleave(tokens.lengths)
+    responses = tokens.lengths - tokens.prompts
+    # Before a response token are the response tokens before it, and the prompts up to its own.
+    response_index = tokens.prompts.cumsum(0).repeat_interleave(responses)
+    response_index += torch.arange(len(response_index))
+    batch = {
+        "input_ids": tokens.ids,
+        "cu_seqlens": cu_seqlens,
+        "max_seqlen": tokens.lengths.max(),
+        "position_ids": position_ids,
+        "response_index": response_index,
+        "cu_response_seqlens": _cumulated(responses),
+    }
+    for name in _names(table, fields):
+        joined = joined_field(table, name)
+        _add(batch, name, joined.flat)
+        if not joined.lengths.equal(responses):
+            _add(batch, f"{name}.cu_seqlens", _cumulated(joined.lengths))
+    return batch
+
+
+def _tokens(table: Table) -> _Tokens:
+    if not table.num_rows:
+        raise ValueError("the batch is empty; there is nothing to lay out")
+    joined = joined_field(table, "tokens")
+    prompts = column(table, "prompt_length")
+    if joined.flat.dim() != 1:
+        raise ValueError(f"tokens have {joined.flat.dim()} dimensions; token ids have 1")
+    is_odd = (prompts < 0) | (prompts > joined.lengths)
+    if is_odd.any():
+        index = int(is_odd.nonzero()[0])
+        raise ValueError(
+            f"{uid_of(table, index)} has {int(joined.lengths[index])} tokens, but a prompt of "
+            f"{int(prompts[index])}"
+        )
+    return _Tokens(joined.flat, joined.lengths, prompts)
+
+
+def _names(table: Table, fields: Sequence[str] | None) -> list[str]:
+    """The fields to lay out: those asked for, or what every experience has; always the mask."""
+    wanted = RESPONSE_FIELDS if fields is None else dict.fromkeys(("action_mask", *fields))
+    return [
+        name
+        for name in wanted
+        if (fields is not None and name in fields) or lacking(table, name) is None
+    ]
+
+
+def _add(batch: dict[str, Tensor], name: str, value: Tensor) -> None:
+    if name in batch:
+        raise ValueError(f"field {name!r} has the name of another entry; take `tensor({name!r})`")
+    batch[name] = value
+
+
+def _cumulated(lengths: Tensor) -> Tensor:
+    """Offsets as kernels want them: int32, shape [B + 1]."""
+    sums = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=sums[1:])
+    if sums[-1] >= 2**31:
+        raise ValueError(f"{int(sums[-1])} tokens don't fit into 32 bits; take smaller batches")
+    return sums.int()
+
+
+def _maximum(
+    what: str, given: int | None, lengths: Sequence[tuple[str, Tensor]], table: Table
+) -> int:
+    """The padded length: the one given if all fit, else as long as the longest."""
+    longest = max(int(each.max()) for _, each in lengths)
+    if given is None:
+        return longest
+    for name, each in lengths if longest > given else ():
+        if each.max() > given:
+            index = int(each.argmax())
+            raise ValueError(
+                f"{uid_of(table, index)}: {name} has {int(each[index])} {what} tokens; the batch "
+                f"has room for {given}"
+            )
+    return given
+
+
+def _only_form(table: Table, name: str) -> Form:
+    forms = table.fields.get(name)
+    if not forms:
+        raise KeyError(f"no field {name!r}; there are {', '.join(sorted(table.fields))}")
+    if len(forms) > 1:
+        texts = ", ".join(f"{f.view.dtype} {['*', *f.view.shape[1:]]}" for f in forms)
+        raise ValueError(
+            f"{name} differs between experiences: {texts}; take `padded`, `varlen` or `of`"
+        )
+    return forms[0]

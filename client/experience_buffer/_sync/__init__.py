@@ -1,0 +1,1 @@
+"""The synchronous client's verbs, streams and writers."""

@@ -1,0 +1,110 @@
+"""Batches that can be acknowledged, of both clients."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from experience_buffer._messages import delivery_calls
+from experience_buffer._messages.batch_data import BatchData
+
+if TYPE_CHECKING:
+    from experience_buffer.client import Client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Batch(BatchData):
+    """A delivered batch that can be acknowledged. It can be shared between threads."""
+
+    client: Client
+    settle: Callable[[int, int | None], Callable[[], int | None]] | None = field(default=None)
+    """Acknowledges on the stream that delivered this, and returns what waits for the answer, which is
+    None when that stream is gone."""
+
+    def ack(self, step: int | None = None) -> int:
+        """Say that the batch is consumed; returns after the server's commit. Idempotent.
+
+        Args:
+            step: The training step that used it, at least 0: `rewind` to an earlier one makes the
+                experiences available again, and they are kept until `declare_safe`. None: they
+                are consumed for good.
+
+        Returns:
+            Ranks that haven't acknowledged their parts of the batch; 0 when it isn't shared.
+
+        Raises:
+            LeaseNotFoundError: The lease has expired, or its stream broke: the experiences are
+                delivered again.
+            ExperienceBufferError: No answer, or another failure.
+        """
+        return self.begin_ack(step).result()
+
+    def begin_ack(self, step: int | None = None) -> PendingAck:
+        """Do what `ack` does without waiting for the server's commit: its `result` does that.
+
+        So the commit goes on beside the next batch. The ack of a batch that no stream has delivered,
+        or whose stream has broken, is sent by `result`.
+        """
+        settle = self.settle if self.lease_id else None
+        return PendingAck(self, step, None if settle is None else settle(self.lease_id, step))
+
+    def nack(self, reason: str = "") -> None:
+        """Give the batch back: its experiences are offered again at once.
+
+        A batch that ranks share goes back as a whole, the parts of the others too.
+
+        Args:
+            reason: Why; the server logs it.
+
+        Raises:
+            LeaseNotFoundError: The lease has ended before.
+        """
+        if self.lease_id:
+            self.client.nack(self.lease_id, buffer=self.buffer, reason=reason)
+
+    def extend(self, lease_seconds: float = 0.0) -> float:
+        """Give the lease more time, never less than it has; `expire_time` moves with it.
+
+        Args:
+            lease_seconds: From now until it expires; 0: the buffer's default.
+
+        Returns:
+            Seconds until it expires; infinity when nothing was delivered.
+
+        Raises:
+            LeaseNotFoundError: The lease has ended before.
+        """
+        if not self.lease_id:
+            return math.inf
+        seconds = self.client.extend_lease(
+            self.lease_id, buffer=self.buffer, lease_seconds=lease_seconds
+        )
+        # It is the one field that changes.
+        object.__setattr__(self, "expire_time", time.monotonic() + seconds)
+        return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PendingAck:
+    """An ack that may be under way. It can be shared between threads."""
+
+    batch: Batch
+    step: int | None
+    wait: Callable[[], int | None] | None
+    """Waits for the answer on the batch's stream; None where there is none."""
+
+    def result(self) -> int:
+        """Wait until the batch is consumed; see `Batch.ack` for what is returned and raised."""
+        batch = self.batch
+        if not batch.lease_id:
+            return 0
+        num_waiting = None if self.wait is None else self.wait()
+        if num_waiting is not None:
+            return num_waiting
+        call = delivery_calls.ack(
+            batch.lease_id, buffer=batch.buffer, step=self.step, rank=batch.rank
+        )
+        return batch.client._run(call).num_waiting_ranks

@@ -1,0 +1,125 @@
+"""What the sync client's verbs run on: its channel, and one call with its retries."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import grpc
+
+from experience_buffer._messages import calls, push_bytes
+from experience_buffer._sync.push_lane import PushLane
+from experience_buffer._transport import channel as _channel
+from experience_buffer._transport.retry import Attempts
+from experience_buffer._transport.settings import ClientSettings, closed_error
+from experience_buffer.errors import ExperienceBufferError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer._transport.push_body import PushBody
+
+T = TypeVar("T")
+_INHERITED: Final[list[object]] = []
+"""Channels and streams of a parent process: never used here, and never finalised, which could hang."""
+
+
+class Connection(ClientSettings):
+    """Makes the channel when it is first needed, one per process."""
+
+    def _prepare(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._channel: grpc.Channel | None = None
+        self._stub: Any = None
+        self._lane = PushLane()
+        self._pid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls under way are cancelled. Idempotent."""
+        self._stopped.set()
+        with self._lock:
+            channel, self._channel, self._stub = self._channel, None, None
+            if channel is not None and self._pid == os.getpid():
+                self._lane.close()
+                channel.close()
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._stopped.is_set()
+
+    def _run(self, call: calls.Call[T], timeout: float | None = None) -> T:
+        attempts = Attempts(self._options.retry, self._seconds(timeout))
+        while True:
+            try:
+                return call.parse(self._answer(call, attempts.remaining()))
+            except grpc.RpcError as error:
+                failure = self._translate(error, call.method)
+            except ExperienceBufferError as error:
+                failure = error
+            if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
+                raise closed_error("client") from failure
+
+    def _answer(self, call: calls.Call[T], timeout: float) -> Any:
+        """What the server says; a push that soon follows another one needs no call of its own."""
+        if call.method != "Push":
+            return self._begin(call.method, call.request, timeout=timeout)
+        self._get_stub()  # In a process that was forked off the lane is a new one.
+        lane, body = self._lane, cast("PushBody", call.request)
+        deadline = time.monotonic() + timeout
+        answer: Any = lane.push(self, body, timeout)
+        if answer is None:
+            rest = max(deadline - time.monotonic(), 0.0)
+            answer = self._begin(call.method, body.request(), timeout=rest)
+        lane.pushed()
+        return answer
+
+    def _open(self, method: str, requests: Iterator[Any]) -> Any:
+        """Open a stream; without a deadline, since keepalive finds a dead server."""
+        return self._begin(method, requests)
+
+    def _begin(self, method: str, request: Any, **options: Any) -> Any:
+        stub = self._get_stub()
+        try:
+            return getattr(stub, method)(request, metadata=self._metadata, **options)
+        except ValueError:
+            # So gRPC refuses a call on a channel that another thread has closed just now.
+            if self._is_closed:
+                raise closed_error("client") from None
+            raise
+
+    def _get_stub(self) -> Any:
+        with self._lock:
+            if self._stopped.is_set():
+                raise closed_error("client")
+            if self._stub is None or self._pid != os.getpid():
+                if self._channel is not None:
+                    _INHERITED.extend((self._channel, self._lane))
+                    self._lane = PushLane()
+                _channel.note_use()
+                arguments = _channel.arguments(self._options, self._tls, target=self._target)
+                self._channel = (
+                    grpc.insecure_channel(self._target, arguments)
+                    if self._tls is None
+                    else grpc.secure_channel(
+                        self._target, _channel.credentials(self._tls), arguments
+                    )
+                )
+                self._stub = push_bytes.make_stub(self._channel)
+                self._pid = os.getpid()
+            return self._stub

@@ -1,0 +1,300 @@
+"""The stream that delivers batches to the sync client."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import grpc
+
+from experience_buffer._messages import buffer_calls, delivery_calls
+from experience_buffer._sync.batch import Batch
+from experience_buffer._transport import sample_plan
+from experience_buffer._transport.retry import Attempts
+from experience_buffer._transport.sample_memory import SampleMemory
+from experience_buffer._transport.settings import closed_error
+from experience_buffer.errors import (
+    DeadlineExceededError,
+    ExperienceBufferError,
+    NotFoundError,
+    UnavailableError,
+)
+from experience_buffer.v1 import service_pb2
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer._messages import sample_bytes
+    from experience_buffer.client import Client
+
+logger = logging.getLogger("experience_buffer")
+Message: TypeAlias = "sample_bytes.Received[service_pb2.SampleStreamResponse]"
+Outbox: TypeAlias = "queue.SimpleQueue[service_pb2.SampleStreamRequest | None]"
+
+
+class SampleStream:
+    """An endless iterator of batches; a context manager whose end gives back what isn't acked.
+
+    It can be shared between threads: each batch goes to one of them. A thread reads ahead. When
+    the stream breaks it reconnects; batches that were read ahead are then dropped here, since
+    the server delivers them again. A rank goes on after the last shared batch that was taken here.
+    """
+
+    def __init__(self, client: Client, plan: sample_plan.StreamPlan) -> None:
+        self._client = client
+        self._plan = plan
+        self._changed = threading.Condition()
+        self._ready: deque[Batch] = deque()
+        self._acks: dict[int, futures.Future[service_pb2.LeaseResult | None]] = {}
+        self._outbox: Outbox | None = None
+        self._call: Any = None
+        self._connection = 0
+        self._assembler = sample_plan.FrameAssembler(plan)
+        self._memory = SampleMemory()
+        self._dropped: list[int] = []
+        self._last_lease = 0
+        self._has_delivered = False
+        self._waiting = ""
+        self._failure: ExperienceBufferError | None = None
+        self._closed = False
+        self._reader: threading.Thread | None = None
+
+    @property
+    def waiting(self) -> str:
+        """What the server last said it waits for; empty since a batch came."""
+        return self._waiting
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it will deliver nothing more."""
+        return self._closed or (self._failure is not None and not self._ready)
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Wait for the next batch.
+
+        Raises:
+            StopIteration: The stream was closed.
+            DeadlineExceededError: The first batch didn't come within `first_timeout`; the text
+                says what the server waits for. Calling again waits again.
+            ExperienceBufferError: The server ended the stream for good, or could not be reached
+                for `RetryOptions.reconnect_seconds`.
+        """
+        self._start()
+        with self._changed:
+            while True:
+                limit = None if self._has_delivered else self._plan.first_timeout
+                if not self._changed.wait_for(self._has_news, limit):
+                    break
+                if self._closed:
+                    raise StopIteration
+                if not self._ready:
+                    assert self._failure is not None
+                    raise self._failure
+                batch = self._take()
+                if time.monotonic() < batch.expire_time:
+                    return batch
+                logger.warning("%r expired before it was asked for: lower prefetch", batch)
+        raise sample_plan.no_first_batch(self._plan, self._waiting or self._ask_what_it_waits_for())
+
+    def close(self) -> None:
+        """Cancel the call, which gives back every lease that isn't acked. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._drop_connection()
+            call, reader = self._call, self._reader
+        if call is not None:
+            call.cancel()
+        if reader is not None and reader is not threading.current_thread():
+            reader.join()
+
+    def _has_news(self) -> bool:
+        return bool(self._ready) or self._failure is not None or self._closed
+
+    def _take(self) -> Batch:
+        """Take the next batch and let the server send another. Call with the lock held."""
+        batch = self._ready.popleft()
+        assert self._outbox is not None
+        for request in self._plan.credits(1, batch.num_bytes):
+            self._outbox.put(request)
+        self._last_lease = batch.lease_id or self._last_lease
+        self._has_delivered = True
+        return batch
+
+    def _ask_what_it_waits_for(self) -> str:
+        """For a stream that has no note of the server's yet; empty when nobody says."""
+        try:
+            stats = self._client._run(
+                buffer_calls.get_stats(self._plan.buffer), sample_plan.ASK_SECONDS
+            )
+        except ExperienceBufferError as error:
+            return str(error)
+        return sample_plan.wait_reason(stats, self._plan)
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._reader is None and not self._closed:
+                self._reader = threading.Thread(
+                    target=self._read, name="experience-buffer-stream", daemon=True
+                )
+                self._reader.start()
+
+    def _read(self) -> None:
+        """Keep a stream open and take in what comes, until closed or failed for good."""
+        attempts: Attempts | None = None
+        try:
+            while not self._closed:
+                error: ExperienceBufferError
+                self._return_dropped()
+                try:
+                    for message in self._connect():
+                        attempts = None
+                        self._receive(message)
+                    error = UnavailableError("the server ended the sample stream")
+                except grpc.RpcError as rpc_error:
+                    error = self._client._translate(rpc_error, "SampleStream")
+                with self._changed:
+                    self._drop_connection()
+                    if self._closed:
+                        return
+                    retry = self._client.options.retry
+                    attempts = attempts or Attempts(retry, retry.reconnect_seconds)
+                    delay = attempts.delay_after(error, idempotent=True)
+                    logger.info("sample stream: %s; reconnecting in %.1f s", error, delay)
+                    self._changed.wait_for(lambda: self._closed, delay)
+        except ExperienceBufferError as error:
+            self._failure = error
+        finally:
+            # Also when this thread dies of a bug: nobody may wait for it forever.
+            with self._changed:
+                self._failure = self._failure or closed_error("sample stream")
+                self._drop_connection()
+            self._memory = SampleMemory()  # A closed stream keeps none.
+
+    def _return_dropped(self) -> None:
+        """Give back what was read ahead on a connection that broke; the rest next time."""
+        while self._dropped and not self._closed:
+            call = delivery_calls.nack(
+                self._dropped[-1],
+                buffer=self._plan.buffer,
+                reason=sample_plan.RETURN_REASON,
+                unread=True,
+            )
+            try:
+                self._client._run(call, sample_plan.RETURN_SECONDS)
+            except NotFoundError:
+                pass  # The server gave it back itself: the usual case.
+            except (UnavailableError, DeadlineExceededError):
+                return
+            self._dropped.pop()
+
+    def _connect(self) -> Iterator[Message]:
+        outbox: Outbox = queue.SimpleQueue()
+        for request in self._plan.opening(after_lease_id=self._last_lease):
+            outbox.put(request)
+        call = self._client._open("SampleStream", iter(outbox.get, None))
+        with self._changed:
+            self._call, self._outbox = call, outbox
+            self._connection += 1
+            self._assembler = sample_plan.FrameAssembler(self._plan)
+            self._memory = SampleMemory()
+            if self._closed:
+                self._drop_connection()
+                call.cancel()
+        return cast("Iterator[Message]", call)
+
+    def _receive(self, received: Message) -> None:
+        message = received.message
+        kind = message.WhichOneof("message")
+        answers, fields = [], None
+        if kind == "memory":
+            answers = self._memory.offered(message.memory)
+        elif kind == "span":
+            received, answers = self._memory.read(message.span)
+            message, kind = received.message, "frame"
+        if kind == "frame":
+            # Nobody else adds to it, and copying a batch takes too long to keep others waiting.
+            fields = self._assembler.add(received, received_time=time.monotonic())
+            if fields is not None:
+                answers += self._memory.joined()
+        with self._changed:
+            if self._outbox is None:
+                return
+            for answer in answers:
+                self._outbox.put(answer)
+            if kind == "waiting":
+                self._waiting = message.waiting
+                logger.info("sample stream waits: %s", message.waiting)
+            elif kind == "lease_result":
+                future = self._acks.pop(message.lease_result.lease_id, None)
+                if future is not None:
+                    future.set_result(message.lease_result)
+            elif fields is not None:
+                self._waiting = ""
+                settle = functools.partial(self._ack, connection=self._connection)
+                self._ready.append(Batch(client=self._client, settle=settle, **fields))
+                self._changed.notify_all()
+
+    def _drop_connection(self) -> None:
+        """Forget everything that belongs to the present connection. Call with the lock held."""
+        if self._outbox is not None:
+            self._outbox.put(None)
+            self._outbox = None
+        # A server that died still holds them as leased when it is back.
+        if self._plan.returns_leases:
+            self._dropped += [batch.lease_id for batch in self._ready if batch.lease_id]
+            self._dropped += self._assembler.partial_leases
+        self._assembler = sample_plan.FrameAssembler(self._plan)
+        self._ready.clear()
+        for future in self._acks.values():
+            future.set_result(None)
+        self._acks.clear()
+        self._changed.notify_all()
+
+    def _ack(self, lease_id: int, step: int | None, *, connection: int) -> Callable[[], int | None]:
+        """Acknowledge on the connection that delivered the batch.
+
+        Returns:
+            What waits for the answer; None is the answer when that connection is gone.
+        """
+        request = sample_plan.ack(lease_id, step)
+        with self._changed:
+            if self._outbox is None or connection != self._connection:
+                return lambda: None
+            future = self._acks.get(lease_id)
+            if future is None:
+                future = self._acks[lease_id] = futures.Future()
+                self._outbox.put(request)
+        return functools.partial(self._ack_result, lease_id, future)
+
+    def _ack_result(
+        self, lease_id: int, future: futures.Future[service_pb2.LeaseResult | None]
+    ) -> int | None:
+        timeout = self._client._seconds(None)
+        try:
+            result = future.result(timeout)
+        except futures.TimeoutError:
+            raise sample_plan.unanswered_ack(lease_id, timeout) from None
+        return None if result is None else sample_plan.check_result(result)

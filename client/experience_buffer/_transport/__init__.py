@@ -1,0 +1,1 @@
+"""Channels, retries, memory shared with a server, queues of pushes: what both clients stand on."""

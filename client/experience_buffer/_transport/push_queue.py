@@ -1,0 +1,313 @@
+"""A writer's bounded queue: what waits, what is under way, what went wrong. Pure.
+
+No thread, no I/O: the writers in `_sync/writer.py` and `_async/writer.py` hold a lock around it and
+move its requests over a stream.
+
+    add -> waiting -> next_request -> under way -> answered: settled
+                         ^                |
+                         +--- rewind / postpone (broken stream, retry later)
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from experience_buffer import status
+from experience_buffer._messages import convert, push_bytes
+from experience_buffer._messages.push_bytes import Payload
+from experience_buffer.errors import (
+    DeadlineExceededError,
+    ExperienceBufferError,
+    InternalServerError,
+)
+from experience_buffer.options import WriterOptions
+from experience_buffer.outcomes import PushOutcome, PushResult, refusal
+from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.values import WriterCounts
+
+logger = logging.getLogger("experience_buffer")
+
+MAX_KEPT_REFUSALS: Final = 1000
+"""Refused outcomes kept for the next call to raise; more are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An encoded payload, not yet in a request."""
+
+    payload: Payload
+    start: int
+    """Position of its first experience, counted since the writer was opened."""
+    num_items: int
+    time: float
+    """When it came, by the queue's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request under way; kept until it is answered, so that it can be sent again."""
+
+    sequence: int
+    fields: bytes
+    """Of `push_bytes.push_fields`."""
+    payloads: Sequence[Payload]
+    positions: range
+    """Of its experiences, counted since the writer was opened."""
+    num_bytes: int
+    """Of all payloads."""
+    timeout_seconds: float = 0.0
+    """For which it may wait at the server; 0: as long as the buffer's settings say."""
+
+    def message(self) -> bytes:
+        """The `PushStreamRequest` to send: a copy of the payloads, not to be made under a lock."""
+        return push_bytes.push_stream_request(
+            *(self.sequence, self.fields, [(payload,) for payload in self.payloads]),
+            timeout_seconds=self.timeout_seconds,
+        )
+
+
+class PushQueue:
+    """The state of one writer.
+
+    Args:
+        buffer: Where to push.
+        group_size: Expected members of every group pushed; 0: the buffer's default.
+        options: Limits.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        buffer: str,
+        group_size: int,
+        options: WriterOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self.fields = push_bytes.push_fields(buffer=buffer, group_size=group_size)
+        """Everything of a request but its payloads."""
+        self._options = options
+        self._clock = clock
+        self._waiting: deque[Piece] = deque()
+        self._waiting_items = 0
+        self._waiting_bytes = 0
+        self._resend: deque[int] = deque()
+        self._under_way: dict[int, Request] = {}
+        self._under_way_bytes = 0
+        self._next_sequence = 1
+        self._not_before = 0.0
+        self._hurry_until = 0
+        self._refused: list[PushOutcome] = []
+        self._errors: list[ExperienceBufferError] = []
+        self.num_appended = 0
+        self.num_stored = 0
+        self.num_duplicates = 0
+        self.num_refused = 0
+        self.num_failed = 0
+        self.last_delay: ExperienceBufferError | None = None
+        """Why the server asked to send something later; None since the last success."""
+
+    def counts(self) -> WriterCounts:
+        """What became of the experiences added so far."""
+        return WriterCounts(
+            num_appended=self.num_appended,
+            num_stored=self.num_stored,
+            num_duplicates=self.num_duplicates,
+            num_refused=self.num_refused,
+            num_failed=self.num_failed,
+        )
+
+    @property
+    def pending_bytes(self) -> int:
+        """Payload bytes that have no outcome yet."""
+        return self._waiting_bytes + self._under_way_bytes
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether this many more bytes fit; an empty queue takes a payload of any size."""
+        pending = self.pending_bytes
+        return pending == 0 or pending + num_bytes <= self._options.max_pending_bytes
+
+    def add(self, payload: Payload, num_items: int) -> bool:
+        """Queue one encoded payload; whether this changes when there is something to send."""
+        was_empty = not self._waiting
+        piece = Piece(payload, self.num_appended, num_items, self._clock())
+        self._waiting.append(piece)
+        self._waiting_items += num_items
+        self._waiting_bytes += len(payload)
+        self.num_appended += num_items
+        return was_empty or self._is_due()
+
+    def hurry(self) -> int:
+        """Send everything added so far without lingering; the mark for `is_settled`."""
+        self._hurry_until = self.num_appended
+        return self.num_appended
+
+    def is_settled(self, mark: int) -> bool:
+        """Whether everything added before the mark has an outcome."""
+        first_waiting = self._waiting[0].start if self._waiting else self.num_appended
+        first_sent = next((sent.positions.start for sent in self._under_way.values()), mark)
+        return min(first_waiting, first_sent) >= mark
+
+    def next_request(self) -> Request | None:
+        """The request to send now, if any; it is under way from here on."""
+        if self._clock() < self._not_before:
+            return None
+        while self._resend:
+            sent = self._under_way.get(self._resend.popleft())
+            if sent is not None:
+                return sent
+        return self._form_request() if self._is_due() else None
+
+    def seconds_until_next(self) -> float | None:
+        """How long until `next_request` may have one without anything else happening; None: never."""
+        now = self._clock()
+        if now < self._not_before:
+            return self._not_before - now
+        if self._resend:
+            return 0.0
+        if not self._waiting:
+            return None
+        if self._is_due():
+            return 0.0
+        return max(self._waiting[0].time + self._options.linger_seconds - now, 0.0)
+
+    def answered(
+        self, message: service_pb2.PushStreamResponse, *, delay: float
+    ) -> Sequence[Payload]:
+        """Note the answer to a request.
+
+        Args:
+            message: The answer. One to a request that was answered before is ignored.
+            delay: Seconds after which a request that the server postponed is sent again, unless
+                the server asked for more.
+
+        Returns:
+            The payloads that have their outcome now; none where the request is to be sent again.
+        """
+        if message.sequence not in self._under_way:
+            return ()
+        if message.WhichOneof("result") == "error":
+            error = status.from_request_error(message.error)
+            if error.retry_delay_seconds is not None:
+                self.last_delay = error
+                self._not_before = self._clock() + max(delay, error.retry_delay_seconds)
+                bisect.insort(self._resend, message.sequence)
+                return ()
+            return self._fail(message.sequence, error)
+        self.last_delay = None
+        outcomes = message.response.outcomes
+        num_items = len(self._under_way[message.sequence].positions)
+        if len(outcomes) != num_items:
+            return self._fail(
+                message.sequence,
+                InternalServerError(f"{num_items} items pushed, {len(outcomes)} outcomes received"),
+            )
+        sent = self._pop(message.sequence)
+        for position, outcome in zip(sent.positions, outcomes, strict=True):
+            if outcome.status == types_pb2.PUSH_STATUS_STORED:
+                self.num_stored += 1
+            elif outcome.status == types_pb2.PUSH_STATUS_DUPLICATE:
+                self.num_duplicates += 1
+            else:
+                self._note_refusal(convert.outcome(outcome, position))
+        return sent.payloads
+
+    def rewind(self) -> None:
+        """The stream broke: send everything unanswered again, in the order of the first time."""
+        self._resend = deque(self._under_way)
+
+    def take_error(self, late: ExperienceBufferError | None = None) -> ExperienceBufferError | None:
+        """What went wrong since the last call, as one error; None when nothing did.
+
+        Args:
+            late: One more, which comes as a note where something else went wrong.
+        """
+        found: list[ExperienceBufferError] = self._errors
+        if self._refused:
+            found.append(refusal(PushResult(outcomes=tuple(self._refused), policy_version=None)))
+        if late is not None:
+            found.insert(1, late)
+        self._errors, self._refused = [], []
+        if not found:
+            return None
+        for other in found[1:10]:
+            found[0].add_note(f"and: {other}")
+        return found[0]
+
+    def _is_due(self) -> bool:
+        if not self._waiting:
+            return False
+        oldest = self._waiting[0]
+        return (
+            oldest.start < self._hurry_until
+            or self._waiting_items >= self._options.max_batch_items
+            or self._waiting_bytes >= self._options.max_batch_bytes
+            or self._clock() - oldest.time >= self._options.linger_seconds
+        )
+
+    def _form_request(self) -> Request:
+        start = self._waiting[0].start
+        payloads: list[Payload] = []
+        num_items = num_bytes = 0
+        while self._waiting:
+            piece = self._waiting[0]
+            if payloads and (
+                num_items + piece.num_items > self._options.max_batch_items
+                or num_bytes + len(piece.payload) > self._options.max_batch_bytes
+            ):
+                break
+            payloads.append(self._waiting.popleft().payload)
+            num_items += piece.num_items
+            num_bytes += len(piece.payload)
+        self._waiting_items -= num_items
+        self._waiting_bytes -= num_bytes
+        request = Request(
+            self._next_sequence, self.fields, payloads, range(start, start + num_items), num_bytes
+        )
+        self._under_way[request.sequence] = request
+        self._under_way_bytes += num_bytes
+        self._next_sequence += 1
+        return request
+
+    def _fail(self, sequence: int, error: ExperienceBufferError) -> Sequence[Payload]:
+        sent = self._pop(sequence)
+        self.num_failed += len(sent.positions)
+        self._errors.append(error)
+        return sent.payloads
+
+    def _pop(self, sequence: int) -> Request:
+        sent = self._under_way.pop(sequence)
+        self._under_way_bytes -= sent.num_bytes
+        return sent
+
+    def _note_refusal(self, outcome: PushOutcome) -> None:
+        self.num_refused += 1
+        logger.warning("%s refused: %s: %s", outcome.uid, outcome.reason, outcome.message)
+        if self._options.raise_on_refused and len(self._refused) < MAX_KEPT_REFUSALS:
+            self._refused.append(outcome)
+
+
+def full_error(queue: PushQueue, num_queued: int, num_given: int) -> DeadlineExceededError:
+    """Make the error of an `append` that found no room in time."""
+    return DeadlineExceededError(
+        f"the writer's queue stayed full: {queue.pending_bytes} bytes wait for their outcome; "
+        f"{num_queued} of {num_given} experiences were queued{_why(queue)}. "
+        "Append slower, or raise timeout or max_pending_bytes"
+    )
+
+
+def flush_error(queue: PushQueue, seconds: float) -> DeadlineExceededError:
+    """Make the error of a `flush` that ended before everything had its outcome."""
+    return DeadlineExceededError(
+        f"{queue.counts().num_pending} experiences have no outcome after {seconds} s"
+        f"{_why(queue)}. Flush again, or give it more time with timeout="
+    )
+
+
+def _why(queue: PushQueue) -> str:
+    return f"; the server says: {queue.last_delay}" if queue.last_delay else ""

@@ -1,0 +1,126 @@
+"""What both clients are made of beside a channel: address, token, deadline, options."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import grpc
+
+from experience_buffer import status
+from experience_buffer._transport import channel
+from experience_buffer.errors import CallCancelledError, ExperienceBufferError, InvalidRequestError
+from experience_buffer.options import ClientOptions, TlsOptions
+
+_MOST_SECONDS: Final = 366 * 86_400.0
+
+
+class ClientSettings:
+    """The constructor that both clients share, and pickling: settings travel, channels don't."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        timeout: float = 30.0,
+        tls: TlsOptions | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        self._address = address
+        self._target = channel.parse_address(address)
+        self._token = token
+        self._timeout = timeout
+        """As given; `_seconds` is what counts."""
+        self._tls = tls
+        self._options = options or ClientOptions()
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout} seconds; give more than 0")
+        safe = tls is not None or channel.is_local(self._target)
+        if token is not None and not safe and not self._options.allow_insecure_token:
+            raise ValueError(
+                f"the token would travel unencrypted to {address!r}: pass tls=TlsOptions(), or "
+                "options=ClientOptions(allow_insecure_token=True) where the network is trusted"
+            )
+        self._metadata = channel.metadata(token)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what doesn't travel in a pickle."""
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether `close` was called, which cancels the calls under way."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str:
+        """The address as given."""
+        return self._address
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take, unless it says otherwise."""
+        return self._timeout
+
+    @property
+    def options(self) -> ClientOptions:
+        """The options."""
+        return self._options
+
+    def _seconds(self, timeout: float | None) -> float:
+        """Seconds that a call may take that was given so many; None: the client's.
+
+        Raises:
+            InvalidRequestError: It is no number.
+        """
+        return bounded_seconds(self._timeout if timeout is None else timeout)
+
+    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
+        """The error of a call that the caller didn't cancel, unless by closing this."""
+        call: Any = error  # The stub doesn't say that it is a call.
+        if self._is_closed and call.code() is grpc.StatusCode.CANCELLED:
+            return closed_error("client")
+        return status.from_rpc_error(
+            error,
+            doing=f"{method} to {self._address}",
+            is_stream=method.endswith("Stream") or method.startswith("Watch"),
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._address!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        keywords = {
+            "token": self._token,
+            "timeout": self._timeout,
+            "tls": self._tls,
+            "options": self._options,
+        }
+        return _rebuild, (type(self), self._address, keywords)
+
+
+def bounded_seconds(seconds: float, what: str = "timeout") -> float:
+    """The seconds, or a year where they are more: clocks and locks can't count any number.
+
+    Raises:
+        InvalidRequestError: They are no number.
+    """
+    try:
+        given = math.nan if isinstance(seconds, str) else float(seconds)
+    except (TypeError, ValueError):
+        given = math.nan
+    except OverflowError:
+        given = math.inf
+    if math.isnan(given):
+        raise InvalidRequestError(f"{what} is {seconds}; give a number of seconds", subject=what)
+    return min(given, _MOST_SECONDS)
+
+
+def closed_error(what: str) -> CallCancelledError:
+    """Make the error of a call on something that was closed."""
+    return CallCancelledError(f"the {what} is closed; make a new one")
+
+
+def _rebuild(cls: type[ClientSettings], address: str, keywords: dict[str, Any]) -> ClientSettings:
+    return cls(address, **keywords)

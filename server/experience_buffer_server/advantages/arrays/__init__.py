@@ -1,0 +1,1 @@
+"""The ragged arrays that everything is computed over."""

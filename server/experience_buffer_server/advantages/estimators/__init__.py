@@ -1,0 +1,1 @@
+"""One file per family of estimators, and the register of their names."""

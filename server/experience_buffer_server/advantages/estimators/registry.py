@@ -1,0 +1,74 @@
+"""Which functions compute which estimator.
+
+To add an estimator: its parameters in `parameters.py`, its entry in `specs.py`, its functions in
+the module of its family (or a new one), its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.token_types import Floats, TokenStages
+from experience_buffer_server.advantages.arrays.values import GroupDetails
+from experience_buffer_server.advantages.plan.specs import EstimatorSpec
+
+from . import episodes, group_relative, sequence_scores, token_returns
+from .distillation import on_policy_distill
+from .token_returns import TokenAdvantages
+
+Scores = Callable[[Floats, Batch, Any, GroupDetails], Floats]
+"""From rewards, shape [B], to what takes their place, shape [B]; records moments per group."""
+
+TokenStep = Callable[[TokenStages, Floats, Batch, Any], TokenAdvantages]
+"""From what is placed on the tokens, shape [B], to advantages and returns per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """The functions of one estimator; the last argument but the details is its parameters."""
+
+    scores: Scores | None = None
+    """Group shaping; None where rewards aren't compared before they are placed on tokens."""
+    tokens: TokenStep = token_returns.reinforce
+    """The step over tokens."""
+
+
+_GRPO = Estimator(scores=group_relative.grpo_scores)
+_REINFORCE = Estimator()
+
+REGISTRY: Mapping[str, Estimator] = {
+    "grpo": _GRPO,
+    "group_norm": _GRPO,
+    "dr_grpo": Estimator(scores=group_relative.dr_grpo_scores),
+    "rloo": Estimator(scores=group_relative.rloo_scores),
+    "reinforce_baseline": Estimator(scores=group_relative.reinforce_baseline_scores),
+    "opmd": Estimator(scores=group_relative.opmd_scores),
+    "asymre": Estimator(scores=group_relative.asymre_scores),
+    "step_wise_grpo": Estimator(scores=episodes.step_wise_grpo_scores),
+    "gigpo": Estimator(scores=episodes.gigpo_scores),
+    "cpgd": Estimator(scores=sequence_scores.cpgd_scores, tokens=token_returns.cpgd),
+    "reinforce": _REINFORCE,
+    "reinforce_plus_plus": _REINFORCE,
+    "remax": Estimator(tokens=token_returns.remax),
+    "gae": Estimator(tokens=token_returns.gae),
+    "on_policy_distill": Estimator(tokens=on_policy_distill),
+}
+"""The functions of every estimator in `specs.ESTIMATORS`, by the same names."""
+
+
+def estimator_functions(
+    spec: EstimatorSpec, custom: Mapping[str, Estimator] | None = None
+) -> Estimator:
+    """Return the functions of an estimator.
+
+    Args:
+        spec: A built-in estimator, or one of the operator's own.
+        custom: Functions of the operator's own estimators, by name; they can't replace a built-in.
+
+    Raises:
+        KeyError: Neither has the name: specs and functions don't belong together.
+    """
+    return REGISTRY[spec.name] if spec.name in REGISTRY else (custom or {})[spec.name]

@@ -1,0 +1,1 @@
+"""What is to be computed: parameters, their checks, and the order of the stages."""

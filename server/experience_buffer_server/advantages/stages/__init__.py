@@ -1,0 +1,1 @@
+"""What comes before and after an estimator: votes, shaping, statistics, normalising."""

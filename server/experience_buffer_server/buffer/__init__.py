@@ -1,0 +1,1 @@
+"""One named buffer behind one door: what comes in, what is handed out, what is computed, what leaves."""

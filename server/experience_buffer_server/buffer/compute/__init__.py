@@ -1,0 +1,1 @@
+"""Advantages of whole groups: what is due, the process that computes, and its results."""

@@ -1,0 +1,298 @@
+"""What becomes of computed advantages: judged, stored part by part, made available.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
+from experience_buffer_server.buffer.state.buffer_row import StoredRow
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry, Group
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import (
+    AdvantageRow,
+    BufferRow,
+    Store,
+    StoreError,
+    WriteBatch,
+)
+
+_RETRY_SECONDS = 1.0
+"""Between attempts to store advantages that found no room."""
+_PART_BYTES = 32 * 1024
+"""Advantages that are stored with one commit, about: what a push may have to wait for."""
+
+_REST = 6.0 / (os.cpu_count() or 1)
+"""While pushes come in, for how many times as long as it took to store a part nothing more is
+stored, and so computed: with few processors everything that runs makes pushes wait."""
+
+
+class Owner(Protocol):
+    """The buffer that is computed for."""
+
+    settings: BufferSettings
+    row: BufferRow
+    contents: Contents
+    closed: bool
+    stored_row: StoredRow
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Bring durable entries and their groups as far as they can go."""
+
+    def make_available(self, entries: Sequence[Entry]) -> None:
+        """Let consumers sample the entries."""
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Offer experiences to nobody any more: by seq, what of each can't be read back."""
+
+    def withhold(self, group: Group, batch: WriteBatch) -> None:
+        """Discard a group whose rewards are all equal; the batch is about to say that it is closed."""
+
+
+@dataclass(slots=True)
+class _Computed:
+    """What became of jobs of one work; `moments` are stored with it."""
+
+    work: Work
+    results: list[Result]
+    moments: str | None
+    done: asyncio.Future[None] | None
+    """Ended with it; None where more of its work follows."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(_num_bytes, self.results))
+
+
+class Results:
+    """Stores what was computed for one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+        release: Callable[[Job], None],
+    ) -> None:
+        self._owner = owner
+        self._store = store
+        self._metrics = metrics
+        self._tasks = tasks
+        self._release = release
+        self._waiting: deque[_Computed] = deque()
+        self._is_storing = False
+        self._next_retry = 0.0
+
+    def add(
+        self, work: Work, results: Sequence[Result], moments: str | None
+    ) -> asyncio.Future[None]:
+        """Store results as soon as their turn comes; the future ends when they are done with."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parts = [list(results)] if moments is not None else _parts(results)
+        self._waiting.extend(_Computed(work, part, moments, None) for part in parts)
+        self._waiting[-1].done = done
+        self._begin()
+        return done
+
+    def tick(self, now: float) -> None:
+        """Try again to store what found no room."""
+        if now >= self._next_retry:
+            self._next_retry = now + _RETRY_SECONDS
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._waiting and not self._is_storing:
+            self._is_storing = True
+            self._tasks.spawn(self._store_all())
+
+    async def _store_all(self) -> None:
+        """Part by part, with pushes where there are any: those never wait long behind it."""
+        try:
+            while self._waiting:
+                started = time.monotonic()
+                await self._store_part()
+                rest = _REST if self._store.is_taking_in else 0.0
+                await asyncio.sleep(rest * (time.monotonic() - started))
+        finally:
+            self._is_storing = False
+
+    async def _store_part(self) -> None:
+        part = self._next_part()
+        first = part[0]
+        if first.moments is not None and self._counts_what_is_void(first):
+            # All is computed again, from the moments that hold.
+            self._start_over(first)
+            return
+        batch = self._store.batch()
+        for of_one in part:
+            of_one.results = [r for r in of_one.results if self._judge(r, of_one.work, batch)]
+        sound = [result for of_one in part for result in of_one.results]
+        if (sound or first.moments is not None) and not self._owner.closed:
+            try:
+                await self._commit(batch, sound, first)
+            except StoreError:
+                self._waiting.extendleft(reversed(part))
+                if self._owner.closed:
+                    return  # Deleted meanwhile: nothing of it is stored any more, or tried again.
+                raise
+            for result in sound:
+                self._stored(result)
+        self._end(part)
+
+    def _counts_what_is_void(self, of_one: _Computed) -> bool:
+        """Whether running moments count experiences that have changed, or ones of settings before."""
+        if not all(result.job.holds for result in of_one.results):
+            return True
+        is_current = of_one.work.estimator == self._owner.settings.advantage.estimator
+        return is_current and of_one.work.moments != self._owner.row.moments
+
+    def _start_over(self, of_one: _Computed) -> None:
+        for result in of_one.results:
+            self._release(result.job)
+        self._end([of_one])
+        if not self._owner.closed:
+            entries = [entry for result in of_one.results for entry in result.job.entries]
+            self._owner.advance([entry for entry in entries if entry.is_staying])
+
+    @staticmethod
+    def _end(part: Sequence[_Computed]) -> None:
+        for of_one in part:
+            if of_one.done is not None and not of_one.done.done():
+                of_one.done.set_result(None)
+
+    def _next_part(self) -> list[_Computed]:
+        """What is stored with the next commit; running moments go alone with all their results."""
+        part = [self._waiting.popleft()]
+        num_bytes = part[0].num_bytes
+        while self._waiting and num_bytes < _PART_BYTES:
+            if part[0].moments is not None or self._waiting[0].moments is not None:
+                break
+            part.append(self._waiting.popleft())
+            num_bytes += part[-1].num_bytes
+        return part
+
+    def _judge(self, result: Result, work: Work, batch: WriteBatch) -> bool:
+        """Whether a result is to be stored; see to it if it isn't."""
+        if not self.still_holds(result.job):
+            return False
+        if result.error and not self._is_current(work):
+            # Settings that hold since then may do without what it failed for.
+            self._release(result.job)
+            self._owner.advance(result.job.entries)
+        elif result.error:
+            self._quarantine(result)
+        elif result.is_withheld:
+            self._withhold(result, batch)
+        else:
+            return True
+        return False
+
+    def still_holds(self, job: Job) -> bool:
+        """False if members have left or were annotated since: the rest is looked at again."""
+        if not self._owner.closed and job.holds:
+            return True
+        self._release(job)
+        if not self._owner.closed:
+            self._owner.advance([entry for entry in job.entries if entry.is_staying])
+        return False
+
+    def _is_current(self, work: Work) -> bool:
+        """Whether the buffer would compute the same now."""
+        advantage = self._owner.settings.advantage
+        return (work.estimator, work.parameters) == (advantage.estimator, advantage.parameters)
+
+    def _quarantine(self, result: Result) -> None:
+        """What can't be computed stays visible; it can be deleted or annotated."""
+        entries, name = result.job.entries, self._owner.name
+        self._release(result.job)
+        for entry in entries:
+            self._owner.contents.set_quarantine(entry, result.error)
+        self._owner.set_aside(result.damaged)
+        self._metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
+
+    def _withhold(self, result: Result, batch: WriteBatch) -> None:
+        self._note_flags(result.rows)
+        self._release(result.job)
+        group = result.job.entries[0].group
+        assert group is not None
+        # That it is closed is on disk with the moments that count it: else a crash in between would
+        # have it counted again.
+        self._owner.withhold(group, batch)
+
+    async def _commit(self, batch: WriteBatch, results: Sequence[Result], first: _Computed) -> None:
+        row, moments = self._owner.row, first.moments
+        for result in results:
+            for advantages in result.rows:
+                magnitude = advantages.details["mean_magnitude"]
+                batch.put_advantages(row.id, advantages, magnitude=magnitude)
+        if moments is None or first.work.estimator != self._owner.settings.advantage.estimator:
+            # Moments of another estimator are another quantity's.
+            await self._store.ride(batch)
+            return
+        before, row.moments = row.moments, moments
+        batch.put_buffer(row)
+        # At once: an annotation that comes while this is under way has to know it.
+        entries = [entry for result in results for entry in result.job.entries]
+        fresh = [entry for entry in entries if not entry.counted]
+        for entry in fresh:
+            entry.counted = True
+        try:
+            await self._store.ride(batch)
+        except StoreError:
+            if row.moments is moments:
+                # Else another estimator was set, and they are void.
+                row.moments = before
+            # Whoever has stored the row meanwhile has stored them with it.
+            self._owner.stored_row.taken_back()
+            for entry in fresh:
+                entry.counted = False
+            raise
+
+    def _stored(self, result: Result) -> None:
+        self._release(result.job)
+        self._note_flags(result.rows)
+        current = result.job.current
+        magnitudes = {row.seq: row.details["mean_magnitude"] for row in result.rows}
+        for entry in current:
+            entry.magnitude = magnitudes[entry.record.seq]
+            # Of an estimator that was set meanwhile: what can be sampled waits for no field.
+            self._owner.contents.set_missing(entry, ())
+        self._owner.make_available(current)
+        if len(current) < len(result.job.entries):
+            self._owner.advance([entry for entry in result.job.entries if entry.is_staying])
+
+    def _note_flags(self, rows: Sequence[AdvantageRow]) -> None:
+        self._metrics.advantages(self._owner.name, [row.details for row in rows])
+
+
+def _num_bytes(result: Result) -> int:
+    return sum(len(row.advantages) for row in result.rows)
+
+
+def _parts(results: Sequence[Result]) -> list[list[Result]]:
+    """So many at a time that a push doesn't wait for long behind them; at least one part."""
+    parts: list[list[Result]] = [[]]
+    num_bytes = 0
+    for result in results:
+        if num_bytes >= _PART_BYTES:
+            parts.append([])
+            num_bytes = 0
+        parts[-1].append(result)
+        num_bytes += _num_bytes(result)
+    return parts

@@ -1,0 +1,1 @@
+"""What is handed out: offers, queues, leases, and how they end."""

@@ -1,0 +1,204 @@
+"""What can't be read back from the disk any more: set aside, so that everything else is delivered.
+
+An experience of which a row is damaged or gone is offered to nobody. Its record says why, so that a
+restart doesn't try it again. It stays visible until it is deleted, or the store restored from a
+snapshot. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.lease_settlement import row_of
+from experience_buffer_server.buffer.delivery.leasing import Leasing
+from experience_buffer_server.buffer.delivery.offers import Delivery
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.units import key_of
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import Store
+
+_log = logging.getLogger(__name__)
+
+CURE: Final = "delete it, or restore the store from a snapshot"
+LEFT: Final = ""
+"""The reason why what is being removed can't be read back: no damage."""
+_MAX_REASON: Final = 500
+
+
+class Owner(Protocol):
+    """The buffer whose experiences are set aside."""
+
+    settings: BufferSettings
+    closed: bool
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+
+
+class Damage:
+    """Sets experiences aside. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        delivery: Delivery,
+        leasing: Leasing,
+        store: Store,
+        tasks: Tasks,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._delivery = delivery
+        self._leasing = leasing
+        self._store = store
+        self._tasks = tasks
+
+    @property
+    def num_experiences(self) -> int:
+        """Experiences that are set aside now."""
+        return sum(bool(entry.damage) for entry in self._contents.quarantined.values())
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Offer experiences to nobody any more, nor groups that hold them.
+
+        Args:
+            reasons: By seq, what of it can't be read back, and why. `LEFT` is no reason.
+        """
+        if self._owner.closed:
+            return  # Whatever of a deleted buffer is stored now would stay for ever.
+        batch = self._store.batch()
+        damaged = [seq for seq, reason in reasons.items() if reason != LEFT]
+        fresh = [e for e in self._contents.by_seqs(damaged) if not (e.damage or e.leaving)]
+        for entry in fresh:
+            reason = reasons[entry.record.seq][:_MAX_REASON]
+            record = dataclasses.replace(entry.record, note=f"{reason}; {CURE}")
+            self._contents.replace_record(entry, record)
+            self._contents.set_quarantine(entry, record.note)
+            if not entry.changing:
+                # Else it would replace the record that is on its way; see `put_notes`.
+                batch.put_record(self._owner.id, record)
+            _log.error("buffer %r: set aside %r: %s", self._owner.name, record.uid, reason)
+        for consumer in self._delivery.consumers.values():
+            for key in {key_of(consumer.settings, entry) for entry in fresh}:
+                consumer.set_aside(key)
+        for group in groups_of(fresh):
+            self.hold_back(group)
+        self._owner.revalue(fresh)
+        if fresh:
+            self._tasks.spawn(self._store.commit(batch))
+
+    def put_notes(self, entries: Iterable[Entry]) -> None:
+        """Store the notes of entries that were set aside while an annotation was under way."""
+        batch = self._store.batch()
+        noted = [entry for entry in entries if entry.damage and not entry.leaving]
+        for entry in noted:
+            batch.put_record(self._owner.id, entry.record)
+        if noted and not self._owner.closed:
+            self._tasks.spawn(self._store.commit(batch))
+
+    def hold_back(self, group: Group) -> None:
+        """Say of the members of a group that can't be computed any more why that is so."""
+        if group.available or not self._owner.settings.needs_groups or not group.damage:
+            return
+        for entry in group.votes:
+            self._contents.set_quarantine(entry, entry.damage or group.damage)
+
+    def check(self, entry: Entry) -> None:
+        """Refuse to look at what is set aside.
+
+        Raises:
+            DataLossError: It is.
+        """
+        if entry.damage:
+            uid, name = entry.record.uid, self._owner.name
+            raise errors.DataLossError(
+                f"experience {uid!r} of buffer {name!r} is damaged: {entry.damage}", subject=uid
+            )
+
+    def settle(self, lease: Lease, unreadable: Unreadable, *, least: int) -> bool:
+        """Go on with a lease of which some units can't be read.
+
+        Args:
+            lease: Being delivered.
+            unreadable: What was found when it was read.
+            least: The fewest units worth delivering.
+
+        Returns:
+            Whether the rest is delivered; else it has been given back, to be sampled anew, unless
+            the buffer was deleted.
+        """
+        if self._owner.closed:
+            return False
+        self.set_aside(unreadable.reasons)
+        # What ranks share is never given back: others may be training on their parts.
+        if unreadable.left_of(lease.units) < least and not lease.world_size:
+            self._leasing.give_back([lease.id], "undeliverable")
+            return False
+        self._take_out(lease, unreadable.units)
+        return True
+
+    def _take_out(self, lease: Lease, units: Collection[Unit]) -> None:
+        consumer = self._delivery.consumers.get(lease.consumer)
+        if lease.state != "open" or consumer is None or lease.id not in consumer.leases:
+            return
+        consumer.took_back(lease)
+        self._leasing.table.take_out(lease, units)
+        consumer.lent(lease)
+        for unit in units:
+            if consumer.out.get(unit.key) is unit:
+                del consumer.out[unit.key]
+        batch = self._store.batch()
+        batch.put_lease(self._owner.id, row_of(lease))
+        self._tasks.spawn(self._store.commit(batch))
+
+
+class Unreadable:
+    """Units of one batch that can't be read: collected while the others are assembled."""
+
+    def __init__(self) -> None:
+        self.units: set[Unit] = set()
+        """A batch may have many, each of which is looked for here."""
+        self.reasons: dict[int, str] = {}
+        """By seq, what can't be read, and why."""
+        self._num_damaged = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.units)
+
+    def add(self, unit: Unit, reasons: Mapping[int, str]) -> None:
+        """A unit can't be delivered, for what is wrong with some of its members."""
+        self.units.add(unit)
+        self.reasons.update(reasons)
+        self._num_damaged += any(reason != LEFT for reason in reasons.values())
+
+    def left_of(self, units: Sequence[Unit]) -> int:
+        """How many of a batch's units are delivered; repeats count."""
+        return sum(unit not in self.units for unit in units)
+
+    def explain(self, shortfall: str) -> str:
+        """Why a batch has less than was asked for."""
+        texts = [shortfall] if shortfall else []
+        if number := self._num_damaged:
+            verb = "was" if number == 1 else "were"
+            texts.append(f"{number} more {verb} set aside: damaged on the disk")
+        if number := len(self.units) - self._num_damaged:
+            verb = "was" if number == 1 else "were"
+            texts.append(f"{number} more {verb} removed meanwhile")
+        return "; ".join(texts)

@@ -1,0 +1,350 @@
+"""Leases of one buffer made durable: grant, acknowledge, give back, expire.
+
+The rules of leases are in `sampling.leases`; what an acknowledged experience becomes is the
+retirement's business; whom a returned unit is offered to is the delivery's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Literal, Protocol
+
+from experience_buffer_server.buffer.delivery.ack_rules import check_ack, not_found, step_of
+from experience_buffer_server.buffer.delivery.lease_settlement import Settlement, row_of
+from experience_buffer_server.buffer.state.departure import Retirement
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.sampling.leases import Lease, LeaseState, LeaseTable
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.store.interface import Store, WriteBatch
+
+_log = logging.getLogger(__name__)
+
+ReturnReason = Literal[
+    "nacked", "expired", "stream_closed", "consumer_removed", "rewound", "undeliverable", "unread"
+]
+"""Why a lease ended without an ack; a label of the metrics."""
+_BLAMED: Final = frozenset({"nacked", "expired", "stream_closed"})
+"""Reasons that may be the experiences' fault: they count towards `max_deliveries`."""
+_UNSEEN: Final = frozenset({"undeliverable", "unread"})
+"""Reasons of leases that nobody has looked at: they come for the first time, not again."""
+
+
+class Lender(Protocol):
+    """Where leased units come from and go back to."""
+
+    def lent(self, lease: Lease) -> None:
+        """The lease's units are out now."""
+
+    def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
+        """The lease ended with an ack."""
+
+    def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
+        """The lease ended without an ack; `redeliver` is False when it was never sent."""
+
+    def blame(self, batch: WriteBatch, consumer: str, unit: Unit, reason: str) -> None:
+        """A delivery ended badly: after too many of them the unit isn't offered any more."""
+
+
+class Leasing:
+    """The leases of one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer_id: int,
+        buffer_name: Callable[[], str],
+        desk: Lender,
+        retirement: Retirement,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self.closed = False
+        """Its buffer was deleted: leases are not known any more."""
+        self.table = LeaseTable()
+        self._id = buffer_id
+        self._name = buffer_name
+        self._desk = desk
+        self._retirement = retirement
+        self._store = store
+        self._metrics = metrics
+        self._ending: dict[int, asyncio.Task[None]] = {}
+        self._acking: dict[tuple[int, int], asyncio.Task[None]] = {}
+        """By lease and rank, acks of parts on their way to the disk."""
+        self._tasks = tasks
+        self._settlement = Settlement(buffer_id, retirement, store, tasks)
+
+    async def grant(
+        self,
+        consumer: str,
+        units: list[Unit],
+        seconds: float,
+        *,
+        part_sizes: Sequence[int] = (),
+        meanwhile: Callable[[Lease], Awaitable[None]] | None = None,
+    ) -> Lease:
+        """Lease units for some seconds; they are on their way once the lease is on disk.
+
+        Args:
+            consumer: Who gets them.
+            units: Taken from the consumer's ready ones.
+            seconds: Until the lease expires.
+            part_sizes: For a lease that ranks share, how many of the units are each rank's.
+            meanwhile: What can be done with the lease while it is being stored, without telling
+                anybody of it; if that fails, the units are offered again.
+
+        Returns:
+            The lease; it isn't open any more if it was returned while it was being stored.
+
+        Raises:
+            StoreFullError: The lease can't be stored; the units are offered again.
+        """
+        deadline = clock.now() + seconds
+        lease = self.table.grant(consumer, units, deadline, part_sizes=part_sizes)
+        self._desk.lent(lease)
+        batch = self._store.batch()
+        self._settlement.bring_along(batch)
+        batch.put_lease(self._id, row_of(lease))
+        granting = self._tasks.begin(self._granted(lease, self._store.commit(batch)))
+        try:
+            if meanwhile is not None:
+                await meanwhile(lease)
+            await granting
+        except asyncio.CancelledError:
+            self._cancel(lease)
+            raise
+        except BaseException:
+            self.give_back([lease.id], "undeliverable")
+            raise
+        return lease
+
+    async def _granted(self, lease: Lease, committed: Awaitable[None]) -> None:
+        try:
+            await committed
+        except BaseException:
+            if lease.state == "open":
+                self._end(lease, "nacked", redeliver=False)
+            raise
+        lease.is_stored = True
+
+    def _cancel(self, lease: Lease) -> None:
+        """Nobody will hear of a lease: without this its units would wait for its expiry."""
+        # A shared one that is stored may have been given to another rank.
+        if lease.state == "open" and not self.closed and not (lease.world_size and lease.is_stored):
+            batch = self._store.batch()
+            batch.put_lease(self._id, row_of(lease, state="nacked"))
+            stored = self._settlement.owe([lease], "nacked", self._store.commit(batch))
+            self._end(lease, "nacked", redeliver=False)
+            self._tasks.spawn(stored)
+
+    async def ack(
+        self, lease_id: int, *, step: int | None = None, rank: int | None = None
+    ) -> Lease:
+        """End a lease: its experiences are consumed. Idempotent.
+
+        Args:
+            lease_id: The lease.
+            step: The training step that used it, for a rewind; None: consumed for good.
+            rank: Of a shared lease, whose part it is; the lease ends with the last one.
+
+        Raises:
+            LeaseNotFoundError: No such lease, or it has expired or was given back.
+            InvalidRequestError: The lease is shared and the rank is none of those that share it.
+            WrongStateError: The step is safe already.
+            StoreFullError: The ack can't be stored; the lease stays open.
+        """
+        lease = self._find(lease_id, ("open", "ending", "acked"))
+        if lease.state == "open":
+            check_ack(lease, step, rank, self._problem_with(lease), self._name())
+            parts = {rank: step} | lease.acked_parts if rank is not None else {}
+            if len(parts) == lease.world_size:
+                steps = [step, *parts.values()]
+                self._begin_ack(lease, step_of(steps, self._problem_with(lease)))
+            elif rank is not None:
+                part = (lease_id, rank)
+                if part not in self._acking:
+                    self._acking[part] = self._tasks.start(self._store_part(lease, rank, step))
+                await asyncio.shield(self._acking[part])
+                # It may have been returned meanwhile.
+                self._find(lease_id, ("open", "ending", "acked"))
+        if lease.state == "ending":
+            await asyncio.shield(self._ending[lease_id])
+        return lease
+
+    def _problem_with(self, lease: Lease) -> Callable[[int], str]:
+        return functools.partial(self._retirement.problem_with, lease.consumer)
+
+    def _store_part(self, lease: Lease, rank: int, step: int | None) -> Awaitable[None]:
+        is_new = rank not in lease.acked_parts
+        lease.acked_parts = {rank: step} | lease.acked_parts
+        return self._part_stored(lease, rank, is_new, self._store_row(lease))
+
+    async def _part_stored(
+        self, lease: Lease, rank: int, is_new: bool, committed: Awaitable[None]
+    ) -> None:
+        try:
+            await committed
+        except BaseException:
+            if is_new:
+                lease.acked_parts.pop(rank, None)
+                # Another rank's row, stored meanwhile, says that it was acknowledged.
+                self._settlement.owe_row(lease)
+            raise
+        finally:
+            del self._acking[lease.id, rank]
+
+    def _begin_ack(self, lease: Lease, step: int | None) -> None:
+        seqs = [seq for unit in lease.units for seq in unit.seqs]
+        batch = self._store.batch()
+        batch.put_lease(self._id, row_of(lease, state="acked"))
+        leaving = self._retirement.note_consumed(batch, seqs, lease.consumer, step=step)
+        lease.state = "ending"
+        committed = self._store.commit(batch)
+        ending = self._tasks.start(self._finish_ack(lease, seqs, step, leaving, committed))
+        self._ending[lease.id] = ending
+
+    async def _finish_ack(
+        self,
+        lease: Lease,
+        seqs: list[int],
+        step: int | None,
+        leaving: list[Entry],
+        committed: Awaitable[None],
+    ) -> None:
+        try:
+            await committed
+        except BaseException:
+            lease.state = "open"
+            self._retirement.revert_consumed(seqs, lease.consumer, leaving, step=step)
+            self._retirement.blame_again(lease.units, lease.consumer)
+            raise
+        finally:
+            del self._ending[lease.id]
+        self._retirement.ack_ended(seqs, lease.consumer)
+        self._desk.consumed(lease, self._close(lease, "acked"))
+        self._retirement.forget(leaving)
+        self._metrics.acked(self._name(), lease.consumer, lease.num_experiences)
+        if not self.closed:
+            await self._settlement.leave_if_done(seqs)
+
+    async def extend(self, lease_id: int, seconds: float) -> Lease:
+        """Let a lease expire some seconds from now, never earlier than it would.
+
+        Raises:
+            LeaseNotFoundError: No such lease, or it has ended.
+            StoreFullError: It can't be stored; until a restart the new deadline holds.
+        """
+        lease = self._find(lease_id, ("open", "ending"))
+        if lease.state == "open":
+            self.table.extend(lease, clock.now() + seconds)
+            await self._tasks.finish(self._store_row(lease))
+        return lease
+
+    async def nack(self, lease_id: int, *, reason: str, unread: bool = False) -> int:
+        """End a lease: its experiences are offered again at once. Returns their number. Idempotent.
+
+        One that is `unread` doesn't count as a delivery.
+
+        Raises:
+            LeaseNotFoundError: No such lease, or it was acknowledged or has expired.
+        """
+        lease = self._find(lease_id, ("open", "nacked"))
+        if lease.state == "open":
+            _log.info("lease %d of buffer %r nacked: %s", lease_id, self._name(), reason)
+            why: ReturnReason = "unread" if unread else "nacked"
+            await self._tasks.finish(self._give_back(lease, "nacked", why))
+        return lease.num_experiences
+
+    def is_open(self, lease_id: int) -> bool:
+        """Whether a lease hasn't ended; one whose end is being stored may be open again."""
+        lease = self.table.find(lease_id)
+        return lease is not None and lease.state in ("open", "ending")
+
+    def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
+        """Give back those of the leases that are still open; for a stream that has ended.
+
+        Of an `undeliverable` lease nothing was sent, and one that is `unread` nobody has looked at:
+        they don't count as deliveries.
+        """
+        for lease_id in lease_ids:
+            lease = self.table.find(lease_id)
+            if lease is not None and lease.state == "open" and not self.closed:
+                self._tasks.spawn(self._give_back(lease, "nacked", reason))
+
+    def expire(self, now: float) -> None:
+        """End the leases past their deadline; their experiences are offered again."""
+        self._settlement.tick(now)
+        for lease in self.table.expired(now):
+            self._tasks.spawn(self._give_back(lease, "expired", "expired"))
+
+    async def settle(self, consumer: str) -> None:
+        """Wait until no ack of a consumer is on its way to the disk."""
+        while ending := [
+            self._ending[lease.id]
+            for lease in self.table.of_consumer(consumer)
+            if lease.id in self._ending
+        ]:
+            await asyncio.wait(ending)
+
+    def note_returns(self, batch: WriteBatch, consumer: str) -> list[Lease]:
+        """Add the end of a consumer's open leases to a batch.
+
+        Once it is submitted follows `end_submitted`, or `end_returned` once it is on disk.
+        """
+        leases = [lease for lease in self.table.of_consumer(consumer) if lease.state == "open"]
+        for lease in leases:
+            self._note_return(batch, lease, "nacked", "rewound")
+        return leases
+
+    def end_returned(self, leases: Iterable[Lease]) -> None:
+        """Offer the experiences of leases again, whose end is on disk."""
+        for lease in leases:
+            self._end(lease, "nacked", redeliver=True)
+
+    def end_submitted(self, leases: Sequence[Lease], committed: Awaitable[None]) -> Awaitable[None]:
+        """Offer the experiences of leases again; returns the commit of their end, to be awaited."""
+        stored = self._settlement.owe(leases, "nacked", committed)
+        self.end_returned(leases)
+        return stored
+
+    def _give_back(self, lease: Lease, state: LeaseState, reason: ReturnReason) -> Awaitable[None]:
+        """Offer again first, store afterwards: after a crash in between the lease just expires."""
+        batch = self._store.batch()
+        self._note_return(batch, lease, state, reason)
+        stored = self._settlement.owe([lease], state, self._store.commit(batch))
+        self._end(lease, state, redeliver=reason not in _UNSEEN)
+        return stored
+
+    def _note_return(
+        self, batch: WriteBatch, lease: Lease, state: LeaseState, reason: ReturnReason
+    ) -> None:
+        batch.put_lease(self._id, row_of(lease, state=state))
+        for unit in dict.fromkeys(lease.units) if reason in _BLAMED else ():
+            self._retirement.note_delivery(batch, unit, lease.consumer)
+            self._desk.blame(batch, lease.consumer, unit, reason)
+        self._metrics.redelivered(self._name(), lease.consumer, reason, lease.num_experiences)
+
+    def _store_row(self, lease: Lease) -> Awaitable[None]:
+        batch = self._store.batch()
+        batch.put_lease(self._id, row_of(lease))
+        return self._store.commit(batch)
+
+    def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
+        units = self._close(lease, state)
+        self._desk.returned(lease, units, redeliver=redeliver)
+
+    def _close(self, lease: Lease, state: LeaseState) -> list[Unit]:
+        units = list(lease.units)
+        self._settlement.forget(self.table.end(lease, state, clock.now()))
+        return units
+
+    def _find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:
+        lease = None if self.closed else self.table.find(lease_id)
+        if lease is not None and lease.state in allowed:
+            return lease
+        raise not_found(lease, lease_id, self._name())

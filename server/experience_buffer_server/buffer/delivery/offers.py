@@ -1,0 +1,332 @@
+"""Delivery of one buffer: its consumers, what is offered to whom, and what leases do to them.
+
+Who waits is the business of `sample_queue`, which units make a batch that of `batch_picking`, leases are that of
+`leasing`. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.batch_picking import Picking
+from experience_buffer_server.buffer.delivery.sample_queue import Line
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry, Group
+from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.state.units import Catalog, key_of, value_of
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.consumer import ConsumerSettings
+
+
+class Delivery:
+    """The consumers of one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer_name: Callable[[], str],
+        consumers: dict[str, Consumer],
+        catalog: Catalog,
+        picking: Picking,
+        line: Line,
+        discarded: Callable[[Sequence[Unit]], None],
+    ) -> None:
+        self._name = buffer_name
+        self._catalog = catalog
+        self._picking = picking
+        self._line = line
+        self._discarded = discarded
+        """Takes units that nobody is to get any more."""
+        self.consumers = consumers
+        """By name; others have a view of it."""
+        self._is_closed = False
+
+    # --- consumers and what they are offered
+
+    def add_consumer(self, settings: ConsumerSettings) -> Consumer:
+        """Add a consumer that has been offered nothing yet."""
+        consumer = self.consumers[settings.name] = Consumer(settings)
+        return consumer
+
+    def remove_consumer(self, name: str) -> None:
+        """Remove a consumer; calls that wait for it end."""
+        self.close_consumer(name)
+        del self.consumers[name]
+
+    def close(self) -> None:
+        """The buffer was deleted: calls that wait for a consumer end."""
+        self._is_closed = True
+        for name in list(self.consumers):
+            self.remove_consumer(name)
+
+    def close_consumer(self, name: str) -> None:
+        """Deliver nothing more to a consumer; calls that wait for it end."""
+        consumer = self.consumers[name]
+        consumer.closed = True
+        consumer.announce()
+        for waiter in list(consumer.waiters):
+            waiter.taken.cancel()
+
+    def change_consumer(self, settings: ConsumerSettings) -> bool:
+        """Tune a consumer that keeps its place; True if its limiter is to count anew, and then serve."""
+        consumer = self.consumers[settings.name]
+        if consumer.settings == settings:
+            return False
+        counts_anew = consumer.settings.samples_per_insert != settings.samples_per_insert
+        consumer.take_on(settings, ((key, self._value(settings, key)) for key in consumer.ready))
+        if not counts_anew:
+            self._line.serve(consumer)
+        return counts_anew
+
+    def consumer(self, name: str) -> Consumer:
+        """The consumer with this name.
+
+        Raises:
+            ConsumerNotFoundError: There is none.
+            BufferNotFoundError: The buffer was deleted.
+        """
+        if self._is_closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {self._name()!r} was deleted", subject=self._name()
+            )
+        consumer = self.consumers.get(name)
+        if consumer is None or consumer.closed:
+            names = sorted(other.name for other in self.consumers.values() if not other.closed)
+            raise errors.ConsumerNotFoundError(
+                f"buffer {self._name()!r} has no consumer {name!r}; it has {names}; add one with "
+                "UpdateBuffer",
+                subject=name,
+            )
+        return consumer
+
+    def offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
+        """Let a consumer sample a unit once its policy version is published, and serve who waits."""
+        self.offer_all(consumer, [(key, entries)])
+
+    def offer_all(self, consumer: Consumer, units: Iterable[tuple[int, Sequence[Entry]]]) -> None:
+        """Let a consumer sample many units: numbers and entries."""
+        selector = consumer.settings.selector
+        for key, entries in units:
+            consumer.finished.discard(key)
+            version = self._picking.awaited_version(entries)
+            if version is not None:
+                consumer.held[key] = version
+            else:
+                consumer.ready.add(key, value_of(selector, entries))
+        self._line.serve(consumer)
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+        for consumer in self.consumers.values():
+            for key in {key_of(consumer.settings, entry) for entry in entries}:
+                if key in consumer.ready:
+                    consumer.ready.update(key, self._value(consumer.settings, key))
+
+    def release_held(self, published: int | None) -> None:
+        """Offer what waited for a policy version that is published now; None: all, to be judged anew."""
+        for consumer in self.consumers.values():
+            due = [
+                key
+                for key, version in consumer.held.items()
+                if published is None or version <= published
+            ]
+            for key in due:
+                del consumer.held[key]
+            consumer.unfit = (0, "")
+            self._make_ready(consumer, due)
+
+    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
+        """Take back the units that hold any of the entries; a leased one isn't offered again."""
+        for consumer in self.consumers.values():
+            if keep_raw and consumer.settings.raw:
+                continue
+            for key in {key_of(consumer.settings, entry) for entry in entries}:
+                consumer.withdraw(key)
+
+    def is_leased(self, entry: Entry, *, to_raw: bool = True) -> bool:
+        """True if a consumer holds the experience, or is about to; raw ones count or not."""
+        return any(
+            key_of(consumer.settings, entry) in consumer.out
+            for consumer in self.consumers.values()
+            if to_raw or not consumer.settings.raw
+        )
+
+    # --- what leases do to consumers
+
+    def lent(self, lease: Lease) -> None:
+        """A lease's units are out now."""
+        consumer = self.consumers.get(lease.consumer)
+        if consumer is not None:
+            consumer.lent(lease)
+
+    def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
+        """A lease ended with an ack; what is to be sampled again is offered again."""
+        consumer = self._took_back(lease)
+        if consumer is not None:
+            consumer.totals.acked += len(units)
+            different = list(dict.fromkeys(units))
+            own = [unit for unit in different if consumer.out.get(unit.key) is unit]
+            for unit in own:
+                del consumer.out[unit.key]
+            for unit in own:
+                # One that is due to leave may stay for as long as others hold it.
+                if unit.gone and self._is_finished(consumer, unit.key):
+                    consumer.finished.add(unit.key)
+            self._make_ready(consumer, [unit.key for unit in own if not unit.gone])
+        self._discarded([unit for unit in units if unit.gone])
+
+    def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
+        """A lease ended without an ack: offer its units again, in their old places."""
+        consumer = self._took_back(lease)
+        if consumer is not None:
+            consumer.totals.redelivered += len(units) if redeliver else 0
+            self._line.put_back(consumer, units)
+
+    def _is_finished(self, consumer: Consumer, key: int) -> bool:
+        entries = self._catalog.entries(consumer.settings, key)
+        return bool(entries) and all(consumer.name in entry.acked for entry in entries)
+
+    def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._picking.restock(consumer, key)
+        self._line.serve(consumer)
+
+    def _value(self, settings: ConsumerSettings, key: int) -> float:
+        entries = self._catalog.entries(settings, key)
+        return value_of(settings.selector, entries) if entries else 0.0
+
+    def _took_back(self, lease: Lease) -> Consumer | None:
+        consumer = self.consumers.get(lease.consumer)
+        if consumer is None or lease.id not in consumer.leases:
+            return None  # Its consumer was removed; one that was added since has its name only.
+        consumer.took_back(lease)
+        return consumer
+
+
+class Offering:
+    """Turns entries and groups into units of delivery. Not thread-safe."""
+
+    def __init__(
+        self, contents: Contents, delivery: Delivery, line: Line, progress: Progress
+    ) -> None:
+        self._contents = contents
+        self._delivery = delivery
+        self._line = line
+        self._progress = progress
+
+    def entry(self, entry: Entry) -> None:
+        """Offer an entry to the consumers that take items and may have it now."""
+        for consumer in self._delivery.consumers.values():
+            self._entry(consumer, entry)
+
+    def group(self, group: Group) -> None:
+        """Offer a group to the consumers that take groups and may have it now."""
+        for consumer in self._delivery.consumers.values():
+            self._group(consumer, group)
+
+    def everything(self, consumer: Consumer) -> None:
+        """Offer a consumer all that it may have and hasn't got or consumed; for the start."""
+        if consumer.settings.unit == "item":
+            units = (
+                (entry.record.seq, [entry])
+                for entry in self._contents
+                if _may_have_entry(consumer, entry) and _wants(consumer, entry.record.seq, [entry])
+            )
+            self._delivery.offer_all(consumer, units)
+        else:
+            for group in self._contents.groups:
+                self._group(consumer, group)
+        self.recount(consumer)
+
+    def recount(self, consumer: Consumer) -> None:
+        """See what is consumed and still here, and what the limiter is to count."""
+        self._recount_all(consumer)
+        self._line.serve(consumer)
+
+    def count_anew(self, consumer: Consumer) -> None:
+        """Let the limiter count what can be sampled now, and nothing that has happened before."""
+        self._recount_all(consumer)
+        consumer.tally.rebase(consumer.finished)
+        self._line.serve(consumer)
+
+    def _recount_all(self, consumer: Consumer) -> None:
+        has_limiter = consumer.settings.limiter is not None
+        for entry in self._contents:
+            if not has_limiter and consumer.name not in entry.acked:
+                continue
+            self._recount(consumer, entry)
+
+    def _recount(self, consumer: Consumer, entry: Entry) -> None:
+        key = key_of(consumer.settings, entry)
+        if key and consumer.name in entry.acked and not consumer.has(key):
+            consumer.finished.add(key)
+        limiter = consumer.settings.limiter
+        if limiter is None or not key or entry.record.tombstone:
+            return
+        if entry.leaving:
+            return  # It is still out, and won't come back to the limiter's counts.
+        if key not in consumer.tally and self._progress.was_passed_over(entry, consumer):
+            times = self._progress.times_sampled(entry.record.seq, consumer.name)
+            consumer.tally.passed_before(key, limiter.plan, times=times)
+            return
+        if key not in consumer.tally and (key in consumer.finished or consumer.has(key)):
+            self._count(consumer, key, entry)
+
+    def _count(self, consumer: Consumer, key: int, entry: Entry) -> None:
+        """Tell the limiter of a unit that can be sampled, or was."""
+        members = [entry] if entry.group is None else entry.group.votes
+        members = [entry] if consumer.settings.unit == "item" else members
+        times = self._progress.times_sampled(entry.record.seq, consumer.name)
+        times = max(times, key in consumer.finished) + _times_out(consumer, key)
+        num_bytes = sum(member.record.payload_bytes for member in members)
+        consumer.tally.arrived(key, num_bytes=num_bytes, times=times)
+
+    def _entry(self, consumer: Consumer, entry: Entry) -> None:
+        if consumer.settings.unit == "item" and _may_have_entry(consumer, entry):
+            self._offer(consumer, entry.record.seq, [entry])
+
+    def _group(self, consumer: Consumer, group: Group) -> None:
+        if consumer.settings.unit != "group":
+            return
+        if group.damage:
+            return
+        if group.available or (consumer.settings.raw and group.is_whole):
+            staying = [entry for entry in group.votes if entry.is_staying]
+            self._offer(consumer, group.row.id, staying)
+
+    def _offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        is_wanted = consumer.has(key) or _wants(consumer, key, entries)
+        if consumer.settings.limiter is not None and (
+            is_wanted or not all(self._progress.was_passed_over(e, consumer) for e in entries)
+        ):
+            self._count(consumer, key, entries[0])
+        if not is_wanted:
+            # What it hadn't consumed of it has left.
+            consumer.finished.add(key)
+            consumer.tally.used_up(key)
+        elif not consumer.has(key):
+            self._delivery.offer(consumer, key, entries)
+
+
+def _may_have_entry(consumer: Consumer, entry: Entry) -> bool:
+    """Whether a consumer of items may have an entry now."""
+    ready = entry.available or (consumer.settings.raw and entry.durable)
+    return ready and entry.is_staying and not entry.record.tombstone and not entry.damage
+
+
+def _wants(consumer: Consumer, key: int, entries: Sequence[Entry]) -> bool:
+    """Whether a consumer has neither got nor consumed a unit."""
+    if not entries or consumer.has(key):
+        return False
+    return not all(consumer.name in entry.acked for entry in entries)
+
+
+def _times_out(consumer: Consumer, key: int) -> int:
+    """How often a unit is in the batch that it is out with: drawn with replacement, several times."""
+    unit = consumer.out.get(key)
+    lease = None if unit is None else consumer.leases.get(unit.lease_id)
+    return int(unit is not None) if lease is None else sum(other is unit for other in lease.units)

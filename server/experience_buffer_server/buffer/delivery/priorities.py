@@ -1,0 +1,141 @@
+"""Updates of priorities: compared with their generation, and stored in one commit.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.store.interface import MAX_PRIORITY, Record, Store
+
+MAX_UPDATES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityUpdate:
+    """A new priority for one experience."""
+
+    uid: str
+    priority: float
+    generation: int
+    """What it must still be; 0: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """What became of the updates of one call."""
+
+    num_updated: int
+    unknown_uids: list[str]
+    """Not stored (any more)."""
+    outdated_uids: list[str]
+    """Updated by someone else since, or pushed anew."""
+
+
+class Priorities:
+    """Sets priorities. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer_id: int,
+        contents: Contents,
+        revalue: Callable[[Sequence[Entry]], None],
+        store: Store,
+        tasks: Tasks,
+    ) -> None:
+        self._id = buffer_id
+        self._contents = contents
+        self._revalue = revalue
+        self._store = store
+        self._tasks = tasks
+
+    async def update(self, updates: Sequence[PriorityUpdate]) -> Updated:
+        """Set the priorities that can be set, all or none of them.
+
+        Raises:
+            InvalidRequestError: Too many updates, two for one uid, or a priority that is none.
+            StoreFullError: They can't be stored; none is set.
+        """
+        _check(updates)
+        changes: list[tuple[Entry, Record]] = []
+        unknown, outdated = [], []
+        for update in updates:
+            entry = self._contents.by_uid(update.uid)
+            if entry is None or entry.leaving or not entry.durable or entry.record.tombstone:
+                unknown.append(update.uid)
+            elif entry.changing or update.generation not in (0, entry.record.generation):
+                # One that is being annotated is about to be another experience.
+                outdated.append(update.uid)
+            else:
+                number = self._contents.next_seq()
+                priority = min(float(update.priority), MAX_PRIORITY)
+                new = dataclasses.replace(entry.record, priority=priority, version=number)
+                changes.append((entry, new))
+        if changes:
+            await self._tasks.finish(self._set(changes))
+        return Updated(num_updated=len(changes), unknown_uids=unknown, outdated_uids=outdated)
+
+    def _set(self, changes: Sequence[tuple[Entry, Record]]) -> Awaitable[None]:
+        """At once and submitted here and now: the next call compares with these generations."""
+        batch = self._store.batch()
+        before = [(entry, entry.record, record) for entry, record in changes]
+        for entry, record in changes:
+            batch.put_record(self._id, record)
+            self._contents.replace_record(entry, record)
+        try:
+            self._revalue([entry for entry, _ in changes])
+        except BaseException:
+            self._put_back(before)
+            raise
+        return self._stored(before, self._store.commit(batch))
+
+    async def _stored(
+        self, before: Sequence[tuple[Entry, Record, Record]], committed: Awaitable[None]
+    ) -> None:
+        try:
+            await committed
+        except BaseException:
+            self._put_back(before)
+            raise
+
+    def _put_back(self, before: Sequence[tuple[Entry, Record, Record]]) -> None:
+        """Nothing was set, but for what has been set anew since."""
+        for entry, old, new in before:
+            if entry.record is new:
+                self._contents.replace_record(entry, old)
+        self._revalue([entry for entry, _, _ in before])
+
+
+def check_count(num_updates: int) -> None:
+    """Refuse more updates than a call may have.
+
+    Raises:
+        InvalidRequestError: More than `MAX_UPDATES`.
+    """
+    if num_updates > MAX_UPDATES:
+        raise errors.InvalidRequestError(
+            f"{num_updates} updates in one call, the limit is {MAX_UPDATES}; split them",
+            subject="updates",
+        )
+
+
+def _check(updates: Sequence[PriorityUpdate]) -> None:
+    check_count(len(updates))
+    if len({update.uid for update in updates}) < len(updates):
+        raise errors.InvalidRequestError(
+            "a uid is named twice; give each one priority", subject="updates"
+        )
+    for update in updates:
+        if not 0 <= update.priority < math.inf:
+            raise errors.InvalidRequestError(
+                f"priority {update.priority} of {update.uid!r:.200} must be finite and at least 0",
+                subject="updates.priority",
+            )

@@ -1,0 +1,145 @@
+"""Units that came back from a consumer too often without an acknowledgement.
+
+They may be what kills it: it doesn't get them any more until somebody releases or deletes them.
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.offers import Delivery
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.state.units import Catalog, key_of
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.store.interface import Store, WriteBatch
+
+_log = logging.getLogger(__name__)
+
+_MAX_UIDS = 10_000
+"""Experiences that one call may name."""
+
+
+class _Released(NamedTuple):
+    """A unit that is to be offered again once that is on disk."""
+
+    key: int
+    entries: list[Entry]
+    why: str
+    num_deliveries: int
+
+
+class Quarantine:
+    """Keeps units from consumers, and releases them. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer_name: Callable[[], str],
+        contents: Contents,
+        catalog: Catalog,
+        delivery: Delivery,
+        progress: Progress,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._name = buffer_name
+        self._contents = contents
+        self._catalog = catalog
+        self._delivery = delivery
+        self._progress = progress
+        self._store = store
+        self._metrics = metrics
+        self._tasks = tasks
+
+    def blame(self, batch: WriteBatch, consumer_name: str, unit: Unit, reason: str) -> None:
+        """A delivery ended badly: after `max_deliveries` of them the unit isn't offered any more."""
+        consumer = self._delivery.consumers.get(consumer_name)
+        most = 0 if consumer is None else consumer.settings.max_deliveries
+        if consumer is None or not most or unit.num_deliveries < most or unit.gone:
+            return
+        text = (
+            f"delivered {unit.num_deliveries} times to {consumer_name!r} without an "
+            f"acknowledgement, the last one {reason.replace('_', ' ')}; ReleaseQuarantined offers "
+            "it again"
+        )
+        self._progress.quarantine(batch, unit, consumer, text)
+        self._metrics.unit_quarantined(self._name(), consumer_name)
+        uids = [entry.record.uid for entry in self._contents.by_seqs(unit.seqs)]
+        _log.warning("buffer %r: quarantined %s: %s", self._name(), uids[:3], text)
+
+    async def release(self, consumer: Consumer, uids: Sequence[str]) -> int:
+        """Offer quarantined units to their consumer again; none named: all. Returns how many.
+
+        Raises:
+            ExperienceNotFoundError: A named one isn't stored, or isn't quarantined.
+            InvalidRequestError: Too many are named.
+            WrongStateError: A named one is damaged.
+            StoreFullError: It can't be stored; they stay quarantined.
+        """
+        if len(uids) > _MAX_UIDS:
+            raise errors.InvalidRequestError(
+                f"{len(uids)} uids are over the limit of {_MAX_UIDS}; split them", subject="uids"
+            )
+        keys = set(consumer.quarantined)
+        if uids:
+            keys = {self._key(consumer, uid) for uid in uids}
+        return await self._tasks.finish(self._release(consumer, sorted(keys)))
+
+    def _key(self, consumer: Consumer, uid: str) -> int:
+        entry = self._contents.by_uid(uid)
+        if entry is not None and entry.damage:
+            raise errors.WrongStateError(
+                f"experience {uid!r:.200} of buffer {self._name()!r} can't be offered again: "
+                f"{entry.damage}",
+                subject=uid,
+            )
+        key = 0 if entry is None else key_of(consumer.settings, entry)
+        if key not in consumer.quarantined:
+            raise errors.ExperienceNotFoundError(
+                f"experience {uid!r:.200} of buffer {self._name()!r} isn't quarantined for "
+                f"consumer {consumer.name!r}",
+                subject=uid,
+            )
+        return key
+
+    def _release(self, consumer: Consumer, keys: Sequence[int]) -> Awaitable[int]:
+        batch = self._store.batch()
+        units: list[_Released] = []
+        for key in keys:
+            entries = self._catalog.entries(consumer.settings, key)
+            whys = [self._progress.why_quarantined(e.record.seq, consumer.name) for e in entries]
+            if not any(whys):
+                continue  # It is being released, or it is leaving.
+            times = self._progress.num_deliveries(entries[0].record.seq, consumer.name)
+            units.append(_Released(key, entries, max(whys), times))
+            self._progress.release(batch, consumer.name, entries)
+        return self._released(consumer, units, self._store.commit(batch))
+
+    async def _released(
+        self,
+        consumer: Consumer,
+        units: Sequence[_Released],
+        committed: Awaitable[None],
+    ) -> int:
+        try:
+            await committed
+        except BaseException:
+            for unit in units:
+                self._progress.keep(consumer.name, unit.entries, unit.why, unit.num_deliveries)
+            raise
+        # Until now they were kept: nothing else has offered them meanwhile.
+        kept = [unit for unit in units if consumer.quarantined.pop(unit.key, "")]
+        for unit in kept:
+            staying = [entry for entry in unit.entries if entry.is_staying]
+            if staying and not consumer.has(unit.key):
+                self._delivery.offer(consumer, unit.key, staying)
+        return len(kept)

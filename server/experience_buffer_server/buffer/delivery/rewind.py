@@ -1,0 +1,202 @@
+"""The training timeline of a buffer's consumers made durable: rewind, and what is safe.
+
+What is retained at which step is in `sampling.timeline`; leases are the leasing's business. Belongs
+to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.leasing import Leasing
+from experience_buffer_server.buffer.delivery.offers import Offering
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.departure import Retirement
+from experience_buffer_server.buffer.state.group_table import Entry, groups_of
+from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.state.units import key_of
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.store.interface import Store
+
+
+class Rewound(NamedTuple):
+    """What a rewind undid: the acks of so many experiences, and leases that it returned."""
+
+    num_experiences: int
+    num_leases: int
+
+
+class Timelines:
+    """Rewinds and releases. Not thread-safe."""
+
+    def __init__(
+        self,
+        buffer_name: Callable[[], str],
+        contents: Contents,
+        offering: Offering,
+        progress: Progress,
+        retirement: Retirement,
+        leasing: Leasing,
+        store: Store,
+        tasks: Tasks,
+    ) -> None:
+        self._name = buffer_name
+        self._contents = contents
+        self._offering = offering
+        self._progress = progress
+        self._retirement = retirement
+        self._leasing = leasing
+        self._store = store
+        self._tasks = tasks
+
+    # --- back
+
+    async def rewind(self, consumer: Consumer, step: int) -> Rewound:
+        """Undo a consumer's acks after a step and return its open leases. Idempotent.
+
+        Raises:
+            InvalidRequestError: The step is below -1, which stands for before the first.
+            WrongStateError: The step is before the safe one.
+            StoreFullError: It can't be stored; the acks stand.
+        """
+        if step < -1:
+            raise errors.InvalidRequestError(
+                f"step {step} must be at least 0, or -1 for before the first", subject="step"
+            )
+        # An ack that is on its way to the disk belongs to the timeline that is cut.
+        await self._leasing.settle(consumer.name)
+        safe_step = consumer.timeline.safe_step
+        if safe_step is not None and step < safe_step:
+            raise errors.WrongStateError(
+                f"consumer {consumer.name!r} of buffer {self._name()!r} can't be rewound to step "
+                f"{step}: step {safe_step} was declared safe, what was acknowledged up to it isn't "
+                f"kept; rewind to {safe_step} or later",
+                subject="step",
+            )
+        return await self._tasks.finish(self._rewind(consumer, step))
+
+    def _rewind(self, consumer: Consumer, step: int) -> Awaitable[Rewound]:
+        """Submitted here and now: no ack or lease can come in between."""
+        batch = self._store.batch()
+        undone = consumer.timeline.rewind(step)
+        entries = self._entries(undone)
+        for seq, acked_step in undone:
+            if seq in entries:
+                self._progress.undo_ack(entries[seq], consumer.name, acked_step)
+        for key, times in _times(consumer, undone, entries).items():
+            consumer.tally.comes_back(key)
+            consumer.tally.sampled(key, -times)
+        for entry in entries.values():
+            self._progress.put(batch, entry)
+        self._progress.put_consumer(batch, consumer)
+        leases = self._leasing.note_returns(batch, consumer.name)
+        committed = self._leasing.end_submitted(leases, self._store.commit(batch))
+        return self._rewound(consumer, undone, entries, leases, committed)
+
+    async def _rewound(
+        self,
+        consumer: Consumer,
+        undone: Sequence[tuple[int, int]],
+        entries: dict[int, Entry],
+        leases: Sequence[Lease],
+        committed: Awaitable[None],
+    ) -> Rewound:
+        try:
+            await committed
+        except BaseException:
+            consumer.timeline.restore(undone)
+            for seq, step in undone:
+                if seq in entries:
+                    self._progress.redo_ack(entries[seq], consumer.name, step)
+            for key, times in _times(consumer, undone, entries).items():
+                consumer.tally.sampled(key, times)
+            self._retirement.note_behind(entries)
+            # By settings that are newer than an ack, it needn't have been enough.
+            self._offer(entries.values())
+            raise
+        self._offer(entries.values())
+        return Rewound(len(entries), len(leases))
+
+    def _offer(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._offering.entry(entry)
+        for group in groups_of(entries):
+            self._offering.group(group)
+
+    # --- safe
+
+    async def declare_safe(self, consumer: Consumer, step: int) -> int:
+        """Keep a consumer's acks up to a step no longer; returns how many these were. Idempotent.
+
+        A step that no ack has reached yet stands for the last one: later acks can be rewound.
+
+        Raises:
+            InvalidRequestError: The step is negative.
+            StoreFullError: It can't be stored; they are kept.
+        """
+        if step < 0:
+            raise errors.InvalidRequestError(f"step {step} must be at least 0", subject="step")
+        last_step = consumer.timeline.last_step
+        if last_step is None:
+            return 0
+        return await self._tasks.finish(self._release(consumer, min(step, last_step)))
+
+    def keep_newest(self, consumer: Consumer) -> None:
+        """After an ack: release the steps that the consumer's settings don't retain."""
+        last, retain = consumer.timeline.last_step, consumer.settings.retain_steps
+        if last is not None and retain and last >= retain:
+            safe = consumer.timeline.safe_step
+            if safe is None or safe < last - retain:
+                self._tasks.spawn(self._release(consumer, last - retain))
+
+    def _release(self, consumer: Consumer, step: int) -> Awaitable[int]:
+        batch = self._store.batch()
+        released = consumer.timeline.declare_safe(step)
+        entries = self._entries(released)
+        for seq, acked_step in released:
+            if seq in entries:
+                self._progress.note_safe(entries[seq], consumer.name, acked_step)
+        self._progress.put_consumer(batch, consumer)
+        leaving = self._retirement.leave_if_done(batch, list(entries.values()))
+        committed = self._store.commit(batch)
+        return self._released(consumer, released, entries, leaving, committed)
+
+    async def _released(
+        self,
+        consumer: Consumer,
+        released: Sequence[tuple[int, int]],
+        entries: dict[int, Entry],
+        leaving: Sequence[Entry],
+        committed: Awaitable[None],
+    ) -> int:
+        try:
+            await committed
+        except BaseException:
+            # The step stays safe in memory: what it released leaves with the next release.
+            consumer.timeline.restore(released)
+            for seq, step in released:
+                if seq in entries:
+                    self._progress.note_unsafe(entries[seq], consumer.name, step)
+            self._retirement.note_behind(entries)
+            self._retirement.stay(leaving, "consumed")
+            raise
+        self._retirement.forget(leaving)
+        return len(released)
+
+    def _entries(self, acks: Sequence[tuple[int, int]]) -> dict[int, Entry]:
+        """The experiences of acknowledgements, each once; some may have been deleted since."""
+        found = self._contents.by_seqs(dict.fromkeys(seq for seq, _ in acks))
+        return {entry.record.seq: entry for entry in found}
+
+
+def _times(
+    consumer: Consumer, acks: Sequence[tuple[int, int]], entries: dict[int, Entry]
+) -> dict[int, int]:
+    """How often each unit was acknowledged: an ack of a group is one of each of its members."""
+    times = Counter(seq for seq, _ in acks)
+    return {key_of(consumer.settings, entry): times[seq] for seq, entry in entries.items()}

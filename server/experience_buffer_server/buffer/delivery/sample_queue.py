@@ -1,0 +1,246 @@
+"""Calls that wait in line for a batch: first come, first served, each told what it waits for.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.batch_picking import Picking
+from experience_buffer_server.buffer.delivery.wait_reasons import Wait, explain, wait_of, window_of
+from experience_buffer_server.buffer.state.consumers import Consumer, Taken, WaitClock, Waiter, Want
+from experience_buffer_server.runtime import clock as steady_clock
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.sampling.staleness import Verdict
+from experience_buffer_server.sampling.units import Unit
+
+
+class Owner(Protocol):
+    """The buffer whose units are waited for."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def describe_wait(self) -> str:
+        """What keeps experiences from being sampled; empty when nothing does."""
+
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units that nobody is to get any more came back."""
+
+    def set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
+        """Units are too stale for a consumer: drop them, or let it pass them over."""
+
+
+class Line:
+    """The calls of one buffer that wait, per consumer. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        consumers: Mapping[str, Consumer],
+        picking: Picking,
+        metrics: Metrics,
+        *,
+        max_waiting: int,
+        max_leased: int,
+        clock: Callable[[], float] = steady_clock.now,
+    ) -> None:
+        self._owner = owner
+        self._consumers = consumers
+        """A live view: the buffer's consumers now."""
+        self._picking = picking
+        self._metrics = metrics
+        self._max_waiting = max_waiting
+        self._max_leased = max_leased
+        self._clock = clock
+
+    async def take(
+        self, consumer: Consumer, want: Want, stop: asyncio.Event
+    ) -> tuple[list[Unit], str]:
+        """Take units to be delivered, waiting for them if need be, and say why there are fewer.
+
+        Raises:
+            ResourceExhaustedError: Too many calls wait.
+        """
+        started = time.monotonic()
+        taken = await self._take(consumer, want, stop)
+        units = taken.units
+        self._metrics.sample_wait(self._owner.name, consumer.name, time.monotonic() - started)
+        if len(units) == want.batch_size:
+            return units, ""
+        self._metrics.shortfall(self._owner.name, consumer.name)
+        if stop.is_set() and not units:
+            return units, "the server is stopping"
+        return units, self._shortfall(consumer, want, taken)
+
+    async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> Taken:
+        if self._is_next(consumer):
+            # What didn't fit then needn't be what comes next now: each call is tried itself.
+            consumer.unfit = (0, "")
+            if (taken := self._try(consumer, want)).units:
+                return taken
+        was_first = self._is_next(consumer)
+        if want.timeout_seconds > 0 and not stop.is_set():
+            waiter, was_first = await self._wait_in_line(consumer, want, stop)
+            taken = _result(waiter)
+            if consumer.closed:
+                self.put_back(consumer, taken.units)
+            elif taken.units:
+                return taken
+        taken = Taken([], words="" if was_first else "other calls came earlier")
+        if was_first and not consumer.closed and not stop.is_set():
+            taken = self._take_fewer(consumer, want)
+        self.serve(consumer)
+        return taken
+
+    async def _wait_in_line(
+        self, consumer: Consumer, want: Want, stop: asyncio.Event
+    ) -> tuple[Waiter, bool]:
+        """The wait that has ended, and whether nobody had come earlier then."""
+        num_waiting = sum(len(other.waiters) for other in self._consumers.values())
+        if num_waiting >= self._max_waiting:
+            raise errors.ResourceExhaustedError(
+                f"{num_waiting} sample calls wait already, the limit server.max_waiting_samples "
+                f"is {self._max_waiting}",
+                retry_delay_seconds=1.0,
+            )
+        reason = self.wait_of(consumer, want.batch_size).label
+        if consumer.waiters and not reason:
+            reason = "line"
+        self._metrics.wait_began(self._owner.name, consumer.name, reason, len(consumer.ready))
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(want, loop.create_future(), WaitClock(reason, time.monotonic()))
+        consumer.waiters.append(waiter)
+        stopping = loop.create_task(stop.wait())
+        was_first = False
+        try:
+            await asyncio.wait(
+                (waiter.taken, stopping),
+                timeout=want.timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        except asyncio.CancelledError:
+            self.put_back(consumer, _result(waiter).units)
+            raise
+        finally:
+            stopping.cancel()
+            seconds = waiter.clock.until(time.monotonic())
+            self._metrics.waited(self._owner.name, consumer.name, seconds)
+            if waiter in consumer.waiters:
+                was_first = self._is_next(consumer, waiter)
+                consumer.waiters.remove(waiter)
+        return waiter, was_first
+
+    def serve(self, consumer: Consumer) -> None:
+        """Give batches to the calls that wait, in the order in which they came."""
+        place = 0
+        while place < len(consumer.waiters):
+            waiter = consumer.waiters[place]
+            if waiter.taken.done():
+                del consumer.waiters[place]
+                continue
+            taken = self._try(consumer, waiter.want)
+            if taken.units:
+                del consumer.waiters[place]
+                waiter.taken.set_result(taken)
+                continue
+            reason = self.wait_of(consumer, waiter.want.batch_size).label
+            waiter.clock.look(reason, time.monotonic())
+            if not self._is_beyond_window(consumer, waiter):
+                return
+            place += 1
+
+    def _is_next(self, consumer: Consumer, waiter: Waiter | None = None) -> bool:
+        """Whether nobody before it can have a batch; None: one that comes now."""
+        before = itertools.takewhile(lambda other: other is not waiter, consumer.waiters)
+        return all(self._is_beyond_window(consumer, other) for other in before)
+
+    def _is_beyond_window(self, consumer: Consumer, waiter: Waiter) -> bool:
+        """Whether its batch never goes: it gets fewer when its time is up, and others needn't wait."""
+        return waiter.want.batch_size > window_of(consumer, self._max_leased)
+
+    def _try(self, consumer: Consumer, want: Want) -> Taken:
+        """A batch that is full, or as full as a message may be; or nothing."""
+        if self.wait_of(consumer, want.batch_size).label:
+            return Taken([])
+        picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, self._clock())
+        is_cut = picked.cut_by == "message"
+        full = is_cut or len(picked.units) == want.batch_size
+        if not full:
+            consumer.unfit = (want.batch_size if picked.cut_by else 0, picked.cut_by)
+            self._picking.put_back(consumer, picked.units)
+        self._owner.set_aside(consumer, picked.stale)
+        return Taken(picked.units if full else [], is_cut)
+
+    def _take_fewer(self, consumer: Consumer, want: Want) -> Taken:
+        """The largest batch that may go now, at least `min_batch_size`; or nothing."""
+        consumer.unfit = (0, "")
+        size = self._largest(consumer, want)
+        if size < want.min_batch_size:
+            return Taken([])
+        words = self.wait_of(consumer, want.batch_size).words
+        picked = self._picking.pick(consumer, size, want.max_bytes, self._clock())
+        enough = len(picked.units) >= want.min_batch_size
+        if not enough:
+            self._picking.put_back(consumer, picked.units)
+        self._owner.set_aside(consumer, picked.stale)
+        if not enough:
+            return Taken([])
+        return Taken(picked.units, picked.cut_by == "message", words)
+
+    def _largest(self, consumer: Consumer, want: Want) -> int:
+        """The most units that nothing keeps from going, by bisection; 0: not even one may."""
+        low, high = 0, want.batch_size
+        if not consumer.settings.with_replacement:
+            high = min(high, len(consumer.ready))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.wait_of(consumer, middle).label:
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        """Offer units that were taken and not delivered, in their old places."""
+        self._picking.put_back(consumer, units)
+        self._owner.discard_units([unit for unit in units if unit.gone])
+        self.serve(consumer)
+
+    # --- why a call waits
+
+    def wait_of(self, consumer: Consumer, batch_size: int) -> Wait:
+        """What keeps a batch of this size from going."""
+        return wait_of(consumer, batch_size, max_leased=self._max_leased)
+
+    def explain_wait(self, consumer: Consumer, batch_size: int, words: str = "") -> str:
+        """What a sample call waits for, in words; those given are of before its units were taken."""
+        wait = self.wait_of(consumer, batch_size)
+        wait = wait if wait.words else Wait(wait.label, words)
+        return explain(consumer, batch_size, wait, self._owner.describe_wait())
+
+    def _shortfall(self, consumer: Consumer, want: Want, taken: Taken) -> str:
+        if consumer.closed:
+            return f"consumer {consumer.name!r} was removed from buffer {self._owner.name!r}"
+        size = f"{len(taken.units)} of {want.batch_size} {consumer.settings.unit}s"
+        if taken.units and taken.is_cut:
+            return (
+                f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "
+                "SampleStream sends any batch in frames"
+            )
+        why = self.explain_wait(consumer, want.batch_size, taken.words)
+        return f"{size} after waiting {want.timeout_seconds:g} s: {why}"
+
+
+def _result(waiter: Waiter) -> Taken:
+    if waiter.taken.done() and not waiter.taken.cancelled():
+        return waiter.taken.result()
+    waiter.taken.cancel()
+    return Taken([])

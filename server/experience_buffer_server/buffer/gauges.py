@@ -1,0 +1,105 @@
+"""What is read from the buffers when Prometheus scrapes, so that it can't drift: all gauges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from experience_buffer_server.buffer.stats import BufferStats
+
+_PREFIX = "experience_buffer_"
+_TIMEOUT_SECONDS = 5.0
+
+_BUFFER_GAUGES: tuple[tuple[str, str, Callable[[BufferStats], float | None]], ...] = (
+    ("items", "Experiences stored.", lambda stats: stats.num_items),
+    ("payload_bytes", "Payload bytes stored.", lambda stats: stats.num_bytes),
+    ("open_groups", "Groups that aren't whole.", lambda stats: stats.num_open_groups),
+    ("overdue_groups", "Open groups past their deadline.", lambda stats: stats.num_overdue_groups),
+    ("computing_groups", "Groups being computed.", lambda stats: stats.num_computing_groups),
+    (
+        "quarantined_groups",
+        "Groups that can't be computed.",
+        lambda stats: stats.num_quarantined_groups,
+    ),
+    (
+        "experiences_waiting_for_fields",
+        "Experiences that lack a field the estimator needs.",
+        lambda stats: stats.num_waiting_for_fields,
+    ),
+    ("waiting_pushes", "Pushes that wait for room.", lambda stats: stats.num_waiting_pushes),
+    (
+        "damaged_experiences",
+        "Experiences set aside because a row can't be read back.",
+        lambda stats: stats.num_damaged,
+    ),
+    ("reserved_groups", "Places taken by workers.", lambda stats: stats.num_reserved_groups),
+    ("policy_version", "Newest published policy version.", lambda stats: stats.policy_version),
+)
+_BUFFER_COUNTERS = (
+    ("used_experiences", "Experiences acknowledged for the first time.", "num_used"),
+    (
+        "unused_experiences",
+        "Experiences that left without ever having been acknowledged.",
+        "num_unused",
+    ),
+)
+_CONSUMER_GAUGES = (
+    ("ready_units", "Units that can be sampled now.", "num_ready_units"),
+    ("leased_units", "Units on lease.", "num_leased_units"),
+    ("open_leases", "Leases that are open.", "num_leases"),
+    ("waiting_samples", "Sample calls and streams that wait.", "num_waiting"),
+    ("held_units", "Units of policy versions that aren't published.", "num_held_units"),
+    ("units_in_quarantine", "Units that came back too often.", "num_quarantined_units"),
+    (
+        "retained_experiences",
+        "Acknowledged deliveries that can be rewound.",
+        "num_retained_experiences",
+    ),
+)
+
+
+class Gauges(Collector):
+    """Collects from the event loop's thread; `collect` may be called from any other."""
+
+    def __init__(
+        self, snapshot: Callable[[], Sequence[BufferStats]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._snapshot = snapshot
+        self._loop = loop
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: names are known without collecting at registration."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per gauge.
+
+        Raises:
+            TimeoutError: The event loop did not answer.
+        """
+        asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        buffers = asked.result(_TIMEOUT_SECONDS)
+        for name, text, value in _BUFFER_GAUGES:
+            family = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer"])
+            for stats in buffers:
+                number = value(stats)
+                if number is not None:
+                    family.add_metric([stats.name], number)
+            yield family
+        for name, text, attribute in _BUFFER_COUNTERS:
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=["buffer"])
+            for stats in buffers:
+                counter.add_metric([stats.name], getattr(stats, attribute))
+            yield counter
+        for name, text, attribute in _CONSUMER_GAUGES:
+            family = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer", "consumer"])
+            for stats in buffers:
+                for consumer in stats.consumers:
+                    family.add_metric([stats.name, consumer.name], getattr(consumer, attribute))
+            yield family
+
+    async def _ask(self) -> Sequence[BufferStats]:
+        return self._snapshot()

@@ -1,0 +1,298 @@
+"""Admission: from one item of a payload to the candidate for storage, or the reason against it.
+
+Pure: no store, no groups, no clock. What is checked here concerns one experience alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from experience_buffer._codec.codec_error import shown
+from experience_buffer.eid import EID
+from experience_buffer.errors import TrxpError
+from experience_buffer.trxp import Item, TensorView
+from experience_buffer_server.advantages.experience_inputs import (
+    explain_missing,
+    fits_float32,
+    info_of,
+    input_fields,
+    input_problem,
+    response_tokens,
+)
+from experience_buffer_server.buffer.state.candidate import (
+    MAX_NOTE,
+    ORDINARY,
+    Candidate,
+    Reason,
+    Refusal,
+    check_uid,
+)
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import (
+    MAX_PRIORITY,
+    OTHER_DIGEST,
+)
+
+RESPONSE_FIELDS = (
+    "action_mask",
+    "logprobs",
+    "token_level_reward",
+    "advantages",
+    "returns",
+    "teacher_logprobs",
+    "ref_logprobs",
+)
+"""Tensors with one value per response token; `logprobs` may also be empty."""
+_VECTORS = ("tokens", "chosen", "rejected", *RESPONSE_FIELDS)
+"""Tensors of one dimension."""
+
+_LENGTH_CHECKED = frozenset({*RESPONSE_FIELDS, "values"})
+
+
+def admit(
+    item: Item, settings: BufferSettings, *, published: int | None = None
+) -> Candidate | Refusal:
+    """Check one experience and compute what the index needs of it.
+
+    Args:
+        item: The experience.
+        settings: The buffer's settings.
+        published: The published policy version, if there is one.
+    """
+    uid = item.uid
+    if problem := check_uid(uid):
+        # The answer repeats no text that would be too long for a key.
+        return Refusal(Reason.INVALID, problem)
+    problem = _check_numbers(item.eid) or _check_shapes(item)
+    if problem:
+        return Refusal(Reason.INVALID, problem, uid)
+    reward = item.meta.get("reward")
+    problem = check_reward(reward)
+    if problem and settings.on_bad_reward == "tombstone":
+        return entomb(item.eid, problem)
+    if problem:
+        return Refusal(Reason.INVALID, problem, uid)
+    length = response_tokens(item)
+    fields = input_fields(item) | (ORDINARY if _is_ordinary(item, length) else 0)
+    unusable = _check_inputs(item, fields, settings)
+    if unusable is not None:
+        return unusable
+    versions = _policy_versions(item)
+    if isinstance(versions, str):
+        return Refusal(Reason.INVALID, versions, uid)
+    if settings.on_future_version == "refuse" and is_future(versions[1], published):
+        return Refusal(
+            Reason.FUTURE_VERSION,
+            f"policy version {versions[1]} is newer than the published version {published}; "
+            "publish it first, or generate with the published one",
+            uid,
+        )
+    priority = _priority(item)
+    if isinstance(priority, str):
+        return Refusal(Reason.INVALID, priority, uid)
+    try:
+        payload = item.encode()
+        other = item.orderless()
+    except TrxpError as error:
+        return Refusal(Reason.INVALID, str(error), uid)
+    return Candidate(
+        eid=item.eid,
+        uid=uid,
+        payload=payload,
+        digest=xxhash.xxh3_128_digest(payload if other is None else other),
+        reward=None if reward is None else float(reward),
+        response_tokens=length,
+        min_version=versions[0],
+        max_version=versions[1],
+        # Of a set each process has an order of its own, and so of the payload that is pushed again.
+        fields=fields if other is None else fields | OTHER_DIGEST,
+        priority=priority,
+    )
+
+
+def _is_ordinary(item: Item, length: int) -> bool:
+    """What is true of nearly all: the record then says what a packed batch repeats of metadata."""
+    if item.meta.get("truncate_status") is not None or "chosen" in item.tensors:
+        return False
+    rest = item.tensors["tokens"].shape[0] - item.meta.get("prompt_length", 1)
+    return bool(length == rest)
+
+
+def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidate | Refusal | None:
+    """What becomes of an experience that the buffer's estimator can't use; None if it can."""
+    needs, estimator = settings.advantage.needs, settings.advantage.estimator
+    if needs is None:
+        return None
+    if "chosen" in item.tensors:
+        problem = "a dpo experience has no response tokens that could have advantages"
+        return Refusal(
+            Reason.MISSING_FIELD, f"{problem}; push it to a buffer without estimator", item.uid
+        )
+    if problem := input_problem(item, needs.read):
+        return Refusal(Reason.INVALID, problem, item.uid)
+    missing = needs.missing(fields)
+    if not missing:
+        return None
+    problem = explain_missing(missing, estimator, num_tokens=response_tokens(item))
+    lacks_reward = all("reward" in need.split("|") for need in missing)
+    if settings.on_bad_reward == "tombstone" and lacks_reward:
+        return entomb(item.eid, problem)
+    if settings.on_missing_field == "refuse":
+        return Refusal(Reason.MISSING_FIELD, problem, item.uid)
+    return None
+
+
+def entomb(eid: EID, reason: str) -> Candidate | Refusal:
+    """The candidate for a failed rollout."""
+    problem = check_uid(eid.uid)
+    if problem:
+        return Refusal(Reason.INVALID, problem)
+    return Candidate(
+        eid=eid,
+        uid=eid.uid,
+        payload=b"",
+        digest=xxhash.xxh3_128_digest(b"tombstone"),
+        reward=None,
+        response_tokens=0,
+        min_version=None,
+        max_version=None,
+        tombstone=True,
+        note=reason[:MAX_NOTE],
+    )
+
+
+def _check_numbers(eid: EID) -> str:
+    if -(2**63) <= eid.run < 2**63 and -(2**63) <= eid.step < 2**63:
+        return ""
+    for name, number in (("run", eid.run), ("step", eid.step)):
+        if not -(2**63) <= number < 2**63:
+            return f"eid: {name} is {number}; it must fit into 64 bits"
+    return ""
+
+
+def _check_shapes(item: Item) -> str:
+    """Mismatched lengths, in words; empty when all agree."""
+    tensors = item.tensors
+    tokens = tensors.get("tokens")
+    if tokens is None:
+        return "tensor tokens is missing; every experience needs its token ids"
+    if {len(tensor.shape) for tensor in tensors.values()} != {1}:
+        for name in _VECTORS:
+            if name in tensors and len(shape := tensors[name].shape) != 1:
+                return f"tensor {name} has shape {list(shape)}; one dimension is expected"
+    prompt_length = item.meta.get("prompt_length", 1)
+    if isinstance(prompt_length, bool) or not isinstance(prompt_length, int) or prompt_length < 0:
+        return f"prompt_length is {shown(prompt_length)}; a number of tokens >= 0 is expected"
+    if prompt_length > tokens.shape[0]:
+        return f"prompt_length {prompt_length} exceeds the {tokens.shape[0]} tokens"
+    if "chosen" in tensors or "rejected" in tensors:
+        return ""
+    length = response_tokens(item)
+    rest = tokens.shape[0] - prompt_length
+    if length != rest and item.meta.get("truncate_status") != "prompt_truncated":
+        return (
+            f"action_mask has {length} values but {tokens.shape[0]} tokens with prompt_length "
+            f"{prompt_length} leave a response of {rest}"
+        )
+    return _check_lengths(tensors, length)
+
+
+def _check_lengths(tensors: Mapping[str, TensorView], length: int) -> str:
+    expected = (length,)
+    odd = [name for name, tensor in tensors.items() if tensor.shape != expected]
+    if _LENGTH_CHECKED.isdisjoint(odd):
+        return ""
+    for name in RESPONSE_FIELDS:
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape[0] == length:
+            continue
+        if name == "logprobs" and tensor.shape[0] == 0:
+            continue
+        return f"{name} has {tensor.shape[0]} values but the response has {length} tokens"
+    values = tensors.get("values")
+    if values is not None and values.shape not in ((length,), (length + 1,)):
+        return (
+            f"values has shape {list(values.shape)} but the response has {length} tokens; "
+            f"send {length}, or {length + 1} with the bootstrap value last"
+        )
+    return ""
+
+
+def check_reward(reward: Any) -> str:
+    """What keeps a reward from being one; empty when nothing does."""
+    if reward is None:
+        return ""
+    if not isinstance(reward, int | float):
+        return f"reward is a {type(reward).__name__}; send float(reward)"
+    if fits_float32(reward):
+        return ""
+    if isinstance(reward, float):
+        problem = f"{reward!r}, beyond float32" if math.isfinite(reward) else repr(reward)
+    else:
+        problem = f"an integer of {reward.bit_length()} bits, beyond float32"
+    return f"reward is {problem}; send a finite number or a tombstone"
+
+
+def missing_fields(fields: int, settings: BufferSettings) -> tuple[str, ...]:
+    """What the buffer's estimator needs and an experience lacks; `a|b` is met by either."""
+    needs = settings.advantage.needs
+    return () if needs is None else needs.missing(fields)
+
+
+def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
+    """Lowest and highest policy version, from per-token versions or from `info`."""
+    tensor = item.tensors.get("versions")
+    if tensor is not None:
+        return tensor_versions(tensor)
+    info = info_of(item)
+    start = info.get("version_start", info.get("model_version"))
+    end = info.get("version_end", start)
+    if type(start) is int and type(end) is int and 0 <= start <= end < 2**63:
+        return start, end
+    for name, value in (("version_start", start), ("version_end", end)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            return f"info: policy version {name} is {shown(value)}; an integer is expected"
+        if value is not None and not -(2**63) <= value < 2**63:
+            return f"info: policy version {name} is {shown(value)}; 64 bits are expected"
+    known = [value for value in (start, end) if value is not None and value >= 0]
+    return (min(known), max(known)) if known else (None, None)
+
+
+def is_future(version: int | None, published: int | None) -> bool:
+    """Whether a policy version is newer than the published one."""
+    return version is not None and published is not None and version > published
+
+
+def _priority(item: Item) -> float | str:
+    """The priority that an experience comes with, 1 without; or what is wrong with it."""
+    info = info_of(item)
+    return check_priority(info["priority"]) if "priority" in info else 1.0
+
+
+def check_priority(value: Any) -> float | str:
+    """The priority that a value of `info` is, or what is wrong with it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return f"info: priority is {shown(value)}; a finite number of at least 0 is expected"
+    # An integer may be beyond all floats.
+    return float(min(value, MAX_PRIORITY))
+
+
+_INTEGER_CODES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+
+
+def tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
+    """Lowest and highest version of any token; those below 0 are unknown."""
+    code = _INTEGER_CODES.get(tensor.dtype)
+    if code is None:
+        return f"versions has dtype {tensor.dtype}; an integer dtype is expected"
+    # A response has thousands: as Python's numbers they take longer than everything else here.
+    values = np.frombuffer(tensor.data, dtype=code)
+    highest = int(values.max()) if len(values) else -1
+    if highest < 0:
+        return None, None
+    return int(values.min(where=values >= 0, initial=highest)), highest

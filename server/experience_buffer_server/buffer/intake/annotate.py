@@ -1,0 +1,326 @@
+"""Late fields: values, log-probabilities or rewards added to stored experiences.
+
+What was computed for an experience, or for its group, no longer holds once it is annotated: it goes
+with the same commit, and is computed again. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.read_ahead import fetched
+from experience_buffer_server.buffer.intake.annotation import (
+    AnnotateOutcome,
+    AnnotateReason,
+    Annotation,
+    admit_annotated,
+)
+from experience_buffer_server.buffer.leaving.removal import Removal
+from experience_buffer_server.buffer.state.candidate import COUNTED
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store.interface import (
+    MAX_KEY_BYTES,
+    OTHER_DIGEST,
+    Found,
+    Record,
+    Store,
+    StoreFullError,
+    WriteBatch,
+)
+
+_PART_BYTES = 8 * 1024 * 1024
+"""Payloads that are changed with one commit, about."""
+_SHOWN_CHARS = 60
+_ENVELOPE_BYTES = 64 * 1024
+"""Room in a message for everything but the payload."""
+
+
+@dataclass(slots=True)
+class _Change:
+    """An annotated experience on its way to the disk."""
+
+    entry: Entry
+    record: Record
+    payload: bytes
+    scope: list[Entry]
+    """What was computed from it: its group, where groups are computed together, else itself."""
+
+
+class Owner(Protocol):
+    """The buffer whose experiences are annotated."""
+
+    settings: BufferSettings
+    closed: bool
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def has_delivered(self, entry: Entry) -> bool:
+        """True if a consumer has, or has consumed, its present advantages."""
+
+    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
+        """Fields that the estimator needs and an entry lacks."""
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Bring durable entries and their groups as far as they can go."""
+
+    def make_available(self, entries: Sequence[Entry]) -> None:
+        """Let consumers sample the entries."""
+
+    def put_notes(self, entries: Sequence[Entry]) -> None:
+        """Store why entries were set aside while they were being changed."""
+
+
+class Annotating:
+    """Annotates the experiences of one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        removal: Removal,
+        store: Store,
+        tasks: Tasks,
+        *,
+        limits: ServerSection,
+    ) -> None:
+        self._owner = owner
+        self._removal = removal
+        self._contents = contents
+        self._store = store
+        self._tasks = tasks
+        self._max_items = limits.max_push_items
+        self._payload_limits = limits.payload_limits
+        self._max_payload_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
+        # One request after the other: each reads payloads that the one before may have changed.
+        self._turn = asyncio.Lock()
+
+    async def annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
+        """Add fields to stored experiences; one outcome each, after the commit.
+
+        Large requests are stored part by part; one that is sent again goes on where it ended.
+
+        Raises:
+            InvalidRequestError: Too many annotations, or two for one uid; nothing is changed.
+            BufferFullError: No room for all of them; what came before that is stored.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+        """
+        self._check(annotations)
+        outcomes: list[AnnotateOutcome] = []
+        for part in self._parts(annotations):
+            outcomes += await self._tasks.finish(self._annotate(part))
+        return outcomes
+
+    def _parts(self, annotations: Sequence[Annotation]) -> Iterator[list[Annotation]]:
+        """So many at a time that reading and writing their payloads holds nobody up for long."""
+        part: list[Annotation] = []
+        num_bytes = 0
+        for annotation in annotations:
+            part.append(annotation)
+            entry = self._contents.by_uid(annotation.uid)
+            num_bytes += entry.record.payload_bytes if entry is not None else 0
+            if num_bytes >= _PART_BYTES:
+                yield part
+                part, num_bytes = [], 0
+        if part:
+            yield part
+
+    def check_count(self, num_annotations: int) -> None:
+        """Refuse more annotations than a request may have.
+
+        Raises:
+            InvalidRequestError: More.
+        """
+        if num_annotations > self._max_items:
+            raise errors.InvalidRequestError(
+                f"{num_annotations} annotations in one request, the limit "
+                f"server.max_push_items is {self._max_items}; split the request",
+                subject="annotations",
+            )
+
+    def _check(self, annotations: Sequence[Annotation]) -> None:
+        self.check_count(len(annotations))
+        if len({annotation.uid for annotation in annotations}) < len(annotations):
+            raise errors.InvalidRequestError(
+                "several annotations name one uid; merge them", subject="annotations"
+            )
+
+    async def _annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
+        async with self._turn:
+            self._check_open()
+            named = [self._contents.by_uid(annotation.uid) for annotation in annotations]
+            async with fetched(self._store, self._owner.id, named):
+                self._check_open()
+                outcomes, changes = self._prepare(annotations)
+            self._check_room(changes)
+            if changes:
+                await self._store_changes(changes)
+            gone = {change.entry.record.uid for change in changes if not change.entry.is_staying}
+            return [self._unknown(o.uid) if o.uid in gone else o for o in outcomes]
+
+    def _check_open(self) -> None:
+        if self._owner.closed:
+            # What were stored now would stay for ever.
+            raise errors.BufferNotFoundError(
+                f"buffer {self._owner.name!r} was deleted", subject=self._owner.name
+            )
+
+    def _unknown(self, uid: str) -> AnnotateOutcome:
+        # It was sent, and is shown twice: the answer must not be too long for one message.
+        message = f"buffer {self._owner.name!r} holds no experience {uid[:_SHOWN_CHARS]!r}"
+        return AnnotateOutcome(uid[:MAX_KEY_BYTES], AnnotateReason.UNKNOWN_UID, message)
+
+    def _prepare(
+        self, annotations: Sequence[Annotation]
+    ) -> tuple[list[AnnotateOutcome], list[_Change]]:
+        """Decide on each annotation; nothing is changed yet."""
+        # Of those that there are: a uid that is asked for may be too long for any key.
+        uids = [a.uid for a in annotations if self._contents.by_uid(a.uid) is not None]
+        payloads = dict(zip(uids, self._store.payloads(self._owner.id, uids), strict=True))
+        outcomes: list[AnnotateOutcome] = []
+        changes: list[_Change] = []
+        for annotation in annotations:
+            decided = self._decide(annotation, payloads.get(annotation.uid))
+            if isinstance(decided, AnnotateOutcome):
+                outcomes.append(decided)
+            else:
+                outcomes.append(AnnotateOutcome(annotation.uid))
+                changes.append(decided)
+        return outcomes, changes
+
+    def _decide(self, annotation: Annotation, payload: Found[bytes]) -> AnnotateOutcome | _Change:
+        uid = annotation.uid
+        entry = self._contents.by_uid(uid)
+        if entry is None or not (entry.durable and entry.is_staying):
+            return self._unknown(uid)
+        if entry.damage or not isinstance(payload, bytes):
+            if payload is None and entry.record.tombstone:
+                return self._unknown(uid)
+            why = entry.damage or str(payload or "its payload is gone")
+            message = f"its stored payload can't be read back ({why}); delete the experience"
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, message)
+        try:
+            admitted = admit_annotated(
+                annotation,
+                payload,
+                settings=self._owner.settings,
+                max_payload_bytes=self._max_payload_bytes,
+                limits=self._payload_limits,
+            )
+        except errors.TrxpError as error:
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, str(error))
+        if isinstance(admitted, str):
+            return AnnotateOutcome(uid, AnnotateReason.INVALID, admitted)
+        annotated = bytes(admitted.payload)
+        if annotated == payload:
+            # Said before, by a call whose answer was lost: there is nothing to do.
+            return AnnotateOutcome(uid)
+        scope = self._scope(entry)
+        gone = self._owner.settings.needs_groups and _has_lost_members(entry)
+        if gone or any(self._owner.has_delivered(member) for member in scope):
+            message = (
+                "it, or a member of its group, is with a consumer that has its advantages, or was "
+                "consumed; annotate earlier, through a consumer with raw = true"
+            )
+            return AnnotateOutcome(uid, AnnotateReason.DELIVERED, message)
+        record = dataclasses.replace(
+            entry.record,
+            reward=admitted.reward,
+            payload_bytes=len(annotated),
+            min_version=admitted.min_version,
+            max_version=admitted.max_version,
+            fields=admitted.fields | OTHER_DIGEST | (COUNTED if entry.counted else 0),
+        )
+        return _Change(entry, record, annotated, scope)
+
+    def _scope(self, entry: Entry) -> list[Entry]:
+        if self._owner.settings.needs_groups and entry.group is not None:
+            return [member for member in entry.group.votes if member.is_staying]
+        return [entry]
+
+    def _check_room(self, changes: Sequence[_Change]) -> None:
+        """Refuse the request as a whole when the buffer has no room for what it adds."""
+        added = sum(c.record.payload_bytes - c.entry.record.payload_bytes for c in changes)
+        limit, have = self._owner.settings.max_bytes, self._contents.num_bytes
+        if added > 0 and have + added > limit:
+            raise errors.BufferFullError(
+                f"buffer {self._owner.name!r} is full: {have} + {added} bytes exceed max_bytes = "
+                f"{limit}; acknowledge batches, or raise max_bytes",
+                subject=self._owner.name,
+                retry_delay_seconds=1.0,
+            )
+
+    async def _store_changes(self, changes: Sequence[_Change]) -> None:
+        scope = list({id(e): e for change in changes for e in change.scope}.values())
+        were_available = [entry for entry in scope if entry.available]
+        magnitudes = [entry.magnitude for entry in scope]
+        batch = self._store.batch()
+        self._submit(batch, changes, scope)
+        try:
+            await self._committed(self._store.commit(batch))
+        except BaseException:
+            for entry, magnitude in zip(scope, magnitudes, strict=True):
+                entry.changing = False
+                entry.magnitude = magnitude
+            self._owner.put_notes(scope)
+            self._owner.make_available([entry for entry in were_available if not entry.damage])
+            self._owner.advance(scope)
+            raise
+        for change in changes:
+            # What was found damaged meanwhile stays set aside.
+            record = dataclasses.replace(change.record, note=change.entry.record.note)
+            self._contents.replace_record(change.entry, record)
+        for entry in scope:
+            entry.changing = False
+            self._contents.set_missing(entry, self._owner.missing_fields(entry))
+        self._owner.put_notes(scope)
+        self._owner.revalue([change.entry for change in changes])
+        self._owner.advance(scope)
+
+    def _submit(
+        self, batch: WriteBatch, changes: Sequence[_Change], scope: Sequence[Entry]
+    ) -> None:
+        """Nobody gets the old advantages from here on; jobs under way are void."""
+        for change in changes:
+            batch.replace(self._owner.id, change.record, change.payload)
+        for entry in scope:
+            batch.delete_advantages(self._owner.id, entry.record.seq)
+            entry.generation += 1
+            entry.changing = True
+            entry.available = False
+            entry.magnitude = 0.0  # Before the disk: a read must not miss what is removed.
+            self._contents.set_quarantine(entry, "")
+            if entry.group is not None:
+                entry.group.available = False
+        self._removal.withdraw(scope, keep_raw=True)
+
+    async def _committed(self, commit: Awaitable[None]) -> None:
+        try:
+            await commit
+        except StoreFullError as error:
+            raise errors.BufferFullError(
+                f"buffer {self._owner.name!r}: {error}",
+                subject=self._owner.name,
+                retry_delay_seconds=5.0,
+            ) from error
+
+
+def _has_lost_members(entry: Entry) -> bool:
+    return entry.group is not None and entry.group.has_consumed

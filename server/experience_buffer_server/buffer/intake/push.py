@@ -1,0 +1,247 @@
+"""The way of a push: decode, admit, recognise repeats, join groups, commit, answer.
+
+What was read before may be handed over (see `gateway`: in slices, one push at a time); all else up
+to the commit happens in one go on the event loop, so that pushes can't overtake each other. What
+follows the commit happens even when the call that pushed has been cancelled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
+from experience_buffer_server.buffer.intake.placement import Forecast, Joining
+from experience_buffer_server.buffer.intake.push_queue import Patience, Place, PushLine, Shortage
+from experience_buffer_server.buffer.intake.push_reading import (
+    Admitted,
+    Arrived,
+    Outcome,
+    Push,
+    PushStatus,
+    Reading,
+)
+from experience_buffer_server.buffer.intake.push_room import Intake
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of, put_row
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.quotas import Charge
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store.interface import BufferRow, Store, StoreFullError, WriteBatch
+
+__all__ = ["Ingest", "Outcome", "Push", "PushStatus"]
+
+_STORED = PushStatus.STORED
+_UNCOUNTED = Charge()
+
+
+class Owner(Protocol):
+    """The buffer that experiences are pushed to."""
+
+    row: BufferRow
+    settings: BufferSettings
+    closed: bool
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def stored(self, entries: Sequence[Entry]) -> None:
+        """The entries are on disk."""
+
+    def check_whole(self, group: Group) -> None:
+        """Go on with a group that is closed and all on disk."""
+
+
+class Ingest:
+    """The push path of one buffer. Not thread-safe; belongs to its event loop."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        intake: Intake,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+        payloads: PayloadReader,
+        *,
+        limits: ServerSection,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._intake = intake
+        self._store = store
+        self._metrics = metrics
+        self.reading = Reading(owner, contents, store, payloads, max_items=limits.max_push_items)
+        """Reads pushes."""
+        self._joining = Joining(owner, contents, store, metrics)
+        self._tasks = tasks
+        self.line = PushLine(owner, intake.may_go, metrics, max_waiting=limits.max_waiting_pushes)
+        """Pushes that wait for room."""
+        contents.on_less = self.line.look
+
+    async def push(
+        self,
+        push: Push,
+        patience: Patience | None = None,
+        charge: Charge = _UNCOUNTED,
+        admitted: Admitted | None = None,
+    ) -> list[Outcome]:
+        """Store what can be stored; one outcome per experience, then one per tombstone.
+
+        Args:
+            push: The request.
+            patience: For how long it may wait for room where the settings say so; None: not at all.
+            charge: What it holds, and may hold.
+            admitted: What `reading` made of it just now; None: it is read here.
+
+        Raises:
+            TrxpError: A payload as a whole can't be read; nothing is stored.
+            InvalidRequestError: More items than a push may hold; nothing is stored.
+            BufferFullError: No room; nothing of this push is stored.
+            ResourceExhaustedError: A limiter or the pacing holds it back, or too much is under way;
+                nothing of it is stored.
+            UnavailableError: The server stops while it waits; nothing of it is stored.
+            BufferNotFoundError: The buffer was deleted while it waited.
+        """
+        self._metrics.pushed_bytes(self._owner.name, push.num_bytes)
+        arrived = self._read(push, charge, admitted)
+        # Each experience alone can take many times its part of the request.
+        del admitted
+        batch = self._store.batch()
+        place: Place | None = None
+        try:
+            while shortage := self._intake.check(
+                forecast := self._joining.forecast(arrived.fresh, push.group_size),
+                may_wait=patience is not None,
+                is_behind=self.line.is_behind(place),
+            ):
+                charge.waits()
+                place = place or self.line.join(shortage, [new.uid for _, new in arrived.fresh])
+                place.shortage = shortage._replace(label=place.shortage.label)
+                del arrived, forecast
+                await self._wait(place, shortage, patience)
+                arrived = self._read(push, charge)
+            entries = self._enter(batch, arrived, push.group_size, forecast)
+        finally:
+            if place is not None:
+                self.line.leave(place)
+                charge.has_waited()
+        if len(self.line):
+            self.line.stored([entry.record.uid for entry in entries])
+        await self._make_durable(batch, entries, arrived.outcomes)
+        return self._count([outcome for outcome in arrived.outcomes if outcome is not None])
+
+    def _read(self, push: Push, charge: Charge, admitted: Admitted | None = None) -> Arrived:
+        """Read a push as it is now: what is stored, and the settings, change while it waits."""
+        arrived = self.reading.read(push, admitted)
+        charge.takes(sum(len(candidate.payload) for _, candidate in arrived.fresh))
+        return arrived
+
+    async def _wait(self, place: Place, shortage: Shortage, patience: Patience | None) -> None:
+        """Wait in line for room.
+
+        Raises:
+            BufferFullError: Its time is over before.
+        """
+        assert patience is not None
+        if not await self.line.turn(place, patience):
+            waited_seconds = time.monotonic() - place.since
+            raise self._intake.refusal(shortage, waited_seconds=waited_seconds)
+        if self._owner.closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {self._owner.name!r} was deleted while the push waited for room",
+                subject=self._owner.name,
+            )
+
+    def _enter(
+        self, batch: WriteBatch, arrived: Arrived, group_size: int, forecast: Forecast
+    ) -> list[Entry]:
+        """Take in what is new: its entries, with the rows in the batch and the outcomes filled in."""
+        entries, outcomes = [], arrived.outcomes
+        for index, joined in self._joining.join(batch, arrived.fresh, group_size, forecast):
+            if isinstance(joined, Entry):
+                entries.append(joined)
+                outcomes[index] = Outcome(joined.record.uid, _STORED)
+            else:
+                outcomes[index] = Outcome(
+                    joined.uid, PushStatus.REFUSED, joined.reason, joined.message
+                )
+        for index, first in arrived.repeats.items():
+            if (origin := outcomes[first]) is not None and origin.status is PushStatus.REFUSED:
+                outcomes[index] = origin
+        return entries
+
+    async def _make_durable(
+        self, batch: WriteBatch, entries: list[Entry], outcomes: Sequence[Outcome | None]
+    ) -> None:
+        """Commit; also wait for repeats whose first push is still being committed."""
+        pending = [
+            entry
+            for outcome in outcomes
+            if outcome is not None and outcome.status is PushStatus.DUPLICATE
+            if (entry := self._contents.by_uid(outcome.uid)) is not None and not entry.durable
+        ]
+        if not entries and not pending:
+            return
+        # Submitted here and now: what is submitted later must come later in the store, too.
+        await self._tasks.finish(self._commit(self._store.commit(batch), entries))
+        if any(not entry.durable for entry in pending):
+            raise errors.BufferFullError(
+                f"buffer {self._owner.name!r}: the first push of a repeated experience could not "
+                "be stored; push again",
+                retry_delay_seconds=1.0,
+            )
+
+    async def _commit(self, committed: Awaitable[None], entries: list[Entry]) -> None:
+        try:
+            await committed
+        except BaseException as error:
+            self._withdraw(entries)
+            if isinstance(error, StoreFullError):
+                raise errors.BufferFullError(
+                    f"buffer {self._owner.name!r}: {error}",
+                    subject=self._owner.name,
+                    retry_delay_seconds=5.0,
+                ) from error
+            raise
+        # Here, where it happens: the call that pushed may have been given up.
+        if entries:
+            self._metrics.pushed(self._owner.name, _STORED, "", len(entries))
+        self._owner.stored(entries)
+
+    def _withdraw(self, entries: list[Entry]) -> None:
+        """The commit failed: forget its entries; what later pushes stored of their groups is wrong."""
+        batch = self._store.batch()
+        for entry in entries:
+            entry.leaving = True
+            self._contents.remove(entry)
+            if entry.group is not None:
+                self._contents.groups.withdraw(entry.group, entry)
+        groups, now = groups_of(entries), clock.now()
+        for group in groups:
+            put_row(batch, self._owner.id, group, now)
+        if groups:
+            self._tasks.spawn(self._store.commit(batch))
+        for group in groups:
+            self._owner.check_whole(group)
+
+    def _count(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Count what wasn't stored now."""
+        others = [outcome for outcome in outcomes if outcome.status is not _STORED]
+        if others:
+            kinds = Counter((outcome.status, outcome.reason or "") for outcome in others)
+            for (status, reason), count in kinds.items():
+                self._metrics.pushed(self._owner.name, status, reason, count)
+        return outcomes

@@ -1,0 +1,279 @@
+"""Reading a push: what its items are, and which of them are new.
+
+Nothing is changed here. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, starmap
+from typing import NamedTuple, Protocol
+
+from experience_buffer import errors
+from experience_buffer.eid import EID
+from experience_buffer.errors import InvalidRequestError
+from experience_buffer.trxp import DEFAULT_LIMITS, Limits
+from experience_buffer_server.buffer.intake.admission import entomb
+from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
+from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.runtime.loop_turns import Turn
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import BufferRow, Store
+
+
+class PushStatus(StrEnum):
+    """What became of one item; the wire has the same names."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+
+
+class Outcome(NamedTuple):
+    """What became of one pushed experience or tombstone."""
+
+    uid: str
+    status: PushStatus
+    reason: Reason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """One request."""
+
+    payloads: Sequence[bytes | memoryview] = ()
+    """TRXP; the experiences of one follow those of the one before."""
+    tombstones: Sequence[tuple[EID, str]] = ()
+    """Failed rollouts: identity and reason."""
+    group_size: int = 0
+    is_lent: bool = False
+    """Whether the sender can still change the payloads."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all payloads."""
+        return sum(map(len, self.payloads))
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A push that was read, each of its experiences for itself."""
+
+    candidates: list[Candidate | Refusal]
+    settings: BufferSettings
+    """The buffer's, by which they were admitted."""
+    published: int | None
+    """The policy version that was published then."""
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A push that was read and compared with what is known."""
+
+    outcomes: list[Outcome | None]
+    """One per item; None for what is new."""
+    repeats: dict[int, int]
+    """Items that repeat an earlier one of the push, whose fate they share."""
+    fresh: list[tuple[int, Candidate]]
+    """What is new, with its index."""
+
+
+class Owner(Protocol):
+    """The buffer that experiences are pushed to."""
+
+    row: BufferRow
+    settings: BufferSettings
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+
+class Reading:
+    """Reads the pushes of one buffer. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        store: Store,
+        payloads: PayloadReader,
+        *,
+        max_items: int,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._store = store
+        self._payloads = payloads
+        self._max_items = max_items
+
+    async def admit(self, push: Push, turn: Turn) -> Admitted:
+        """Read a push, a slice at a time.
+
+        Args:
+            push: The request.
+            turn: The caller's, which pauses between the slices.
+
+        Raises:
+            TrxpError: A payload as a whole can't be read.
+            InvalidRequestError: More items, or payloads, than a push may hold.
+        """
+        settings, published = self._owner.settings, self._owner.row.policy_version
+        candidates = []
+        for candidate in self._candidates(push):
+            if candidate is not None:
+                candidates.append(candidate)
+            if turn.is_long:
+                await turn.pause()
+        return Admitted(candidates, settings, published)
+
+    def read(self, push: Push, admitted: Admitted | None = None) -> Arrived:
+        """See what of a push is new.
+
+        Args:
+            push: The request.
+            admitted: What `admit` made of it, for which the rules may have changed since then; None:
+                it is admitted now.
+
+        Raises:
+            TrxpError: A payload as a whole can't be read.
+            InvalidRequestError: More items, or payloads, than a push may hold.
+        """
+        if (
+            admitted is None
+            or admitted.settings is not self._owner.settings
+            or admitted.published != self._owner.row.policy_version
+        ):
+            candidates = [one for one in self._candidates(push) if one is not None]
+        else:
+            candidates = admitted.candidates
+        repeats: dict[int, int] = {}
+        outcomes = self._outcomes(candidates, repeats)
+        fresh = [
+            (index, candidate)
+            for index, candidate in enumerate(candidates)
+            if outcomes[index] is None and isinstance(candidate, Candidate)
+        ]
+        return Arrived(outcomes, repeats, fresh)
+
+    def _candidates(self, push: Push) -> Iterator[Candidate | Refusal | None]:
+        """What the push holds; None: a payload was read in which nothing is, which takes time, too."""
+        admitted = self._admitted(push)
+        found = chain(
+            each_alone(admitted, pushed_bytes=push.num_bytes, limits=self._payloads.limits),
+            starmap(entomb, push.tombstones),
+        )
+        return map(_without_tombstone, found) if self._owner.settings.group_by == "none" else found
+
+    def _admitted(self, push: Push) -> Iterator[Candidate | Refusal | None]:
+        """What all payloads hold, each experience at the gate as soon as its payload is read.
+
+        So what was read of one goes before the next is read: a push may hold hundreds of them.
+        """
+        settings, published = self._owner.settings, self._owner.row.policy_version
+        # A payload takes time to read even where nothing is in it.
+        self.check_count(len(push.payloads), "payloads")
+        count = len(push.tombstones)
+        self.check_count(count, "experiences")
+        for payload in push.payloads:
+            num_items, candidates = self._payloads.read(
+                payload, settings, published=published, is_lent=push.is_lent
+            )
+            count += num_items
+            self.check_count(count, "experiences")
+            yield from candidates if num_items else (None,)
+
+    def check_count(self, count: int, what: str) -> None:
+        """Refuse more than a push may hold.
+
+        Raises:
+            InvalidRequestError: More.
+        """
+        if count > self._max_items:
+            raise errors.InvalidRequestError(
+                f"{count} {what} in one push, the limit server.max_push_items is "
+                f"{self._max_items}; split the push",
+                subject="payload",
+            )
+
+    def _outcomes(
+        self, candidates: Sequence[Candidate | Refusal], repeats: dict[int, int]
+    ) -> list[Outcome | None]:
+        """Refusals, repeats and conflicts; None for what is new.
+
+        `repeats` receives the items that repeat an earlier item of this push, whose fate they share.
+        """
+        uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
+        remembered = iter(self._store.recall(self._owner.id, "uid", uids))
+        in_this_push: dict[str, tuple[int, bytes]] = {}
+        outcomes: list[Outcome | None] = []
+        for index, candidate in enumerate(candidates):
+            uid = candidate.uid
+            if isinstance(candidate, Refusal):
+                outcomes.append(
+                    Outcome(uid, PushStatus.REFUSED, candidate.reason, candidate.message)
+                )
+                continue
+            entry, past = self._contents.by_uid(uid), next(remembered)
+            known = entry.record.digest if entry else past
+            first, first_digest = in_this_push.setdefault(uid, (index, candidate.digest))
+            if known is None and first != index:
+                known = first_digest
+                repeats[index] = first
+            if known is None:
+                outcomes.append(None)
+            elif known == candidate.digest:
+                outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
+            else:
+                repeats.pop(index, None)
+                where = "is stored" if entry else "was consumed" if past else "is in this push"
+                message = (
+                    f"uid {uid!r} {where} with other content; give the experience its own suffix"
+                )
+                outcomes.append(Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message))
+        return outcomes
+
+
+def _without_tombstone(candidate: Candidate | Refusal | None) -> Candidate | Refusal | None:
+    """In a buffer without groups a tombstone has nothing to complete and would never leave."""
+    if not isinstance(candidate, Candidate) or not candidate.tombstone:
+        return candidate
+    return Refusal(
+        Reason.INVALID,
+        f"a tombstone ({candidate.note}) completes its group, but this buffer has group_by = "
+        '"none"; leave it out',
+        candidate.uid,
+    )
+
+
+def each_alone(
+    candidates: Iterable[Candidate | Refusal | None],
+    *,
+    pushed_bytes: int,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Candidate | Refusal | None]:
+    """Pass on the candidates of one push, as long as what they share stays in proportion.
+
+    Args:
+        candidates: Made one by one as they are asked for; None takes nothing.
+        pushed_bytes: Size of the payloads that they came in.
+        limits: Bounds on what it may ask for.
+
+    Raises:
+        InvalidRequestError: Together they take far more than the payload; no more are made.
+    """
+    room = most = limits.max_alone_bytes(pushed_bytes)
+    for candidate in candidates:
+        room -= len(candidate.payload) if isinstance(candidate, Candidate) else 0
+        if room < 0:
+            raise InvalidRequestError(
+                f"the experiences of this push share so much that stored each alone they take over "
+                f"{most} bytes, where the payload has {pushed_bytes}; push the group in parts "
+                "(the client's max_push_items), or raise server.max_message_bytes",
+                subject="payload",
+            )
+        yield candidate

@@ -1,0 +1,209 @@
+"""The pacing of new tasks: places that workers reserve, and pushes that begin a task without one.
+
+Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.intake.placement import Forecast
+from experience_buffer_server.buffer.state.candidate import Candidate, check_uid
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import group_key_of
+from experience_buffer_server.buffer.state.units import num_deliverable
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.sampling.pacing import Reservations, capacity
+from experience_buffer_server.settings.buffer import BufferSettings
+
+MAX_RESERVED_AT_ONCE = 10_000
+DEFAULT_TTL_SECONDS = 3600.0
+MAX_TTL_SECONDS = 7 * 86400.0
+_DELAY_SECONDS = 1.0
+"""Before a push or a reservation is tried again that found no place."""
+
+
+class Owner(Protocol):
+    """The buffer that tasks are pushed to."""
+
+    settings: BufferSettings
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """Which tasks may begin."""
+
+    granted: list[str]
+    reason: str = ""
+    """Why these are fewer than asked for; empty when they aren't."""
+    retry_delay_seconds: float = 0.0
+
+
+class Pacing:
+    """Admits new tasks. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        consumers: Mapping[str, Consumer],
+        metrics: Metrics,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._consumers = consumers
+        """A live view: the buffer's consumers now."""
+        self._metrics = metrics
+        self._reservations = Reservations()
+
+    @property
+    def num_reserved(self) -> int:
+        """Places of tasks of which nothing was pushed yet."""
+        return len(self._reservations)
+
+    # --- pushes
+
+    def check(self, forecast: Forecast) -> None:
+        """Refuse a push that begins more tasks than there are places for.
+
+        The rest of a group that was admitted must come, or it never completes and is never consumed.
+
+        Args:
+            forecast: Where what is new in it would go.
+
+        Raises:
+            ResourceExhaustedError: There are too few places.
+        """
+        pacing = self._owner.settings.pacing
+        if pacing is None:
+            return
+        grouped = self._consumers[pacing.consumer].settings.unit == "group"
+        num_new = self._num_groups(forecast) if grouped else self._num_items(forecast)
+        free = self._capacity()
+        if num_new <= free:
+            return
+        self._metrics.push_refused(self._owner.name, "pacing")
+        unit = "groups" if grouped else "items"
+        most = (pacing.max_staleness + 1) * pacing.batch_size
+        can_wait = num_new <= most
+        cure = "" if can_wait else f"; more than {most} are never admitted at once: split the push"
+        raise errors.ResourceExhaustedError(
+            f"buffer {self._owner.name!r} admits {free} more {unit}, this push begins {num_new}: "
+            f"{self._why()}{cure}",
+            subject=self._owner.name,
+            retry_delay_seconds=_DELAY_SECONDS if can_wait else None,
+        )
+
+    def _num_groups(self, forecast: Forecast) -> int:
+        """Groups that a push opens without a place; a place is for one of a key."""
+        return sum(
+            num_opened - (key in self._reservations) for key, num_opened in forecast.opened.items()
+        )
+
+    def _num_items(self, forecast: Forecast) -> int:
+        """Experiences of tasks that a push begins without a place."""
+        return sum(
+            not candidate.tombstone and self._task_key(candidate) not in self._reservations
+            for candidate in forecast.opening
+        )
+
+    def _task_key(self, candidate: Candidate) -> str:
+        """What its place was reserved as; in a buffer without groups, its tid."""
+        by = self._owner.settings.group_by
+        return group_key_of(candidate.eid, "task" if by == "none" else by)
+
+    def arrived(self, candidates: Sequence[Candidate]) -> None:
+        """A push was admitted: the places of its tasks are taken."""
+        if not self._reservations:
+            return
+        for candidate in candidates:
+            self._reservations.arrived(self._task_key(candidate))
+
+    # --- places
+
+    def reserve(self, keys: Iterable[str], *, now: float, ttl_seconds: float) -> Reserved:
+        """Take places for tasks that are about to begin, as far as there are any.
+
+        Raises:
+            InvalidRequestError: A key that no group can have, or too many.
+        """
+        wanted = list(dict.fromkeys(keys))
+        _check_keys(wanted)
+        self._reservations.expire(now)
+        if self._owner.settings.pacing is None:
+            return Reserved(granted=wanted)
+        granted, free = [], self._capacity()
+        for key in wanted:
+            is_here = self._is_here(key)
+            if is_here or key in self._reservations or free > 0:
+                granted.append(key)
+                if not is_here:
+                    free -= self._reservations.reserve(key, now=now, ttl_seconds=ttl_seconds)
+        if len(granted) == len(wanted):
+            return Reserved(granted=granted)
+        self._metrics.push_refused(self._owner.name, "pacing")
+        return Reserved(granted=granted, reason=self._why(), retry_delay_seconds=_DELAY_SECONDS)
+
+    def _is_here(self, key: str) -> bool:
+        """Whether what is pushed of a task finds its group, which was admitted."""
+        group = self._contents.groups.get(key)
+        opens_more = self._owner.settings.late_members == "new_group"
+        return group is not None and (group.is_open or not opens_more)
+
+    def release(self, key: str) -> None:
+        """A task was aborted before anything of it was pushed."""
+        self._reservations.release(key)
+
+    def tick(self, now: float) -> None:
+        """Free the places of workers that haven't pushed in time."""
+        self._reservations.expire(now)
+
+    def _capacity(self) -> int:
+        pacing = self._owner.settings.pacing
+        assert pacing is not None
+        num_unconsumed = self._num_unconsumed(pacing.consumer)
+        return capacity(
+            pacing.plan, num_unconsumed=num_unconsumed, num_reserved=len(self._reservations)
+        )
+
+    def _num_unconsumed(self, name: str) -> int:
+        """Units that the consumer can still get; not those that wait for a decision or a version."""
+        consumer = self._consumers[name]
+        idle = len(consumer.finished) + len(consumer.held) + len(consumer.quarantined)
+        return num_deliverable(self._contents, consumer) - idle
+
+    def _why(self) -> str:
+        pacing = self._owner.settings.pacing
+        assert pacing is not None
+        return (
+            f"{self._num_unconsumed(pacing.consumer)} are stored and not consumed by "
+            f"{pacing.consumer!r}, {self.num_reserved} are reserved; with max_staleness "
+            f"{pacing.max_staleness} and batch_size {pacing.batch_size} at most "
+            f"{(pacing.max_staleness + 1) * pacing.batch_size} can be used in time"
+        )
+
+    def describe(self, consumer: Consumer) -> str:
+        """Why no task is admitted for this consumer's sake; empty when some are."""
+        pacing = self._owner.settings.pacing
+        if pacing is not None and pacing.consumer == consumer.name and not self._capacity():
+            return self._why()
+        return ""
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    if len(keys) > MAX_RESERVED_AT_ONCE:
+        raise errors.InvalidRequestError(
+            f"{len(keys)} groups in one call, the limit is {MAX_RESERVED_AT_ONCE}; split them",
+            subject="groups",
+        )
+    for key in keys:
+        if problem := check_uid(key) if key else "it is empty":
+            raise errors.InvalidRequestError(f"group key: {problem}", subject="groups")

@@ -1,0 +1,1 @@
+"""What goes: retention, eviction, removal, and how groups close."""

@@ -1,0 +1,267 @@
+"""Making room in a full buffer: which units leave before anybody asked for it.
+
+Whole groups leave where there are groups, and only closed ones: an open group would be torn apart.
+Damaged units, which nobody can get, leave before all others. What is leased, kept for a rewind or
+brought back by one, or on its way somewhere stays. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from experience_buffer_server.buffer.leaving.removable_units import Parked, Removable
+from experience_buffer_server.buffer.leaving.removal import Removal
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.state.units import value_of
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.sampling.selectors import Selector, make_selector
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.buffer import BufferSettings
+
+_LOOKS_PER_TICK = 500
+"""Units that couldn't leave and are looked at again, per tick of the clock."""
+_MEMBERS_PER_TICK = 5000
+"""Experiences of such units, about."""
+_VAIN_LOOKS = 1000
+"""Experiences of units that can't leave, per call for room: the next call goes on behind them."""
+_SHED_PER_TICK = 1000
+"""Experiences beyond a lowered limit that leave per tick: pushes don't wait for long behind them."""
+_SHED_BYTES_PER_TICK = 1 << 30
+
+
+class Owner(Protocol):
+    """The buffer in which room is made."""
+
+    settings: BufferSettings
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+@dataclass(slots=True)
+class Freed:
+    """What leaves."""
+
+    num_items: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """Units that are to leave together."""
+
+    keys: list[int] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    freed: Freed = field(default_factory=Freed)
+    num_damaged: int = 0
+    """Experiences of damaged units, of those that are freed."""
+
+    def add(self, key: int, members: Sequence[Entry]) -> None:
+        votes = [entry.record for entry in members if not entry.record.tombstone]
+        self.keys.append(key)
+        self.entries += members
+        self.freed.num_items += len(votes)
+        self.freed.num_bytes += sum(record.payload_bytes for record in votes)
+        self.num_damaged += len(votes) if _is_damaged(members) else 0
+
+
+class Eviction:
+    """Chooses and removes units. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        progress: Progress,
+        removal: Removal,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._removal = removal
+        self._metrics = metrics
+        self._tasks = tasks
+        self._removable = Removable(owner, contents, removal, progress)
+        self._units: Selector | None = None
+        """By number, the sound units that may be chosen."""
+        self._damaged: dict[int, None] = {}
+        """The same of damaged ones."""
+        self._parked = Parked()
+        """Those that couldn't leave when they were chosen: not looked at with every push."""
+        self.num_items = 0
+        """Experiences on their way out that still count as stored."""
+        self.num_bytes = 0
+        """Their payload bytes."""
+
+    def settings_changed(self) -> None:
+        """Begin anew with the units there are."""
+        self._units = None
+        self._damaged.clear()
+        self._parked.clear()
+        if self._owner.settings.on_full == "evict":
+            self._units = make_selector(self._owner.settings.remover.plan)
+            self.stored(list(self._contents))
+
+    def stored(self, entries: Sequence[Entry]) -> None:
+        """Entries are on disk, and their groups are whole or will say so later."""
+        if self._units is None:
+            return
+        for entry in entries:
+            torn = entry.group is not None and not entry.group.is_whole
+            if not (entry.record.tombstone or torn):
+                self._put_back([self._removable.key(entry)])
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+        if self._units is None:
+            return
+        for key in {self._removable.key(entry) for entry in entries}:
+            members = self._removable.members(key)
+            if key not in self._units or not members:
+                continue
+            if _is_damaged(members):
+                self._units.remove(key)
+                self._damaged[key] = None
+            else:
+                self._units.update(key, self._value(members))
+
+    def returned(self, units: Iterable[Unit]) -> None:
+        """Leases of these units end: those that couldn't leave because of them may be chosen."""
+        if not len(self._parked):
+            return
+        for entry in self._contents.by_seqs(seq for unit in units for seq in unit.seqs):
+            if (key := self._removable.key(entry)) in self._parked:
+                self._put_back([key])
+
+    def removed(self, entry: Entry) -> None:
+        """An entry is about to be gone: with a unit's last, the unit."""
+        if self._units is None or (entry.group is not None and len(entry.group.members) > 1):
+            return
+        key = self._removable.key(entry)
+        if key in self._units:
+            self._units.remove(key)
+        self._damaged.pop(key, None)
+        self._parked.discard(key)
+
+    def make_room(self, num_items: int, num_bytes: int, *, partly: bool = False) -> Freed:
+        """Remove units until so many experiences and bytes are freed.
+
+        They are on their way out when this returns, before whatever is stored next. Where that can't
+        be, or takes too many looks at units that can't leave, as many as can leave do with `partly`,
+        but not many more than a tick may remove; else none.
+        """
+        chosen = self._choose(num_items, num_bytes, most=_SHED_PER_TICK if partly else 0)
+        is_enough = chosen.freed.num_items >= num_items and chosen.freed.num_bytes >= num_bytes
+        if not is_enough and not partly:
+            self._put_back(chosen.keys)
+            return Freed()
+        if chosen.entries:
+            self.num_items += chosen.freed.num_items
+            self.num_bytes += chosen.freed.num_bytes
+            gone = self._removal.remove_now(chosen.entries)
+            self._tasks.spawn(self._gone(chosen, gone))
+        return chosen.freed
+
+    def _choose(self, num_items: int, num_bytes: int, *, most: int) -> _Chosen:
+        """Units that free so much, or less; with `most`, none after so many experiences."""
+        chosen, now, num_vain = _Chosen(), clock.now(), 0
+        freed = chosen.freed
+        while freed.num_items < num_items or freed.num_bytes < num_bytes:
+            if num_vain >= _VAIN_LOOKS or (most and len(chosen.entries) >= most):
+                break
+            if (key := self._take_next()) is None:
+                break
+            members = self._removable.members(key)
+            if not members:
+                continue
+            if self._can_leave(members):
+                chosen.add(key, members)
+            else:
+                self._parked.add(key, now)
+                num_vain += len(members)
+        return chosen
+
+    def _take_next(self) -> int | None:
+        """Take the unit that is to leave next; None: there is none."""
+        if self._damaged:
+            return self._damaged.popitem()[0]
+        if not self._units:
+            return None
+        key = self._units.choose().key
+        self._units.remove(key)
+        return key
+
+    def tick(self, now: float) -> None:
+        """Look again at some of the units that couldn't leave, the longest known first."""
+        num_members = 0
+        for key in itertools.islice(self._parked.take_due(now), _LOOKS_PER_TICK):
+            members = self._removable.members(key)
+            if members and not self._can_leave(members):
+                self._parked.add(key, now)
+            else:
+                self._put_back([key])
+            num_members += len(members)
+            if num_members >= _MEMBERS_PER_TICK:
+                break
+
+    def shed(self) -> None:
+        """Remove some of what is beyond the limits since they were lowered."""
+        settings, contents = self._owner.settings, self._contents
+        if self._units is None:
+            return
+        over_items = contents.num_items - self.num_items - settings.max_items
+        over_bytes = contents.num_bytes - self.num_bytes - settings.max_bytes
+        over_items = over_items if settings.max_items else 0
+        if over_items > 0 or over_bytes > 0:
+            self.make_room(
+                min(over_items, _SHED_PER_TICK), min(over_bytes, _SHED_BYTES_PER_TICK), partly=True
+            )
+
+    def _put_back(self, keys: Iterable[int]) -> None:
+        """Let units be chosen that are there; those that can be already stay as they are."""
+        for key in keys:
+            members = self._removable.members(key)
+            if self._units is None or not members or key in self._units or key in self._damaged:
+                continue
+            self._parked.discard(key)
+            if _is_damaged(members):
+                self._damaged[key] = None
+            else:
+                self._units.add(key, self._value(members))
+
+    async def _gone(self, chosen: _Chosen, gone: Awaitable[None]) -> None:
+        try:
+            await gone
+        except BaseException:
+            self._put_back(chosen.keys)
+            raise
+        finally:
+            self.num_items -= chosen.freed.num_items
+            self.num_bytes -= chosen.freed.num_bytes
+        num_sound = chosen.freed.num_items - chosen.num_damaged
+        for reason, count in (("evicted", num_sound), ("damaged", chosen.num_damaged)):
+            if count:
+                self._metrics.dropped(self._owner.name, reason, count)
+
+    def _can_leave(self, members: Sequence[Entry]) -> bool:
+        group = members[0].group
+        return (group is None or group.is_whole) and not self._removable.is_held(members)
+
+    def _value(self, members: Sequence[Entry]) -> float:
+        votes = [entry for entry in members if not entry.record.tombstone]
+        return value_of(self._owner.settings.remover, votes) if votes else 0.0
+
+
+def _is_damaged(members: Sequence[Entry]) -> bool:
+    """Whether nobody gets the unit because rows of it can't be read back."""
+    group = members[0].group
+    return bool(members[0].damage if group is None else group.damage)

@@ -1,0 +1,301 @@
+"""Closing groups of one buffer: by command, at their deadline, or by dropping them.
+
+Belongs to one buffer and its event loop. Who may join which group is in `state/group_table.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.leaving.removal import Removal
+from experience_buffer_server.buffer.state.candidate import check_uid
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Closing, Entry, Group, put_row
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
+
+_POSTPONE_SECONDS = 1.0
+"""Until a deadline that met a lease is looked at again."""
+_RETRY_SECONDS = 1.0
+"""Between attempts to drop groups whose end found no room."""
+
+
+class Owner(Protocol):
+    """The buffer that the groups belong to."""
+
+    settings: BufferSettings
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def check_whole(self, group: Group) -> None:
+        """Go on with a group that is closed and all on disk."""
+
+
+class Grouping:
+    """Seals, drops and expires groups. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        removal: Removal,
+        store: Store,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._owner = owner
+        self._removal = removal
+        self._contents = contents
+        self._store = store
+        self._metrics = metrics
+        self._tasks = tasks
+        self._undone: dict[int, tuple[Group, str, str]] = {}
+        """Groups whose drop found no room, by id, with its reason and label."""
+        self._is_dropping_undone = False
+        self._next_retry = 0.0
+
+    async def seal(self, key: str, size: int) -> Group:
+        """Close a group with the members it has, or with `size` members once they are there.
+
+        Raises:
+            GroupNotFoundError: No group with this key has members.
+            WrongStateError: The group was dropped, or has more than `size` members.
+            StoreFullError: It can't be stored; the group stays as it was.
+        """
+        group = self._contents.groups.get(key)
+        name = self._owner.name
+        if group is None:
+            raise errors.GroupNotFoundError(
+                f"buffer {name!r} holds no member of group {key!r}", subject=key
+            )
+        num_members = group.num_members
+        if group.row.closed == "dropped":
+            raise errors.WrongStateError(
+                f"group {key!r} of buffer {name!r} was dropped: {group.row.note}", subject=key
+            )
+        if size and size < num_members:
+            raise errors.WrongStateError(
+                f"group {key!r} of buffer {name!r} has {num_members} members already, more than "
+                f"the {size} it is to be sealed with",
+                subject=key,
+            )
+        if not group.is_open:
+            return group
+        previous_size = group.row.size
+        if size > num_members:
+            group.row.size = size
+        else:
+            self._close(group, "sealed")
+        # Closed and submitted here and now: a drop or a push can't come in between.
+        stored = self._submit_row(group)
+        await self._tasks.finish(self._sealed(group, previous_size, stored))
+        return group
+
+    async def _sealed(self, group: Group, previous_size: int, stored: Awaitable[None]) -> None:
+        try:
+            await stored
+        except BaseException:
+            if group.row.closed in ("", "sealed"):
+                self._contents.groups.reopen(group, size=previous_size)
+            raise
+        self._go_on(group)
+
+    async def drop(self, key: str, reason: str) -> int:
+        """Discard the newest group of a key, and treat later members as late.
+
+        Returns:
+            How many experiences it had.
+
+        Raises:
+            InvalidRequestError: No group can have this key.
+            StoreFullError: It can't be stored. Members that came are not offered any more, and
+                removed when there is room again.
+        """
+        problem = check_uid(key) if key else "it is empty"
+        if problem:
+            raise errors.InvalidRequestError(f"group key: {problem}", subject="group")
+        if self._contents.groups.was_dropped(key):
+            return 0  # Said again; older groups of the key aren't meant.
+        group = self._contents.groups.get(key)
+        if group is not None:
+            return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
+        batch = self._store.batch()
+        batch.remember(self._owner.id, "group", key, b"dropped", clock.now())
+        await self._tasks.finish(self._store.commit(batch))
+        # Members may have come while nothing said yet that they are too late.
+        group = self._contents.groups.get(key)
+        if group is None:
+            return 0
+        return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
+
+    def expire(self, now: float) -> None:
+        """Close, reduce or drop the groups past their deadline, by the buffer's policy.
+
+        Drops that found no room before are tried again, whatever they came from.
+        """
+        if self._undone and not self._is_dropping_undone and now >= self._next_retry:
+            self._next_retry = now + _RETRY_SECONDS
+            self._is_dropping_undone = True
+            self._tasks.spawn(self._drop_undone())
+        settings = self._owner.settings
+        for group in self._contents.groups.deadlines.overdue(now):
+            lacking = [entry for entry in group.votes if entry.missing and entry.is_staying]
+            num_complete = len(group.votes) - len(lacking) + group.row.num_consumed
+            if settings.on_group_deadline == "wait":
+                group.overdue = True
+            elif any(not e.durable or self._removal.is_leased(e) for e in lacking):
+                # It is on its way to the disk, or somebody is about to annotate it; the lease's end
+                # bounds the wait.
+                self._contents.groups.deadlines.postpone(group, now + _POSTPONE_SECONDS)
+            elif (
+                settings.on_group_deadline == "use_partial"
+                and num_complete >= settings.min_group_size
+            ):
+                self._use_partial(group, lacking)
+            else:
+                self._tasks.spawn(self._drop(group, _not_whole(group), "group_dropped"))
+
+    def expire_open(self, group: Group, note: str, label: str) -> None:
+        """Drop a group that can't be kept for longer; `label` is one of the metrics'."""
+        self._tasks.spawn(self._drop(group, note, label))
+
+    def _use_partial(self, group: Group, lacking: Sequence[Entry]) -> None:
+        """Close a group with the members it has, without those that lack fields."""
+        was_open, previous_size = group.is_open, group.row.size
+        if was_open:
+            self._close(group, "deadline")
+        # Submitted here and now: nobody can lease one of them in between.
+        row_stored = self._submit_row(group)
+        removed = self._removal.remove_now(lacking) if lacking else None
+
+        async def finish() -> None:
+            try:
+                await row_stored
+            except BaseException:
+                if was_open and group.row.closed == "deadline":
+                    self._contents.groups.reopen(group, size=previous_size)
+                raise
+            finally:
+                # Where that failed, the deadline is looked at again.
+                self._contents.groups.deadlines.postpone(group, clock.now() + _POSTPONE_SECONDS)
+                if removed is not None:
+                    await removed
+            self._metrics.dropped(self._owner.name, "missing_field", len(lacking))
+            self._go_on(group)
+
+        self._tasks.spawn(finish())
+
+    def withhold(self, group: Group, batch: WriteBatch) -> Awaitable[int]:
+        """Drop a group that has nothing to teach: all its rewards are equal.
+
+        Args:
+            group: The group.
+            batch: Gets its row; its members are removed by the awaitable that is returned.
+        """
+        reason = "zero variance: all its rewards are equal"
+        self._close_dropped(group, reason)
+        put_row(batch, self._owner.id, group, clock.now())
+        return self._drop(group, reason, "zero_variance")
+
+    def tidy(self) -> None:
+        """Forget groups that are over; a crash may leave their rows."""
+        for group in [group for group in self._contents.groups if not group.members]:
+            self._contents.groups.left(group)
+            if group.is_over:
+                self._tasks.spawn(self._submit_row(group))
+
+    def describe_missing(self) -> str:
+        """Which fields are waited for, in words; empty when none are."""
+        lacking = self._contents.lacking
+        if not lacking:
+            return ""
+        oldest = next(iter(lacking.values()))
+        age = max(clock.now() - oldest.record.push_time, 0.0)
+        return (
+            f"{len(lacking)} experiences wait for fields, the oldest, {oldest.record.uid!r}, for "
+            f"{', '.join(oldest.missing)} for {age:.1f} s; add them with Annotate"
+        )
+
+    def describe(self) -> str:
+        """What is incomplete, in words; empty when nothing is."""
+        open_groups = self._contents.groups.open_groups
+        if not open_groups:
+            return ""
+        oldest = min(open_groups, key=lambda group: group.row.open_time)
+        age = max(clock.now() - oldest.row.open_time, 0.0)
+        return (
+            f"{len(open_groups)} groups incomplete; oldest open group {oldest.row.key!r} has "
+            f"{oldest.describe()} after {age:.1f} s"
+        )
+
+    def _close(self, group: Group, reason: Closing) -> None:
+        self._contents.groups.close(group, reason, size=group.num_members)
+        self._metrics.group_closed(self._owner.name, reason)
+
+    async def _store_row(self, group: Group) -> None:
+        await self._submit_row(group)
+        self._go_on(group)
+
+    def _go_on(self, group: Group) -> None:
+        """The group's row is on disk."""
+        self._contents.groups.left(group)
+        self._owner.check_whole(group)
+
+    def _submit_row(self, group: Group) -> Awaitable[None]:
+        batch = self._store.batch()
+        put_row(batch, self._owner.id, group, clock.now())
+        return self._store.commit(batch)
+
+    async def _drop(self, group: Group, reason: str, label: str) -> int:
+        is_new = self._close_dropped(group, reason) or group.row.id in self._undone
+        members = [entry for entry in group.members if entry.durable and not entry.leaving]
+        self._removal.withdraw(members)
+        stored = self._tasks.start(self._submit_row(group))
+        try:
+            await self._removal.remove_free(members)
+            await stored
+        except StoreFullError:
+            # Nobody is offered it any more: it can't stay half dropped until the next start.
+            self._undone[group.row.id] = (group, reason, label)
+            raise
+        self._undone.pop(group.row.id, None)
+        self._contents.groups.left(group)
+        num_dropped = sum(not entry.record.tombstone for entry in members)
+        if is_new:
+            # Else somebody still holds what was counted before.
+            self._metrics.dropped(self._owner.name, label, num_dropped)
+        return num_dropped
+
+    def _close_dropped(self, group: Group, reason: str) -> bool:
+        """Whether it wasn't dropped before."""
+        if group.row.closed == "dropped":
+            return False
+        size = group.row.size or group.num_members
+        self._contents.groups.close(group, "dropped", size=size, note=reason)
+        self._metrics.group_closed(self._owner.name, "dropped")
+        return True
+
+    async def _drop_undone(self) -> None:
+        """Go on with what found no room; the first that finds none again ends it for now."""
+        try:
+            while self._undone:
+                await self._drop(*next(iter(self._undone.values())))
+        finally:
+            self._is_dropping_undone = False
+
+
+def _not_whole(group: Group) -> str:
+    if group.is_open:
+        return "not whole at its deadline"
+    return f"{', '.join(group.missing)} still missing at its deadline"

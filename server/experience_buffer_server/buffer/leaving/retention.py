@@ -1,0 +1,295 @@
+"""What leaves a buffer by itself: units that are too old, or of a policy version too far behind.
+
+A unit is a whole group where there are groups. Its age is that of its oldest member, its version the
+lowest of its members, as for the staleness of consumers. An open group leaves by age alone, and is
+dropped as a whole. What is leased, being computed or changed, kept for a rewind, or brought back by
+one and not consumed since, stays, and leaves soon after that ends.
+
+The work of a tick is bounded and grows with what is due, not with what is stored: arrivals are in
+the order of their age, versions have an index, and what is due and can't leave is looked at again
+about once a second. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+from experience_buffer_server.buffer.leaving.group_closing import Grouping
+from experience_buffer_server.buffer.leaving.removable_units import Parked, Removable
+from experience_buffer_server.buffer.leaving.removal import Removal
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.state.units import age_of
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.sampling.staleness import Window, judge
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import BufferRow
+
+_LOOKS_PER_TICK = 1000
+"""Experiences of each kind, old or outdated, whose units are looked at per tick of the clock."""
+_PARKED_PER_TICK = 500
+"""Units that couldn't leave and are looked at again, per tick of the clock."""
+_MEMBERS_PER_TICK = 5000
+"""Experiences of the units that are looked at, about."""
+_LEAVING_PER_TICK = 2000
+"""Experiences with which a tick's removals end: pushes don't wait for long behind their commit."""
+
+Reason = Literal["", "aged", "outdated"]
+"""Why a unit is to leave, a label of the metrics; empty: it isn't."""
+_REASONS: Final[Mapping[str, Reason]] = {"age": "aged", "lag": "outdated"}
+
+
+class Owner(Protocol):
+    """The buffer that units leave."""
+
+    row: BufferRow
+    settings: BufferSettings
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """What was looked at in one go, and what of it is to leave."""
+
+    now: float
+    num_members: int = 0
+    """Experiences that were looked at."""
+    num_leaving: int = 0
+    """Experiences that leave, with open groups too."""
+    leaving: dict[Reason, dict[int, list[Entry]]] = field(
+        default_factory=lambda: {"aged": {}, "outdated": {}}
+    )
+    """By reason and number, the members of the units that aren't open groups."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_members >= _MEMBERS_PER_TICK or self.num_leaving >= _LEAVING_PER_TICK
+
+
+class Retention:
+    """Removes what has been stored for too long. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        contents: Contents,
+        removal: Removal,
+        grouping: Grouping,
+        progress: Progress,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._owner = owner
+        self._contents = contents
+        self._removal = removal
+        self._grouping = grouping
+        self._metrics = metrics
+        self._tasks = tasks
+        self._removable = Removable(owner, contents, removal, progress)
+        self._windows: tuple[Window, ...] = ()
+        """What isn't too old, nor too far behind; empty: everything stays."""
+        self._last_seen = 0
+        """Seq up to which all are leaving by their age, parked, or have left."""
+        self._parked = Parked()
+        """Units that are due and can't leave yet."""
+        self._withheld: set[int] = set()
+        """Those of them that aren't offered any more because they are due."""
+
+    def settings_changed(self) -> None:
+        """Begin anew with what there is; what was to leave and couldn't is offered as ever."""
+        for key in self._parked:
+            self._keep(key, self._removable.members(key))
+        self._parked.clear()
+        self._withheld.clear()
+        self._last_seen = 0
+        retention = self._owner.settings.retention
+        self._windows = ()
+        if retention is not None:
+            self._windows = (
+                Window(max_age_seconds=retention.max_age_seconds),
+                Window(max_lag=retention.max_lag),
+            )
+
+    def tick(self, now: float) -> None:
+        """Let some of what is due leave: the oldest, the most outdated, and what was stuck longest."""
+        if not self._windows:
+            return
+        self._end_deserted(now)
+        fresh = itertools.chain(
+            itertools.islice(self._aged(now), _LOOKS_PER_TICK),
+            itertools.islice(self._outdated(), _LOOKS_PER_TICK),
+        )
+        parked = itertools.islice(self._parked.take_due(now), _PARKED_PER_TICK)
+        keys = itertools.chain(
+            # A group has several of these, and most are parked with the first.
+            (key for entry in fresh if (key := self._removable.key(entry)) not in self._parked),
+            parked,
+        )
+        this = _Round(now)
+        seen: set[int] = set()
+        # What isn't looked at stays where it is: the next tick finds it there.
+        for key in keys:
+            if key not in seen:
+                seen.add(key)
+                self._look(key, this)
+            if this.is_over:
+                break
+        self._remove(this)
+
+    def _end_deserted(self, now: float) -> None:
+        """Drop open groups beyond the age whose members were all consumed: no entry tells of them."""
+        retention = self._owner.settings.retention
+        if retention is None or retention.max_age_seconds is None:
+            return
+        for group in self._contents.groups.take_deserted(_LOOKS_PER_TICK):
+            if now - group.row.open_time > retention.max_age_seconds:
+                self._grouping.expire_open(group, self._limit("aged"), "aged")
+
+    def _aged(self, now: float) -> Iterator[Entry]:
+        """Entries beyond the age, each once, the oldest first."""
+        retention = self._owner.settings.retention
+        if retention is None or retention.max_age_seconds is None:
+            return
+        for entry in self._contents.since(self._last_seen):
+            if now - entry.record.push_time <= retention.max_age_seconds:
+                return
+            self._last_seen = entry.record.seq
+            yield entry
+
+    def _outdated(self) -> Iterator[Entry]:
+        """Entries beyond the lag, each once, the most outdated first."""
+        retention, published = self._owner.settings.retention, self._owner.row.policy_version
+        if retention is None or retention.max_lag is None or published is None:
+            return
+        for seq in self._contents.versions.take_below(published - retention.max_lag):
+            if (entry := self._contents.by_seq(seq)) is not None:
+                yield entry
+
+    # --- units that come back from a lease
+
+    def mark(self, units: Iterable[Unit], now: float) -> None:
+        """Leases of these units end: those that are due aren't to be offered again."""
+        if not self._windows:
+            return
+        known: dict[int, bool] = {}
+        for unit in units:
+            entries = self._contents.by_seqs(unit.seqs)
+            is_wanted = self._removable.is_wanted
+            if not entries or any(entry.leaving or is_wanted(entry) for entry in entries):
+                continue
+            key = self._removable.key(entries[0])
+            if key not in known:
+                known[key] = self._is_due(self._removable.members(key), now)
+            unit.gone = unit.gone or known[key]
+
+    def take(self, units: Sequence[Unit], now: float) -> list[Unit]:
+        """Take care of those of the units that nobody is to get any more because they are due.
+
+        Returns:
+            The others.
+        """
+        if not self._windows:
+            return list(units)
+        returned: dict[int, None] = {}
+        others = []
+        for unit in units:
+            entries = [e for e in self._contents.by_seqs(unit.seqs) if e.is_staying]
+            key = self._removable.key(entries[0]) if entries else 0
+            if entries and self._is_due(self._removable.members(key), now):
+                returned[key] = None
+            else:
+                others.append(unit)
+        this = _Round(now)
+        for key in returned:
+            self._withheld.add(key)
+            if this.is_over:
+                self._parked.add(key, now)
+            else:
+                self._parked.discard(key)
+                self._look(key, this)
+        self._remove(this)
+        return others
+
+    # --- what is due
+
+    def _look(self, key: int, this: _Round) -> None:
+        """Choose a unit that is due and that nobody holds; park one that somebody does."""
+        members = self._removable.members(key)
+        this.num_members += len(members)
+        is_held = self._removable.is_held(members)
+        if is_held and key not in self._withheld:
+            # It is judged when it can leave, which takes longer than to see that it can't.
+            self._parked.add(key, this.now)
+            return
+        why = self._why(members, this.now)
+        is_open = bool(members) and members[0].group is not None and members[0].group.is_open
+        if not why:
+            self._keep(key, members)
+        elif is_held or (is_open and why != "aged"):
+            self._parked.add(key, this.now)
+            return
+        elif is_open and (group := members[0].group) is not None:
+            self._grouping.expire_open(group, self._limit(why), why)
+            this.num_leaving += len(members)
+        else:
+            this.leaving[why][key] = list(members)
+            this.num_leaving += len(members)
+        self._withheld.discard(key)
+
+    def _remove(self, this: _Round) -> None:
+        for why, units in this.leaving.items():
+            if units:
+                entries = [entry for members in units.values() for entry in members]
+                gone = self._removal.remove_now(entries)
+                self._tasks.spawn(self._gone(why, units, gone, this.now))
+
+    async def _gone(
+        self, why: Reason, units: dict[int, list[Entry]], gone: Awaitable[None], now: float
+    ) -> None:
+        try:
+            await gone
+        except BaseException:
+            for key in units:
+                self._parked.add(key, now)
+            raise
+        count = sum(not e.record.tombstone for members in units.values() for e in members)
+        self._metrics.dropped(self._owner.name, why, count)
+
+    def _keep(self, key: int, members: Sequence[Entry]) -> None:
+        """A unit isn't due after all: an older policy was published again, or settings changed."""
+        for entry in members:
+            self._contents.add_version(entry)
+        if key in self._withheld:
+            self._removal.offer_again(members)
+
+    def _why(self, members: Sequence[Entry], now: float) -> Reason:
+        if not members:
+            return ""
+        age, published = age_of(members), self._owner.row.policy_version
+        for window in self._windows:
+            verdict = judge(age, window, published=published, now=now, hold_future=False)
+            if verdict.kind == "stale":
+                return _REASONS[verdict.label]
+        return ""
+
+    def _is_due(self, members: Sequence[Entry], now: float) -> bool:
+        """Whether a unit is to leave as it is now; an open group isn't for its version."""
+        why = self._why(members, now)
+        is_open = bool(why) and members[0].group is not None and members[0].group.is_open
+        return why == "aged" if is_open else bool(why)
+
+    def _limit(self, why: Reason) -> str:
+        retention = self._owner.settings.retention
+        assert retention is not None
+        if why == "aged":
+            return f"older than retention.max_age_seconds = {retention.max_age_seconds:g}"
+        return f"further behind than retention.max_lag = {retention.max_lag}"

@@ -1,0 +1,115 @@
+"""A start after damage: what the store could not read back is missed, and what it leaves is named.
+
+| damaged row | what follows |
+|---|---|
+| record | the experience is lost, its payload stays; its group is set aside, unless it is open and knows its size: then it waits for its member as for any other |
+| group | rebuilt from its members and set aside: whether it was whole isn't known |
+| lease | its experiences are offered again, its acks are refused |
+| progress | the experience is offered again to every consumer: twice rather than never |
+| consumer | its last step, its safe step and its limiter's past are forgotten |
+| magnitude | read from the advantages, else computed again |
+| buffer | its copy is used |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.state.group_table import Group, group_key
+from experience_buffer_server.store.interface import BufferState, GroupRow, Record, Store
+
+_log = logging.getLogger(__name__)
+
+
+def rebuild_groups(buffer: Buffer, state: BufferState) -> None:
+    """Add to the state the groups whose rows can't be read and whose members can."""
+    known = {row.id for row in state.groups}
+    group_by = buffer.settings.group_by
+    members: defaultdict[int, list[Record]] = defaultdict(list)
+    if not state.damaged.groups or group_by == "none":
+        return
+    for record in state.records:
+        if record.group_id and record.group_id not in known:
+            members[record.group_id].append(record)
+    batch = buffer.batch()
+    for group_id, records in members.items():
+        row = GroupRow(
+            id=group_id,
+            key=group_key(records[0], group_by),
+            size=len(records),
+            open_time=min(record.push_time for record in records),
+            closed="whole",
+            note="its row can't be read back, so nobody knows whether it is whole; drop the group, "
+            "or restore the store from a snapshot",
+            quarantined=True,
+        )
+        state.groups.append(row)
+        batch.put_group(buffer.id, row)
+        _log.error("buffer %r: set aside group %r: %s", buffer.name, row.key, row.note)
+    if members:
+        buffer.spawn_commit(batch)
+
+
+def reserve_numbers(buffer: Buffer, state: BufferState) -> None:
+    """Give no number again that was given: also not one of a row that can't be read."""
+    buffer.contents.reserve(state.last_seq)
+    for group_id in state.damaged.groups:
+        buffer.contents.groups.reserve(group_id)
+    for lease_id in state.damaged.leases:
+        buffer.leasing.table.reserve(lease_id)
+
+
+def miss_members(buffer: Buffer, state: BufferState, store: Store) -> None:
+    """Set the groups aside that have lost members: records that can't be read back.
+
+    A payload without a record tells by its key whose it was; it takes a look at the uids of all
+    payloads. Where there is no such payload, it may have been a member of any closed group that has
+    fewer than it should.
+    """
+    if not state.damaged.any_records or buffer.settings.group_by == "none":
+        return
+    known = {record.uid for record in state.records}
+    lost = [uid for uid in store.payload_uids(buffer.id) if uid not in known]
+    keys = [_group_key(uid, buffer.settings.group_by) for uid in lost]
+    missing = dict(zip(keys, lost, strict=True))
+    known_keys = {group.row.key for group in buffer.contents.groups}
+    num_unexplained = len(state.damaged.records) - sum(key in known_keys for key in keys)
+    batch = buffer.batch()
+    for group in _lacking(buffer):
+        if group.row.key in missing:
+            what = f"the record of its member {missing[group.row.key]!r} can't be read back"
+        elif num_unexplained > 0 and not group.is_open:
+            what = (
+                f"{num_unexplained} records of the buffer can't be read back, nor what they were of, "
+                "and this group has fewer members than it should"
+            )
+        else:
+            continue
+        group.row.quarantined = True
+        group.row.note = f"{what}; drop the group, or restore the store from a snapshot"
+        batch.put_group(buffer.id, group.row)
+        _log.error("buffer %r: set aside group %r: %s", buffer.name, group.row.key, group.row.note)
+    buffer.spawn_commit(batch)
+
+
+def _group_key(uid: str, group_by: str) -> str:
+    """The key of the group that the experience with this uid belongs to.
+
+    A uid ends with run, step and suffix. Of one with another `/` in its suffix the key is no group's.
+    """
+    tid, run, step, _ = ("///" + uid).rsplit("/", 3)
+    tid = tid.removeprefix("///")
+    return {"task": tid, "run": f"{tid}/{run}", "step": f"{tid}/{step}"}[group_by]
+
+
+def _lacking(buffer: Buffer) -> list[Group]:
+    """Groups that have fewer members than they should have, and won't wait for them."""
+    return [
+        group
+        for group in buffer.contents.groups
+        if group.row.closed != "dropped"
+        and not group.row.quarantined
+        and (not group.row.size or (not group.is_open and group.num_members < group.row.size))
+    ]

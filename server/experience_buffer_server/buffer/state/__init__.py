@@ -1,0 +1,1 @@
+"""What a buffer knows: entries, groups, consumers and their progress. Nothing here waits or sends."""

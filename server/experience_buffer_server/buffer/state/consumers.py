@@ -1,0 +1,203 @@
+"""One consumer's place in a buffer: which units it may have, which are out, and what came of them.
+
+Pure state with its counts; who waits for a batch is the business of `offers`, what is chosen that
+of `batch_picking`. Belongs to one buffer and its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.limiter import Counts
+from experience_buffer_server.sampling.selectors import Selector, make_selector
+from experience_buffer_server.sampling.tally import Tally
+from experience_buffer_server.sampling.timeline import Timeline
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.consumer import ConsumerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What one sample call asks for."""
+
+    batch_size: int
+    """Units in a full batch."""
+    min_batch_size: int
+    """Fewest units worth delivering once the timeout has passed."""
+    timeout_seconds: float
+    lease_seconds: float
+    max_bytes: int
+    """Most bytes of the batch in a message, unless its first unit alone exceeds them."""
+
+
+class WaitClock:
+    """How long one call has waited, by what kept it. Not thread-safe."""
+
+    def __init__(self, label: str, now: float) -> None:
+        self._label = label
+        self._since = now
+        self._seconds: dict[str, float] = {}
+
+    def look(self, label: str, now: float) -> None:
+        """From now on this keeps it."""
+        self._seconds[self._label] = self._seconds.get(self._label, 0.0) + now - self._since
+        self._label, self._since = label, now
+
+    def until(self, now: float) -> dict[str, float]:
+        """The seconds by label."""
+        self.look(self._label, now)
+        return self._seconds
+
+
+class Taken(NamedTuple):
+    """Units of a batch; why there are fewer than asked for, as known before they were taken."""
+
+    units: list[Unit]
+    is_cut: bool = False
+    """More would exceed a message."""
+    words: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A call that waits in line."""
+
+    want: Want
+    taken: asyncio.Future[Taken]
+    clock: WaitClock
+
+
+@dataclass(slots=True)
+class Totals:
+    """What happened since the server started, in units."""
+
+    acked: int = 0
+    redelivered: int = 0
+    stale: int = 0
+
+
+class Consumer:
+    """One consumer of one buffer. Not thread-safe.
+
+    A unit is in one of four places: `ready`, `held` (its policy version isn't published), `out`
+    (taken or leased), `quarantined`; or it isn't this consumer's any more.
+    """
+
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self.settings = settings
+        self.ready: Selector = make_selector(settings.selector.plan)
+        self.held: dict[int, int] = {}
+        """Units by number, with the version that they wait for."""
+        self.out: dict[int, Unit] = {}
+        self.quarantined: dict[int, str] = {}
+        """Units by number, with the reason."""
+        self.finished: set[int] = set()
+        """Units by number that it has consumed or passed over and that are still in the buffer."""
+        self.waiters: deque[Waiter] = deque()
+        """First come, first served: a large batch is not starved by small ones."""
+        self.leases: dict[int, Lease] = {}
+        """Its open leases."""
+        self.num_leased = 0
+        """Units leased, repeats within a batch counted."""
+        self.num_leased_experiences = 0
+        self.num_leased_bytes = 0
+        self.totals = Totals()
+        self.timeline = Timeline()
+        self.tally = Tally()
+        self.unfit: tuple[int, str] = (0, "")
+        """Units of the batch that was tried last and exceeded a bound of what is leased, and which
+        bound; until a lease ends. 0: it didn't."""
+        self.changed = asyncio.Event()
+        """Set, and replaced, when a lease that ranks share was granted or forming one has ended."""
+        self.forming = False
+        """A call is waiting for the next batch that ranks share."""
+        self.closed = False
+        """Removed from the buffer."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.settings.name
+
+    def has(self, key: int) -> bool:
+        """Whether the unit is its, wherever it is."""
+        return key in self.ready or key in self.out or key in self.held or key in self.quarantined
+
+    def withdraw(self, key: int) -> None:
+        """Don't deliver a unit any more; one that is out is only marked.
+
+        A quarantined one stays quarantined as long as anything of it is in the buffer.
+        """
+        if key in self.ready:
+            self.ready.remove(key)
+            self.unfit = (0, "")
+        elif key in self.out:
+            self.out[key].gone = True
+        self.held.pop(key, None)
+
+    def set_aside(self, key: int) -> None:
+        """Neither deliver nor count a unit any more: it can't be read. One that is out comes back."""
+        if key in self.ready:
+            self.ready.remove(key)
+            self.unfit = (0, "")
+        self.held.pop(key, None)
+        if key not in self.finished:
+            self.tally.forget(key)
+
+    def take_on(self, settings: ConsumerSettings, values: Iterable[tuple[int, float]]) -> None:
+        """Go on with other settings; `values` are the ready units as the new selector needs them."""
+        old, self.settings = self.settings, settings
+        self.unfit = (0, "")
+        if (old.limiter is None) != (settings.limiter is None):
+            self.tally = Tally()
+        if old.selector != settings.selector:
+            ready = make_selector(settings.selector.plan)
+            for key, value in values:
+                ready.add(key, value)
+            self.ready = ready
+
+    def lent(self, lease: Lease) -> None:
+        """A lease's units are out now."""
+        self.leases[lease.id] = lease
+        self.num_leased += len(lease.units)
+        self.num_leased_experiences += lease.num_experiences
+        self.num_leased_bytes += lease.num_bytes
+
+    def took_back(self, lease: Lease) -> None:
+        """A lease has ended."""
+        del self.leases[lease.id]
+        self.num_leased -= lease.num_units
+        self.num_leased_experiences -= lease.num_experiences
+        self.num_leased_bytes -= lease.num_bytes
+        self.unfit = (0, "")
+
+    def counts(self, *, num_present: int = 0) -> Counts:
+        """For its limiter, without the units that can't be sampled for now: held and quarantined.
+
+        Args:
+            num_present: Its units in the buffer that it can get, also those that aren't whole or
+                computed yet.
+        """
+        counts = self.tally.counts(num_present=num_present)
+        num_idle = len(self.held) + len(self.quarantined)
+        limiter, idle_bytes = self.settings.limiter, 0
+        if limiter is not None and limiter.plan.max_ahead_bytes:
+            # What nobody can sample isn't what a trainer lags behind with.
+            idle_bytes = self.tally.ahead_bytes_of(itertools.chain(self.held, self.quarantined))
+        return dataclasses.replace(
+            counts,
+            inserts=max(counts.inserts - num_idle, counts.deletes),
+            ahead_bytes=counts.ahead_bytes - idle_bytes,
+        )
+
+    def announce(self) -> None:
+        """Wake the ranks that wait for a batch to share."""
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()

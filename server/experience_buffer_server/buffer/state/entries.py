@@ -1,0 +1,219 @@
+"""What the server knows of one experience, and of its group: a million of them stay in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from experience_buffer_server.store.interface import GroupRow, Record
+
+_MAX_TRANSITIONS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """What changes seldom, or is the same for very many: entries of the same state share one."""
+
+    durable: bool = False
+    acked: frozenset[str] = frozenset()
+    computing: bool = False
+    counted: bool = False
+    changing: bool = False
+    generation: int = 0
+    missing: tuple[str, ...] = ()
+    quarantine: str = ""
+
+
+@lru_cache(_MAX_TRANSITIONS)
+def _changed(state: _State, name: str, value: Any) -> _State:
+    """A state with another value: the same one for all that come to it in the same way."""
+    return state if getattr(state, name) == value else replace(state, **{name: value})
+
+
+_NEW = _State()
+_STORED = _changed(_NEW, "durable", True)
+
+
+class Entry:
+    """One stored experience or tombstone in memory.
+
+    `pending -> durable -> (computing ->) available -> leaving`; a tombstone is never available.
+    """
+
+    __slots__ = ("_state", "available", "group", "leaving", "magnitude", "record")
+
+    record: Record
+    group: Group | None
+    available: bool
+    """Consumers may sample it."""
+    leaving: bool
+    """Its removal is on its way to the disk, or has got there."""
+    magnitude: float
+    """Mean of |advantage| over its response tokens; 0 until it is computed."""
+
+    def __init__(self, record: Record, group: Group | None, *, durable: bool = False) -> None:
+        self.record = record
+        self.group = group
+        self.available = self.leaving = False
+        self.magnitude = 0.0
+        self._state = _STORED if durable else _NEW
+
+    @property
+    def durable(self) -> bool:
+        """Its commit is on disk."""
+        return self._state.durable
+
+    @durable.setter
+    def durable(self, durable: bool) -> None:
+        self._state = _changed(self._state, "durable", durable)
+
+    @property
+    def acked(self) -> frozenset[str]:
+        """Consumers that have consumed it."""
+        return self._state.acked
+
+    @acked.setter
+    def acked(self, consumers: frozenset[str]) -> None:
+        self._state = _changed(self._state, "acked", consumers)
+
+    @property
+    def computing(self) -> bool:
+        """Its advantages are being computed or stored."""
+        return self._state.computing
+
+    @computing.setter
+    def computing(self, computing: bool) -> None:
+        self._state = _changed(self._state, "computing", computing)
+
+    @property
+    def counted(self) -> bool:
+        """The running moments have counted its reward."""
+        return self._state.counted
+
+    @counted.setter
+    def counted(self, counted: bool) -> None:
+        self._state = _changed(self._state, "counted", counted)
+
+    @property
+    def changing(self) -> bool:
+        """An annotation of it, or of a member of its group, is on its way to the disk."""
+        return self._state.changing
+
+    @changing.setter
+    def changing(self, changing: bool) -> None:
+        self._state = _changed(self._state, "changing", changing)
+
+    @property
+    def generation(self) -> int:
+        """Counts its annotations: what was computed before one is void."""
+        return self._state.generation
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        self._state = _changed(self._state, "generation", generation)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Fields that the estimator needs and that are to come with an annotation."""
+        return self._state.missing
+
+    @missing.setter
+    def missing(self, fields: tuple[str, ...]) -> None:
+        self._state = _changed(self._state, "missing", fields)
+
+    @property
+    def quarantine(self) -> str:
+        """Why it can't be delivered."""
+        return self._state.quarantine
+
+    @quarantine.setter
+    def quarantine(self, reason: str) -> None:
+        self._state = _changed(self._state, "quarantine", reason)
+
+    @property
+    def damage(self) -> str:
+        """Why it was set aside: a row of it can't be read back; empty where it wasn't."""
+        return "" if self.record.tombstone else self.record.note
+
+    @property
+    def is_staying(self) -> bool:
+        """Neither on its way out nor a member of a dropped group."""
+        return not self.leaving and (self.group is None or self.group.row.closed != "dropped")
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Experiences that share a key.
+
+    `open -> closed` (takes no more members) `-> whole` (all members durable) `-> available`.
+    """
+
+    row: GroupRow
+    members: list[Entry] = field(default_factory=list)
+    """In order of arrival, pending ones included."""
+    num_durable: int = 0
+    available: bool = False
+    """Consumers may sample it as a whole."""
+    deadline: float = math.inf
+    """Seconds since the Unix epoch."""
+    overdue: bool = False
+    """Unfinished past its deadline."""
+
+    @property
+    def is_open(self) -> bool:
+        """Takes more members."""
+        return not self.row.closed
+
+    @property
+    def is_whole(self) -> bool:
+        """Closed, not dropped, and every member is on disk."""
+        closed = self.row.closed
+        return closed not in ("", "dropped") and self.num_durable == len(self.members)
+
+    @property
+    def damage(self) -> str:
+        """Why it isn't delivered as a group: rows of it can't be read back; empty where it is."""
+        if self.row.quarantined:
+            return self.row.note
+        for entry in self.members:
+            if entry.record.note and entry.damage and not entry.leaving:
+                return f"its member {entry.record.uid!r} is set aside: {entry.damage}"
+        return ""
+
+    @property
+    def num_members(self) -> int:
+        """Members that have come, those consumed before it closed included."""
+        staying = sum(not entry.leaving for entry in self.members)
+        return staying + self.row.num_consumed
+
+    @property
+    def has_consumed(self) -> bool:
+        """Members were consumed and removed after it closed: others that leave are taken off its size."""
+        return not self.is_open and self.num_members < self.row.size
+
+    @property
+    def is_over(self) -> bool:
+        """Holds nothing, and nothing is to be remembered but that it closed."""
+        counts = self.is_open and self.row.size and self.row.num_consumed
+        return not self.members and not counts
+
+    @property
+    def votes(self) -> list[Entry]:
+        """Members that are experiences, not tombstones."""
+        return [entry for entry in self.members if not entry.record.tombstone]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Fields that members lack, each once."""
+        return tuple(dict.fromkeys(name for entry in self.votes for name in entry.missing))
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Waits for members, or for fields of members: its deadline counts."""
+        return self.is_open or (self.row.closed != "dropped" and bool(self.missing))
+
+    def describe(self) -> str:
+        """`5 of 8`, or `5 of unknown`."""
+        return f"{self.num_members} of {self.row.size or 'unknown'}"

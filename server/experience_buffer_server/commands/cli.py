@@ -1,0 +1,114 @@
+"""The command line: `experience-buffer serve | health | token | snapshot | ...`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experience_buffer_server import __version__
+from experience_buffer_server.commands import connection, snapshots, tokens, verify
+from experience_buffer_server.settings.server import ConfigurationError, load_settings
+from experience_buffer_server.store.interface import StoreError
+
+app = typer.Typer(
+    help="The experience buffer server.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+app.add_typer(tokens.app, name="token")
+
+
+app.command("snapshot")(snapshots.take)
+app.command("snapshots")(snapshots.list_all)
+app.command("restore")(snapshots.restore)
+app.command("verify")(verify.verify)
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="A TOML file.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: a free one [50051].")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the store [./data].")] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of /metrics [127.0.0.1].")
+    ] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="-1: none; 0: free [9464].")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Allow plain text beyond loopback.")
+    ] = None,
+    update_buffers: Annotated[
+        bool | None,
+        typer.Option("--update-buffers", help="Stored buffers take over the file's settings."),
+    ] = None,
+) -> None:
+    """Run the server until SIGTERM or Ctrl-C."""
+    # gRPC's own log has a line for each connection that fails: whoever knocks could fill a disk.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import uvloop
+
+    from experience_buffer_server import app as server
+    from experience_buffer_server.runtime import logs, memory
+
+    try:
+        settings = load_settings(
+            config,
+            server={
+                "host": host,
+                "port": port,
+                "metrics_host": metrics_host,
+                "metrics_port": metrics_port,
+                "insecure": insecure,
+                "update_buffers": update_buffers,
+            },
+            store={"path": data},
+        )
+        logs.configure(settings.server.log_format, settings.server.log_level)
+        memory.keep_large_blocks()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            raise SystemExit(runner.run(server.serve(settings)))
+    except (ConfigurationError, StoreError) as error:
+        typer.echo(f"experience-buffer: {error}", err=True)
+        raise SystemExit(2) from error
+
+
+@app.command()
+def health(
+    address: connection.Address = connection.DEFAULT_ADDRESS,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 3.0,
+    ca: connection.Ca = None,
+    certificate: connection.Certificate = None,
+    key: connection.Key = None,
+    server_name: connection.ServerName = "",
+) -> None:
+    """Ask a running server whether it is serving; exit status 0 if it is. Takes no token."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    server = connection.Connection(
+        address=address, ca=ca, certificate=certificate, key=key, server_name=server_name
+    )
+    with server.channel() as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout
+            )
+        except grpc.RpcError as error:
+            typer.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
+            raise SystemExit(1) from error
+    state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    typer.echo(f"{address}: {state}")
+    raise SystemExit(0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

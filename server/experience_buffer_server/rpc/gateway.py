@@ -1,0 +1,252 @@
+"""What the RPCs share: the buffers, the store, the server's limits and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from experience_buffer import errors
+from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.delivery import Prepare
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_queue import Patience
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.state.consumers import Want
+from experience_buffer_server.rpc import messages
+from experience_buffer_server.rpc.push_codec import Pushed, PushRequest
+from experience_buffer_server.runtime.callers import caller_of, current_caller
+from experience_buffer_server.runtime.loop_turns import Turns
+from experience_buffer_server.runtime.quotas import Charge, Quotas
+from experience_buffer_server.runtime.response_bytes import Responses
+from experience_buffer_server.runtime.shared_memory import SharedMemory
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
+from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
+from experience_buffer_server.store.lmdb.store import LmdbStore
+
+_MAX_TIMEOUT_SECONDS = 3600.0
+_MAX_BATCH_SIZE = 65_536
+"""Units in one batch: choosing them is one step, during which nothing else happens."""
+_MAX_LEASE_SECONDS = 7 * 86400
+_PUSH_MARGIN_SECONDS = 0.2
+"""Between the end of a push's wait for room and the deadline of its call: to commit, and to answer."""
+
+
+@dataclass(slots=True)
+class Backend:
+    """What the service and its streams work on."""
+
+    registry: Registry
+    store: LmdbStore
+    limits: ServerSection
+    draining: asyncio.Event
+    """Set when the server stops: waits end, pushes are refused."""
+    snapshots: Snapshots
+    quotas: Quotas = field(init=False)
+    """What clients and buffers may hold at once."""
+    responses: Responses = field(init=False)
+    """What may be on its way to clients."""
+    shared_memory: SharedMemory = field(init=False)
+    """What clients on this machine have of it."""
+    turns: Turns = field(init=False, default_factory=Turns)
+    """Of pushes, whose reading takes the event loop for long; a line for each connection."""
+
+    def __post_init__(self) -> None:
+        self.quotas = Quotas(self.limits, self.registry.metrics)
+        self.responses = Responses(self.limits, self.registry.metrics)
+        self.shared_memory = SharedMemory(self.limits.max_shared_bytes, self.registry.metrics)
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer with this name.
+
+        Raises:
+            BufferNotFoundError: There is none.
+        """
+        return self.registry.get(name)
+
+    async def push(self, request: PushRequest, *, remaining_seconds: float | None = None) -> Pushed:
+        """Store a push; answers after its commit.
+
+        Args:
+            request: The push.
+            remaining_seconds: Until the call's deadline; None where it has none.
+
+        Raises:
+            UnavailableError: The server is draining.
+            ResourceExhaustedError: Too much waits for its commit or for room.
+        """
+        deadline = math.inf if remaining_seconds is None else time.monotonic() + remaining_seconds
+        buffer = self.buffer(request.buffer)
+        if request.group_size > MAX_GROUP_SIZE:
+            raise errors.InvalidRequestError(
+                f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
+                subject="group_size",
+            )
+        with self.pending(buffer, request.num_bytes) as charge:
+            return await self._push(buffer, request, deadline, charge)
+
+    def pending(self, buffer: Buffer, num_bytes: int) -> AbstractContextManager[Charge]:
+        """Hold the bytes of a request that brings some, until it is answered."""
+        return self.quotas.pending(
+            caller_of(),
+            buffer.name,
+            num_bytes,
+            max_of_buffer=buffer.settings.max_pending_bytes,
+        )
+
+    async def _push(
+        self,
+        buffer: Buffer,
+        request: PushRequest,
+        deadline: float,
+        charge: Charge,
+    ) -> Pushed:
+        turn = await self.turns.take(current_caller().peer)
+        try:
+            buffer = self._open_buffer(buffer.name)
+            # An empty one takes two bytes on the wire, and far more time and memory from here on.
+            buffer.ingest.reading.check_count(len(request.tombstones), "experiences")
+            push = Push(
+                payloads=request.payloads,
+                tombstones=messages.tombstones_from(request.tombstones),
+                group_size=request.group_size,
+                is_lent=request.is_lent,
+            )
+            admitted = await buffer.ingest.reading.admit(push, turn)
+            await self.store.backlog.until_short()
+        finally:
+            turn.end()
+        # What follows, up to the commit, belongs to the turn: nothing is waited for.
+        buffer = self._open_buffer(buffer.name)
+        patience = self._patience(buffer, deadline)
+        storing = buffer.ingest.push(push, patience, charge, admitted)
+        del admitted
+        outcomes = await storing
+        return Pushed(outcomes, buffer.row.policy_version)
+
+    def _open_buffer(self, name: str) -> Buffer:
+        """The buffer as it is now, after a wait: it may have been deleted, and the server may stop.
+
+        Raises:
+            UnavailableError: The server is draining.
+            BufferNotFoundError: There is no such buffer any more.
+        """
+        self.check_can_store()
+        return self.buffer(name)
+
+    def _patience(self, buffer: Buffer, deadline: float) -> Patience:
+        """For how long a push may wait for room; the deadline is its call's, by `time.monotonic`."""
+        last = time.monotonic() + buffer.settings.full_timeout_seconds
+        # What is stored after the client's deadline would have to be pushed again to be known.
+        last = min(last, deadline - _PUSH_MARGIN_SECONDS)
+        return Patience(deadline=last, stop=self.draining)
+
+    async def sample(
+        self,
+        buffer: Buffer,
+        consumer: str,
+        want: Want,
+        rank_of: RankOf | None,
+        *,
+        prepare: Prepare | None = None,
+    ) -> tuple[Lease | None, str]:
+        """Lease one batch, waiting for it if need be; see `Desk.sample`.
+
+        Raises:
+            ResourceExhaustedError: The caller waits in too many calls.
+        """
+        with self.quotas.waiting_sample(caller_of()):
+            return await buffer.desk.sample(
+                consumer, want, self.draining, rank_of=rank_of, prepare=prepare
+            )
+
+    def check_can_store(self) -> None:
+        """Refuse what brings new bytes when there is no point in trying.
+
+        Raises:
+            UnavailableError: The server is draining.
+            ResourceExhaustedError: Too much waits for its commit.
+        """
+        if self.draining.is_set():
+            raise errors.UnavailableError(
+                "the server is stopping; send it again elsewhere or later", retry_delay_seconds=1.0
+            )
+        if self.store.backlog.num_bytes > self.limits.max_pending_bytes:
+            raise errors.ResourceExhaustedError(
+                f"{self.store.backlog.num_bytes} bytes wait for their commit, the limit "
+                f"server.max_pending_bytes is {self.limits.max_pending_bytes}",
+                retry_delay_seconds=0.1,
+            )
+
+    def lease_seconds(self, buffer: Buffer, asked: float) -> float:
+        """For how long a lease is to hold; 0 asks for the buffer's default.
+
+        Raises:
+            InvalidRequestError: It is out of bounds.
+        """
+        seconds = asked or buffer.settings.lease_seconds
+        if not 0 < seconds <= _MAX_LEASE_SECONDS:
+            raise errors.InvalidRequestError(
+                f"lease_seconds {seconds} must lie in (0, {_MAX_LEASE_SECONDS}]",
+                subject="lease_seconds",
+            )
+        return seconds
+
+    def want(
+        self,
+        buffer: Buffer,
+        request: service_pb2.SampleRequest | service_pb2.SampleStreamOpen,
+        *,
+        timeout_seconds: float,
+        max_bytes: int,
+    ) -> Want:
+        """What a sample request asks for, checked.
+
+        Raises:
+            InvalidRequestError: A number is out of bounds.
+        """
+        if request.batch_size < 1 or request.min_batch_size > request.batch_size:
+            raise errors.InvalidRequestError(
+                f"batch_size {request.batch_size} must be at least 1, and min_batch_size "
+                f"{request.min_batch_size} at most batch_size",
+                subject="batch_size",
+            )
+        if request.batch_size > _MAX_BATCH_SIZE:
+            raise errors.InvalidRequestError(
+                f"batch_size {request.batch_size} is over the limit of {_MAX_BATCH_SIZE} units; "
+                "sample several batches",
+                subject="batch_size",
+            )
+        if request.format not in types_pb2.SampleFormat.values():
+            raise errors.InvalidRequestError(
+                f"format {request.format} is none of {types_pb2.SampleFormat.keys()}",
+                subject="format",
+            )
+        lease_seconds = self.lease_seconds(buffer, request.lease_seconds)
+        if not timeout_seconds >= 0:
+            raise errors.InvalidRequestError(
+                f"timeout_seconds {timeout_seconds} must be at least 0", subject="timeout_seconds"
+            )
+        return Want(
+            batch_size=request.batch_size,
+            min_batch_size=request.min_batch_size or request.batch_size,
+            timeout_seconds=min(timeout_seconds, _MAX_TIMEOUT_SECONDS),
+            lease_seconds=lease_seconds,
+            max_bytes=max_bytes,
+        )
+
+
+def rank_of(
+    request: service_pb2.SampleRequest | service_pb2.SampleStreamOpen,
+) -> RankOf | None:
+    """Which part of a shared batch a request asks for; None where it asks for its own."""
+    if not request.HasField("rank_of"):
+        return None
+    asked = request.rank_of
+    return RankOf(rank=asked.rank, world_size=asked.world_size, after_lease_id=asked.after_lease_id)

@@ -1,0 +1,189 @@
+"""Looking at and removing single experiences: Get, List, Delete."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from experience_buffer import errors
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.read_ahead import fetched
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.rpc import messages
+from experience_buffer_server.rpc.batch_assembly import read_payload
+from experience_buffer_server.store.interface import Store
+
+_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+_MAX_DELETE_UIDS = 10_000
+_MAX_LOOKS = 20_000
+"""Experiences that are looked at for one page: meanwhile nobody is answered."""
+_LOOKS_AT_ONCE = 5000
+"""Experiences that are looked at in one go to delete those that match: some milliseconds."""
+_DELETED_AT_ONCE = 2000
+"""Experiences, about, that are removed with one commit."""
+_PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
+
+
+def stored_bytes(buffer: Buffer, uid: str) -> int:
+    """Size of an experience's payload; 0 where there is none."""
+    entry = buffer.contents.by_uid(uid)
+    return 0 if entry is None else entry.record.payload_bytes
+
+
+async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
+    """One experience with its payload.
+
+    Raises:
+        ExperienceNotFoundError: Nothing is stored under this uid.
+        DataLossError: Its payload is gone or damaged.
+    """
+    entry = buffer.contents.by_uid(uid)
+    # Of one that is leaving the payload may be gone already, which isn't damage.
+    if entry is None or not entry.durable or entry.leaving:
+        raise errors.ExperienceNotFoundError(
+            f"buffer {buffer.name!r} holds no experience {uid!r}", subject=uid
+        )
+    async with fetched(store, buffer.id, [entry]):
+        # All of it at once: it may be annotated while the disk is read.
+        response = service_pb2.GetResponse(summary=messages.summary_message(buffer, entry))
+        if not entry.record.tombstone:
+            response.payload, row = read_payload(store, buffer, entry)
+            if row is not None:
+                response.computation.update(row.details)
+    return response
+
+
+async def annotate(
+    buffer: Buffer, request: service_pb2.AnnotateRequest
+) -> service_pb2.AnnotateResponse:
+    """Add fields to stored experiences, and compute again what depends on them.
+
+    Raises:
+        InvalidRequestError: Too many annotations, or two for one uid.
+        BufferFullError: No room.
+    """
+    # Before anything is made of them.
+    buffer.annotating.check_count(len(request.annotations))
+    annotations = [messages.annotation_from(message) for message in request.annotations]
+    outcomes = await buffer.annotating.annotate(annotations)
+    return service_pb2.AnnotateResponse(outcomes=map(messages.annotate_outcome_message, outcomes))
+
+
+def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.ListResponse:
+    """A page of summaries.
+
+    Raises:
+        InvalidRequestError: The page size or token is not valid.
+    """
+    size = request.page_size or _DEFAULT_PAGE
+    if size > _MAX_PAGE:
+        raise errors.InvalidRequestError(
+            f"page_size {size} is over the limit of {_MAX_PAGE}", subject="page_size"
+        )
+    if request.page_token and not _PAGE_TOKEN.fullmatch(request.page_token):
+        raise errors.InvalidRequestError(
+            f"page_token {request.page_token!r} is not one that List returned", subject="page_token"
+        )
+    after = int(request.page_token or 0)
+    looked = list(itertools.islice(buffer.contents.since(after), _MAX_LOOKS + 1))
+    found = _matching(buffer, request.filter, looked[:_MAX_LOOKS])
+    page = list(itertools.islice(found, size + 1))
+    if len(page) > size:
+        token = str(page[size - 1].record.seq)
+    else:
+        # Perhaps there is more beyond what was looked at.
+        token = str(looked[_MAX_LOOKS - 1].record.seq) if len(looked) > _MAX_LOOKS else ""
+    return service_pb2.ListResponse(
+        experiences=[messages.summary_message(buffer, entry) for entry in page[:size]],
+        next_page_token=token,
+    )
+
+
+async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_pb2.DeleteResponse:
+    """Remove experiences that nobody holds; a removed uid can be pushed again.
+
+    Many go part by part, with everybody else in between; of a group all go at once.
+
+    Raises:
+        InvalidRequestError: Neither uids nor a filter are given, or too many uids.
+        StoreFullError: The removal can't be stored; what came before that is removed.
+        BufferNotFoundError: The buffer was deleted meanwhile.
+    """
+    response = service_pb2.DeleteResponse()
+    if len(request.uids) > _MAX_DELETE_UIDS:
+        raise errors.InvalidRequestError(
+            f"{len(request.uids)} uids are over the limit of {_MAX_DELETE_UIDS}", subject="uids"
+        )
+    if request.uids:
+        entries = []
+        for uid in dict.fromkeys(request.uids):
+            entry = buffer.contents.by_uid(uid)
+            if entry is None or not entry.durable or entry.leaving:
+                response.unknown_uids.append(uid)
+            else:
+                entries.append(entry)
+    elif request.filter == service_pb2.Filter():
+        raise errors.InvalidRequestError(
+            "give uids or a filter; to remove everything, use DeleteBuffer", subject="filter"
+        )
+    else:
+        entries = await _all_matching(buffer, request.filter)
+    for part in _parts(entries):
+        if buffer.closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {buffer.name!r} was deleted", subject=buffer.name
+            )
+        held, num_deleted = await buffer.removal.delete(part)
+        response.leased_uids.extend(entry.record.uid for entry in held)
+        response.num_deleted += num_deleted
+    return response
+
+
+async def _all_matching(buffer: Buffer, wanted: service_pb2.Filter) -> list[Entry]:
+    """All that match, looked at in slices, between which others are answered."""
+    found: list[Entry] = []
+    after = 0
+    while looked := list(itertools.islice(buffer.contents.since(after), _LOOKS_AT_ONCE)):
+        found += _matching(buffer, wanted, looked)
+        after = looked[-1].record.seq
+        await asyncio.sleep(0)
+    return found
+
+
+def _parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """What is removed with one commit each: whole groups, as far as they are among the entries.
+
+    Else what is left of a group could be delivered before the rest of it is removed.
+    """
+    units: dict[int, list[Entry]] = {}
+    for entry in entries:
+        units.setdefault(
+            -entry.record.seq if entry.group is None else entry.group.row.id, []
+        ).append(entry)
+    part: list[Entry] = []
+    for unit in units.values():
+        part += unit
+        if len(part) >= _DELETED_AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _matching(
+    buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Entry]
+) -> Iterator[Entry]:
+    for entry in entries:
+        record = entry.record
+        if (
+            entry.durable
+            and not entry.leaving
+            and wanted.tid in ("", record.tid)
+            and wanted.rid in ("", record.rid)
+            and wanted.sid in ("", record.sid)
+            and (not wanted.state or wanted.state == messages.state_of(buffer, entry))
+        ):
+            yield entry

@@ -1,0 +1,250 @@
+"""The metrics endpoint: HTTP for Prometheus, under the same rules of access as the gRPC service.
+
+Each connection has a thread, one request and a bounded time; when too many are open, the oldest is
+closed for the newest, so that slow or silent clients neither block a scrape nor pile up threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import choose_encoder
+
+from experience_buffer import errors
+from experience_buffer_server.access import refusals
+from experience_buffer_server.access.audit import Event
+from experience_buffer_server.access.calls import COMMON_NAME, OTHER_NAMES, names_of
+from experience_buffer_server.access.grants import digest_of
+from experience_buffer_server.access.guard import Guard, token_of
+from experience_buffer_server.access.policy import METRICS
+from experience_buffer_server.access.refusals import RefusedError
+from experience_buffer_server.access.tls import Certificates
+from experience_buffer_server.settings.server import ConfigurationError
+
+_log = logging.getLogger(__name__)
+_MAX_CONNECTIONS = 32
+_MAX_SECONDS = 30.0
+"""From a connection's beginning to its end."""
+_LOOK_SECONDS = 0.5
+_SHOWN_CHARS = 80
+_METHOD = "metrics"
+_PLAIN = [("Content-Type", "text/plain; charset=utf-8")]
+
+
+class MetricsServer:
+    """Serves the metrics from threads of its own. Not thread-safe.
+
+    Args:
+        registry: What is shown.
+        certificates: None: plain text.
+
+    Raises:
+        ConfigurationError: It can't listen there.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        guard: Guard,
+        certificates: Certificates | None,
+    ) -> None:
+        try:
+            family, _, _, _, place = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            self._http = _Http(family, place, registry, guard, certificates)
+        except OSError as error:
+            raise ConfigurationError(
+                f"server.metrics_port: can't listen on {host}:{port}: {error.strerror}"
+            ) from error
+        self.port: int = self._http.server_address[1]
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(_LOOK_SECONDS,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and end all connections. Blocks for a moment."""
+        with contextlib.suppress(OSError):
+            # Wakes the thread, which would look up from its wait twice a second only.
+            self._http.socket.shutdown(socket.SHUT_RDWR)
+        self._http.shutdown()
+        self._http.server_close()
+        self._http.close_all()
+        self._thread.join()
+
+
+class _Http(ThreadingMixIn, TCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        place: Any,
+        registry: CollectorRegistry,
+        guard: Guard,
+        certificates: Certificates | None,
+    ) -> None:
+        self.address_family = family
+        self._certificates = certificates
+        self._lock = threading.Lock()
+        self._open: OrderedDict[socket.socket, float] = OrderedDict()
+        """Connections and when they have to end, oldest first."""
+        handler = type("Handler", (_Handler,), {"app": make_wsgi_app(registry), "guard": guard})
+        super().__init__(place, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hand a connection to a thread, in place of the oldest if there are too many."""
+        with self._lock:
+            if len(self._open) >= 2 * _MAX_CONNECTIONS:
+                # Threads that were told to end haven't yet.
+                self.shutdown_request(request)
+                return
+            self._open[request] = time.monotonic() + _MAX_SECONDS
+            excess = len(self._open) - _MAX_CONNECTIONS
+            for oldest in list(self._open)[: max(excess, 0)]:
+                _hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, in its thread; a handshake of TLS first."""
+        try:
+            request.settimeout(_MAX_SECONDS)
+            if self._certificates is None:
+                super().finish_request(request, client_address)
+                return
+            context = self._certificates.context
+            with context.wrap_socket(request.dup(), server_side=True) as secured:
+                super().finish_request(secured, client_address)
+        except OSError as error:
+            # Clients that hang up, time out, or don't speak TLS are no concern of the server's.
+            _log.debug("metrics: a connection from %s failed: %s", client_address, error)
+        finally:
+            with self._lock:
+                self._open.pop(request, None)
+
+    def service_actions(self) -> None:
+        """End the connections whose time is over; called twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            for request, end in self._open.items():
+                if end <= now:
+                    _hang_up(request)
+
+    def close_all(self) -> None:
+        """End all connections."""
+        with self._lock:
+            for request in self._open:
+                _hang_up(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what a handler raised."""
+        _log.exception("metrics: a request from %s failed", client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    app: Callable[[dict[str, Any], Callable[[str, list[tuple[str, str]]], None]], Iterable[bytes]]
+    guard: Guard
+    timeout = _MAX_SECONDS
+
+    def do_GET(self) -> None:
+        """Answer with the metrics, to those who may see them."""
+        if self.guard.grants is not None:
+            try:
+                self._authorize()
+            except RefusedError as refused:
+                self._refuse(refused)
+                return
+        path, _, query = self.path.partition("?")
+        accepted = self.headers.get("Accept", "")
+        try:
+            choose_encoder(accepted)
+        except (TypeError, ValueError):
+            text = f"Accept {accepted[:_SHOWN_CHARS]!a}: a version must be numbers with dots\n"
+            self._answer(400, _PLAIN, text.encode())
+            return
+        environ = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "HTTP_ACCEPT": accepted,
+            "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
+        }
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+        try:
+            body = b"".join(type(self).app(environ, lambda *answer: begun.append(answer)))
+        except TimeoutError as error:
+            _log.error("metrics: the server was too busy to be read: %s", error)
+            self._answer(503, _PLAIN, b"the server is too busy; scrape again later\n")
+            return
+        status, headers = begun[0]
+        self._answer(int(status.split()[0]), headers, body)
+
+    def _authorize(self) -> None:
+        values = self.headers.get_all("Authorization", [])
+        token = token_of([("authorization", value) for value in values])
+        names = _shown(self.request) if self.guard.shows_certificates else ()
+        identity = self.guard.identify(None if token is None else digest_of(token), names)
+        if identity.roles.isdisjoint(METRICS.roles):
+            raise refusals.wrong_role(identity, METRICS, _METHOD)
+
+    def _refuse(self, refused: RefusedError) -> None:
+        host = str(self.client_address[0])
+        self.guard.report(
+            refused,
+            Event(
+                who=refused.who or host,
+                peer=str(self.client_address),
+                method=_METHOD,
+                is_known=bool(refused.who),
+            ),
+        )
+        is_unknown = isinstance(refused.error, errors.UnauthenticatedError)
+        ask = [("WWW-Authenticate", "Bearer")] if is_unknown else []
+        self._answer(401 if is_unknown else 403, _PLAIN + ask, f"{refused}\n".encode())
+
+    def _answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
+        self.send_response(status)
+        for key, value in (*headers, ("Content-Length", str(len(body)))):
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: scrapes are no news."""
+
+    def version_string(self) -> str:
+        """No versions for those who only knock."""
+        return "experience-buffer"
+
+
+def _shown(request: ssl.SSLSocket) -> tuple[str, ...]:
+    """The names in a client's verified certificate."""
+    shown: Any = request.getpeercert() or {}
+    subject = [pair for part in shown.get("subject", ()) for pair in part]
+    return names_of(
+        {
+            COMMON_NAME: [value.encode() for key, value in subject if key == "commonName"],
+            OTHER_NAMES: [str(value).encode() for _, value in shown.get("subjectAltName", ())],
+        }
+    )
+
+
+def _hang_up(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)

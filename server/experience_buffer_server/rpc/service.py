@@ -1,0 +1,327 @@
+"""The gRPC service: from messages to the buffers and back. No rules here."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from experience_buffer import errors
+from experience_buffer.v1 import service_pb2, service_pb2_grpc
+from experience_buffer_server import __version__
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery import priorities
+from experience_buffer_server.buffer.intake.task_pacing import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from experience_buffer_server.buffer.state.candidate import MAX_NOTE
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.rpc import config_messages, inspection, messages
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.push_codec import write_push
+from experience_buffer_server.rpc.push_stream import PushSession, policy_versions
+from experience_buffer_server.rpc.sample_call import sample
+from experience_buffer_server.rpc.sample_stream import SampleSession
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.callers import caller_of, current_caller
+from experience_buffer_server.runtime.response_bytes import Hold
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+_SMALL_RESPONSE_BYTES = 4096
+"""Of a response without payload."""
+
+
+class Service(service_pb2_grpc.ExperienceBufferServicer):
+    """The servicer; errors become statuses in the interceptor."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._started = time.monotonic()
+
+    # Pushes don't come and go as messages, which the stubs ask for: see `push_codec` and
+    # `push_codec`.
+    async def Push(self, request: Any, context: Context) -> Any:
+        """Store experiences."""
+        pushed = await self._backend.push(request, remaining_seconds=context.time_remaining())
+        return write_push(pushed)
+
+    def PushStream(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
+        """Store experiences, many requests on one stream."""
+        return PushSession(self._backend, request_iterator).responses()
+
+    async def SealGroup(
+        self, request: service_pb2.SealGroupRequest, context: Context
+    ) -> service_pb2.SealGroupResponse:
+        """Close a group."""
+        buffer = self._backend.buffer(request.buffer)
+        group = await buffer.grouping.seal(request.group, request.group_size)
+        return service_pb2.SealGroupResponse(
+            num_members=group.num_members, group_size=group.row.size
+        )
+
+    async def DropGroup(
+        self, request: service_pb2.DropGroupRequest, context: Context
+    ) -> service_pb2.DropGroupResponse:
+        """Discard a group."""
+        buffer = self._backend.buffer(request.buffer)
+        num_dropped = await buffer.grouping.drop(request.group, request.reason[:MAX_NOTE])
+        buffer.pacing.release(request.group)
+        return service_pb2.DropGroupResponse(num_dropped=num_dropped)
+
+    async def Sample(self, request: service_pb2.SampleRequest, context: Context) -> Any:
+        """Lease one batch; the response as bytes."""
+        remaining = context.time_remaining()
+        timeout = request.timeout_seconds
+        if remaining is not None:
+            # Answer before the client's deadline: a batch that comes after it is lost to its lease.
+            timeout = min(timeout, max(remaining - 0.1, 0.0))
+        return await sample(
+            self._backend,
+            request,
+            timeout_seconds=timeout,
+            until_sent=functools.partial(_until_sent, context),
+        )
+
+    def SampleStream(
+        self, request_iterator: AsyncIterator[service_pb2.SampleStreamRequest], context: Context
+    ) -> AsyncIterator[Any]:
+        """Lease batch after batch, as credits allow; the responses as bytes."""
+        return SampleSession(self._backend, request_iterator).responses()
+
+    async def Ack(
+        self, request: service_pb2.AckRequest, context: Context
+    ) -> service_pb2.AckResponse:
+        """End a lease: consumed."""
+        lease = await self._backend.buffer(request.buffer).desk.ack(
+            request.lease_id,
+            step=request.step if request.HasField("step") else None,
+            rank=request.rank if request.HasField("rank") else None,
+        )
+        return service_pb2.AckResponse(
+            num_experiences=lease.num_experiences, num_waiting_ranks=lease.num_waiting_ranks
+        )
+
+    async def Nack(
+        self, request: service_pb2.NackRequest, context: Context
+    ) -> service_pb2.NackResponse:
+        """End a lease: offered again."""
+        leasing = self._backend.buffer(request.buffer).leasing
+        count = await leasing.nack(
+            request.lease_id, reason=request.reason[:MAX_NOTE], unread=request.unread
+        )
+        return service_pb2.NackResponse(num_experiences=count)
+
+    async def ExtendLease(
+        self, request: service_pb2.ExtendLeaseRequest, context: Context
+    ) -> service_pb2.ExtendLeaseResponse:
+        """Give a lease more time."""
+        buffer = self._backend.buffer(request.buffer)
+        seconds = self._backend.lease_seconds(buffer, request.lease_seconds)
+        lease = await buffer.leasing.extend(request.lease_id, seconds)
+        return service_pb2.ExtendLeaseResponse(lease=messages.lease_message(lease, clock.now()))
+
+    async def Rewind(
+        self, request: service_pb2.RewindRequest, context: Context
+    ) -> service_pb2.RewindResponse:
+        """Go back to a training step."""
+        desk = self._backend.buffer(request.buffer).desk
+        consumer = desk.delivery.consumer(request.consumer)
+        rewound = await desk.timelines.rewind(consumer, request.step)
+        return service_pb2.RewindResponse(
+            num_experiences=rewound.num_experiences, num_leases=rewound.num_leases
+        )
+
+    async def DeclareSafe(
+        self, request: service_pb2.DeclareSafeRequest, context: Context
+    ) -> service_pb2.DeclareSafeResponse:
+        """Keep acknowledged experiences no longer."""
+        desk = self._backend.buffer(request.buffer).desk
+        consumer = desk.delivery.consumer(request.consumer)
+        count = await desk.timelines.declare_safe(consumer, request.step)
+        return service_pb2.DeclareSafeResponse(
+            num_experiences=count, safe_step=consumer.timeline.safe_step
+        )
+
+    async def ReleaseQuarantined(
+        self, request: service_pb2.ReleaseQuarantinedRequest, context: Context
+    ) -> service_pb2.ReleaseQuarantinedResponse:
+        """Offer quarantined units again."""
+        desk = self._backend.buffer(request.buffer).desk
+        consumer = desk.delivery.consumer(request.consumer)
+        count = await desk.quarantine.release(consumer, request.uids)
+        return service_pb2.ReleaseQuarantinedResponse(num_units=count)
+
+    async def UpdatePriorities(
+        self, request: service_pb2.UpdatePrioritiesRequest, context: Context
+    ) -> service_pb2.UpdatePrioritiesResponse:
+        """Set priorities."""
+        desk = self._backend.buffer(request.buffer).desk
+        # Before anything is made of them.
+        priorities.check_count(len(request.updates))
+        updated = await desk.priorities.update(messages.priorities_from(request.updates))
+        return service_pb2.UpdatePrioritiesResponse(
+            num_updated=updated.num_updated,
+            unknown_uids=updated.unknown_uids,
+            outdated_uids=updated.outdated_uids,
+        )
+
+    async def Get(
+        self, request: service_pb2.GetRequest, context: Context
+    ) -> service_pb2.GetResponse:
+        """One experience."""
+        buffer = self._backend.buffer(request.buffer)
+        hold = self._backend.responses.take(
+            caller_of(), inspection.stored_bytes(buffer, request.uid) + _SMALL_RESPONSE_BYTES
+        )
+        _until_sent(context, hold)
+        return await inspection.get(self._backend.store, buffer, request.uid)
+
+    async def List(
+        self, request: service_pb2.ListRequest, context: Context
+    ) -> service_pb2.ListResponse:
+        """A page of summaries."""
+        response = inspection.list_page(self._backend.buffer(request.buffer), request)
+        hold = self._backend.responses.take(caller_of(), response.ByteSize())
+        _until_sent(context, hold)
+        return response
+
+    async def Annotate(
+        self, request: service_pb2.AnnotateRequest, context: Context
+    ) -> service_pb2.AnnotateResponse:
+        """Add late fields."""
+        self._backend.check_can_store()
+        buffer = self._backend.buffer(request.buffer)
+        with self._backend.pending(buffer, request.ByteSize()):
+            return await inspection.annotate(buffer, request)
+
+    async def Delete(
+        self, request: service_pb2.DeleteRequest, context: Context
+    ) -> service_pb2.DeleteResponse:
+        """Remove experiences."""
+        return await inspection.delete(self._backend.buffer(request.buffer), request)
+
+    async def CreateBuffer(
+        self, request: service_pb2.CreateBufferRequest, context: Context
+    ) -> service_pb2.CreateBufferResponse:
+        """Create a buffer."""
+        buffer = await self._backend.registry.create(
+            request.config.name,
+            config_messages.settings_from(request.config),
+            exist_ok=request.exist_ok,
+        )
+        return service_pb2.CreateBufferResponse(buffer=config_messages.buffer_message(buffer))
+
+    async def UpdateBuffer(
+        self, request: service_pb2.UpdateBufferRequest, context: Context
+    ) -> service_pb2.UpdateBufferResponse:
+        """Change a buffer's settings."""
+        buffer = await self._backend.registry.update(
+            request.config.name, config_messages.changes_from(request)
+        )
+        return service_pb2.UpdateBufferResponse(buffer=config_messages.buffer_message(buffer))
+
+    async def GetBuffer(
+        self, request: service_pb2.GetBufferRequest, context: Context
+    ) -> service_pb2.GetBufferResponse:
+        """One buffer."""
+        buffer = self._backend.buffer(request.name)
+        return service_pb2.GetBufferResponse(buffer=config_messages.buffer_message(buffer))
+
+    async def ListBuffers(
+        self, request: service_pb2.ListBuffersRequest, context: Context
+    ) -> service_pb2.ListBuffersResponse:
+        """All buffers."""
+        buffers = self._visible_buffers()
+        return service_pb2.ListBuffersResponse(buffers=map(config_messages.buffer_message, buffers))
+
+    async def DeleteBuffer(
+        self, request: service_pb2.DeleteBufferRequest, context: Context
+    ) -> service_pb2.DeleteBufferResponse:
+        """Remove a buffer."""
+        num_items = await self._backend.registry.delete(request.name, force=request.force)
+        return service_pb2.DeleteBufferResponse(num_items=num_items)
+
+    async def PublishPolicyVersion(
+        self, request: service_pb2.PublishPolicyVersionRequest, context: Context
+    ) -> service_pb2.PublishPolicyVersionResponse:
+        """Note the newest policy version."""
+        if request.version < 0:
+            raise errors.InvalidRequestError(
+                f"version {request.version} must be at least 0", subject="version"
+            )
+        previous = await self._backend.registry.publish(request.buffer, request.version)
+        return service_pb2.PublishPolicyVersionResponse(previous_version=previous)
+
+    def WatchPolicyVersion(
+        self, request: service_pb2.WatchPolicyVersionRequest, context: Context
+    ) -> AsyncIterator[service_pb2.WatchPolicyVersionResponse]:
+        """The published version, now and whenever it changes."""
+        return policy_versions(self._backend, request.buffer)
+
+    async def ReserveGroups(
+        self, request: service_pb2.ReserveGroupsRequest, context: Context
+    ) -> service_pb2.ReserveGroupsResponse:
+        """Admit new tasks."""
+        ttl_seconds = request.ttl_seconds or DEFAULT_TTL_SECONDS
+        if not 0 < ttl_seconds <= MAX_TTL_SECONDS:
+            raise errors.InvalidRequestError(
+                f"ttl_seconds {ttl_seconds} must lie in (0, {MAX_TTL_SECONDS:g}]",
+                subject="ttl_seconds",
+            )
+        pacing = self._backend.buffer(request.buffer).pacing
+        reserved = pacing.reserve(request.groups, now=clock.now(), ttl_seconds=ttl_seconds)
+        return service_pb2.ReserveGroupsResponse(
+            granted=reserved.granted,
+            reason=reserved.reason,
+            retry_delay_seconds=reserved.retry_delay_seconds,
+        )
+
+    async def GetStats(
+        self, request: service_pb2.GetStatsRequest, context: Context
+    ) -> service_pb2.GetStatsResponse:
+        """Counts and waits."""
+        if request.buffer:
+            buffers = [self._backend.buffer(request.buffer)]
+        else:
+            buffers = self._visible_buffers()
+        return service_pb2.GetStatsResponse(
+            buffers=[messages.stats_message(buffer_stats(buffer)) for buffer in buffers],
+            server_version=__version__,
+            uptime_seconds=time.monotonic() - self._started,
+        )
+
+    async def Snapshot(
+        self, request: service_pb2.SnapshotRequest, context: Context
+    ) -> service_pb2.SnapshotResponse:
+        """Take a snapshot of the store."""
+        taken = await self._backend.snapshots.take(request.label)
+        return service_pb2.SnapshotResponse(
+            name=taken.name,
+            num_bytes=taken.num_bytes,
+            num_experiences=taken.num_experiences,
+            seconds=taken.seconds,
+            create_time=taken.create_time,
+            removed=taken.removed,
+        )
+
+    def _visible_buffers(self) -> list[Buffer]:
+        """All buffers that the caller may see, by name."""
+        covers = current_caller().covers
+        return [buffer for buffer in self._backend.registry.all() if covers(buffer.name)]
+
+
+def _until_sent(context: Context, hold: Hold) -> None:
+    """Release it with the end of the call.
+
+    What a handler returns stays in memory until it is sent: for ever, to a reader that stands still.
+    """
+
+    def ended(_: object) -> None:
+        hold.release()
+
+    # The stubs ask for a class where the server takes any function.
+    callback: Any = ended
+    context.add_done_callback(callback)

@@ -1,0 +1,1 @@
+"""The configuration as typed values, checked where it is read: server, buffers, consumers, access."""

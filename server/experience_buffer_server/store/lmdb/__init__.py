@@ -1,0 +1,1 @@
+"""The store over LMDB: the owner's side, the writer process, and what lies on the disk."""

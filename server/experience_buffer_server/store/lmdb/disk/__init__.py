@@ -1,0 +1,1 @@
+"""How rows, files and pages lie on the disk, and what opens them."""

@@ -1,0 +1,222 @@
+"""The layout on disk: tables, keys, and values that are no rows of fields (those: `row_codec`).
+
+Rows are sealed where they are written and unsealed where they are read (`seal`); what is
+encoded and decoded here is the value within. A change here that an older or newer server would
+misread needs another `FORMAT_VERSION`. Nothing here opens a store.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
+from experience_buffer_server.store.lmdb.disk.version import FORMAT_KEY as FORMAT_KEY
+from experience_buffer_server.store.lmdb.disk.version import FORMAT_VALUE as FORMAT_VALUE
+from experience_buffer_server.store.lmdb.disk.version import FORMAT_VERSION as FORMAT_VERSION
+from experience_buffer_server.store.lmdb.disk.version import MAGIC as MAGIC
+from experience_buffer_server.store.lmdb.disk.version import check_format as check_format
+
+MAX_LMDB_KEY_BYTES = 511
+"""Longest key that LMDB takes as built by default."""
+
+PAGE_BYTES = 4096
+"""Only for estimates; LMDB uses the system's page size."""
+
+
+class Table(IntEnum):
+    """The named databases; the name on disk is the member's name in lower case."""
+
+    META = 0
+    BUFFERS = 1
+    PAYLOADS = 2
+    RECORDS = 3
+    GROUPS = 4
+    LEASES = 5
+    PROGRESS = 6
+    ADVANTAGES = 7
+    MEMORY = 8
+    MEMORY_LOG = 9
+    CONSUMERS = 10
+    MAGNITUDES = 11
+    COUNTERS = 12
+    """By buffer, the highest number given to an experience."""
+    BUFFER_COPIES = 13
+    """The rows of `BUFFERS` again: everything of a buffer depends on its row."""
+    EXTENTS = 14
+    """By the keys of `PAYLOADS`, where large payloads lie in `payloads.bin`; they have no row there."""
+    FREED = 15
+    """Runs of blocks of `payloads.bin` that older states of the store still have."""
+
+    @property
+    def disk_name(self) -> bytes:
+        """Name of the LMDB database."""
+        return self.name.lower().encode()
+
+
+MAX_DBS = 32
+MAX_READERS = 1024
+
+_BUFFER = struct.Struct(">I")
+_NUMBERED = struct.Struct(">IQ")
+_TIME = struct.Struct(">d")
+_MAGNITUDE = struct.Struct(">d")
+_COUNTER = struct.Struct(">Q")
+_EXTENT = struct.Struct(">QQ8s")
+_FREED = struct.Struct(">4xQQ")
+_MAX_FILE_BYTES = 2**62
+
+Pack = Callable[[Any], bytes]
+"""Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
+
+buffer_key = _BUFFER.pack
+"""(buffer id): the key of a buffer's row and its counter, and the prefix of all its rows, 4 bytes."""
+
+numbered_key = _NUMBERED.pack
+"""(buffer id, number): records, progress, advantages and magnitudes by seq; groups and leases by id."""
+
+
+def number_of(key: bytes | memoryview) -> int:
+    """The number in a `numbered_key`."""
+    return int.from_bytes(key[4:], "big")
+
+
+def row_label(table: Table, key: bytes) -> str:
+    """The uid, name or number that a key stands for; empty for a buffer's own rows."""
+    if table is Table.META:
+        return key.decode(errors="replace")
+    if table in (Table.PAYLOADS, Table.EXTENTS, Table.CONSUMERS, Table.MEMORY):
+        return key[4:].decode(errors="replace").replace("\0", " ")
+    if table in (Table.MEMORY_LOG, Table.FREED):
+        return key[4:].hex()
+    return str(number_of(key)) if len(key) == _NUMBERED.size else ""
+
+
+def row_name(table: Table, key: bytes) -> str:
+    """Name a row: table, buffer, and uid, name or number."""
+    label = row_label(table, key)
+    buffer_id = int.from_bytes(key[:4], "big")
+    return f"{table.disk_name.decode()}: buffer {buffer_id}" + (f" row {label}" if label else "")
+
+
+def named_key(buffer_id: int, name: str) -> bytes:
+    """The key of a consumer's row."""
+    return _checked(_BUFFER.pack(buffer_id) + name.encode())
+
+
+def payload_key(buffer_id: int, uid: str) -> bytes:
+    """The key of an experience's payload."""
+    return _checked(_BUFFER.pack(buffer_id) + uid.encode())
+
+
+def memory_key(buffer_id: int, kind: str, key: str) -> bytes:
+    """The key of a remembered value."""
+    if "\0" in kind:
+        raise ValueError(f"kind {kind!r} holds a NUL character")
+    return _checked(_BUFFER.pack(buffer_id) + kind.encode() + b"\0" + key.encode())
+
+
+def check_time(time: float) -> None:
+    """Refuse what can't be an instant.
+
+    Raises:
+        ValueError: It is negative, or not a number.
+    """
+    if not time >= 0:
+        raise ValueError(f"time {time!r} is not a number of seconds since the Unix epoch")
+
+
+def memory_log_key(remembered: bytes, time: float) -> bytes:
+    """The key under which a remembered value (its `memory_key`) is found by time.
+
+    Non-negative doubles, big endian, sort as their bytes do. The digest keeps apart what is
+    remembered at the same instant; a hash because both keys together would be too long for LMDB.
+    """
+    check_time(time)
+    return remembered[:4] + _TIME.pack(time) + blake2b(remembered, digest_size=16).digest()
+
+
+def memory_log_time(key: bytes | memoryview) -> float:
+    """The time in a `memory_log_key`, seconds since the Unix epoch."""
+    return float(_TIME.unpack_from(key, 4)[0])
+
+
+def encode_memory(time: float, value: bytes) -> bytes:
+    """A remembered value with its time."""
+    return _TIME.pack(time) + value
+
+
+def memory_time(encoded: bytes | memoryview) -> float:
+    """When a value was remembered, seconds since the Unix epoch."""
+    return float(_TIME.unpack_from(encoded)[0])
+
+
+def memory_value(encoded: bytes | memoryview) -> bytes:
+    """The remembered value itself."""
+    return bytes(encoded[_TIME.size :])
+
+
+def _checked(key: bytes) -> bytes:
+    if len(key) > MAX_LMDB_KEY_BYTES:
+        raise ValueError(f"key of {len(key)} bytes; the store takes {MAX_LMDB_KEY_BYTES}: {key!r}")
+    return key
+
+
+encode_magnitude = _MAGNITUDE.pack
+"""What the start needs of computed advantages: a row of 8 bytes instead of one per token."""
+
+
+def decode_magnitude(value: bytes | memoryview) -> float:
+    """Read a magnitude back."""
+    return float(_MAGNITUDE.unpack(value)[0])
+
+
+encode_counter = _COUNTER.pack
+
+
+def decode_counter(value: bytes | memoryview) -> int:
+    """Read a counter back."""
+    return int(_COUNTER.unpack(value)[0])
+
+
+class Extent(NamedTuple):
+    """Where a large payload lies in `payloads.bin`."""
+
+    offset: int
+    num_bytes: int
+    checksum: bytes
+    """Of the payload: what its row in `PAYLOADS` would be sealed with."""
+
+
+def encode_extent(extent: Extent) -> bytes:
+    """A row of `EXTENTS`."""
+    return _EXTENT.pack(*extent)
+
+
+def decode_extent(value: bytes | memoryview) -> Extent:
+    """Read an extent back.
+
+    Raises:
+        struct.error: It isn't one, or is beyond any file.
+    """
+    extent = Extent(*_EXTENT.unpack(value))
+    if extent.offset + extent.num_bytes > _MAX_FILE_BYTES:
+        raise struct.error(f"{extent.num_bytes} bytes at {extent.offset} are beyond any file")
+    return extent
+
+
+def freed_key(transaction: int, offset: int) -> bytes:
+    """The key of a freed run: by the transaction that has freed it, and where it begins.
+
+    It begins with zeros: it belongs to no buffer.
+    """
+    return _FREED.pack(transaction, offset)
+
+
+def decode_freed_key(key: bytes | memoryview) -> tuple[int, int]:
+    """Transaction and offset of a freed run."""
+    transaction, offset = _FREED.unpack(key)
+    return transaction, offset

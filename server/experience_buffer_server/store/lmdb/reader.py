@@ -1,0 +1,312 @@
+"""Reading a store's committed rows, from any process. Nothing here writes."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import lmdb
+
+from experience_buffer_server.store.interface import (
+    AdvantageRow,
+    BufferState,
+    DamagedRecordError,
+    Found,
+    StoreFailedError,
+)
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk import row_codec
+from experience_buffer_server.store.lmdb.disk.format import Extent, Table
+from experience_buffer_server.store.lmdb.disk.opening import open_to_read
+from experience_buffer_server.store.lmdb.disk.seal import unseal
+from experience_buffer_server.store.lmdb.large.reads import (
+    Fetched,
+    LargePayloads,
+    Place,
+    is_as_written,
+)
+from experience_buffer_server.store.lmdb.loading import Loading
+
+_log = logging.getLogger(__name__)
+_Row = TypeVar("_Row")
+_DECODE_ERRORS = (ValueError, TypeError, struct.error, DamagedRecordError)
+_PAGE_ERRORS = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+_Decode = Callable[[memoryview], _Row]
+
+
+class LmdbReader:
+    """Read-only access to the committed rows of a store that a writer keeps.
+
+    It can be shared between threads. A process must not open the same store twice (LMDB's locks
+    are per process): where there is an `LmdbStore`, use its `reader`. It must not be carried over
+    a fork.
+
+    Each call sees one consistent state: the newest commit when it starts. Reads go through the
+    page cache and block for the disk where a page isn't there; large payloads come from the disk.
+    Every row and every payload is compared with its checksum.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a store that a writer has already made.
+
+        Raises:
+            StoreFormatError: There is no store at `path`, or one of another version.
+            StoreFailedError: It can't be opened.
+        """
+        self._path = path
+        self.damaged: list[str] = []
+        """The rows that `load` could not read and left out: table, buffer and number of each."""
+        self.last_buffer_id = 0
+        """Highest id of a stored buffer, also of one that can't be read; known after `load`."""
+        # Taking over a grown map replaces the mapping under every open transaction, so that has to
+        # wait until none is open.
+        self._idle = threading.Condition()
+        self._num_open = 0
+        self._env, self._tables = open_to_read(path)
+        self._large = LargePayloads(path)
+        self._fetched: Callable[[Place], Found[memoryview]] = _nothing
+
+    def look_in(self, fetched: Callable[[Place], Found[memoryview]]) -> None:
+        """Ask here for large payloads before they are read; from the thread that reads, only."""
+        self._fetched = fetched
+
+    @contextmanager
+    def _transaction(self) -> Iterator[lmdb.Transaction[memoryview]]:
+        with self._idle:
+            try:
+                txn = self._begin()
+            except lmdb.Error as error:
+                raise StoreFailedError(f"can't read the store at {self._path}: {error}") from error
+            self._num_open += 1
+        try:
+            yield txn
+        except _PAGE_ERRORS as error:
+            raise DamagedRecordError(f"{self._path} has a damaged page: {error}") from error
+        finally:
+            txn.abort()
+            with self._idle:
+                self._num_open -= 1
+                if self._num_open == 0:
+                    self._idle.notify_all()
+
+    def _begin(self) -> lmdb.Transaction[memoryview]:
+        while True:
+            try:
+                # Views: what is read is copied once, after its checksum was compared.
+                return self._env.begin(buffers=True)
+            except lmdb.MapResizedError:
+                self._idle.wait_for(lambda: self._num_open == 0)
+                self._env.set_mapsize(0)
+
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
+        """The stored payloads in the order asked; see `interface.Found`.
+
+        Raises:
+            ValueError: A uid is longer than any that can be stored.
+        """
+        return self._copies([disk.payload_key(buffer_id, uid) for uid in uids])
+
+    def _copies(self, keys: Sequence[bytes]) -> list[Found[bytes]]:
+        try:
+            with self._transaction() as txn, self._payloads(txn, keys) as found:
+                return [bytes(each) if isinstance(each, memoryview) else each for each in found]
+        except DamagedRecordError as error:
+            # As in `_get`.
+            if len(keys) == 1:
+                return [DamagedRecordError(f"{disk.row_name(Table.PAYLOADS, keys[0])}: {error}")]
+        return [row for key in keys for row in self._copies([key])]
+
+    @contextmanager
+    def _payloads(
+        self, txn: lmdb.Transaction[memoryview], keys: Sequence[bytes]
+    ) -> Iterator[list[Found[memoryview]]]:
+        """Payloads as they lie in the map or, large ones, as they were read; views end with the block."""
+        found = self._rows(txn, Table.PAYLOADS, keys, _as_it_lies)
+        extents: dict[int, Extent] = {}
+        if txn.stat(self._tables[Table.EXTENTS])["entries"]:
+            places = [place for place, row in enumerate(found) if row is None]
+            rows = self._rows(txn, Table.EXTENTS, [keys[p] for p in places], disk.decode_extent)
+            for place, row in zip(places, rows, strict=True):
+                if isinstance(row, Extent):
+                    found[place] = self._in_memory((keys[place], row))
+                    if found[place] is None:
+                        extents[place] = row
+                else:
+                    found[place] = row
+        with ExitStack() as stack:
+            for place, extent in extents.items():
+                try:
+                    found[place] = stack.enter_context(self._large.read(keys[place], extent))
+                except DamagedRecordError as error:
+                    found[place] = error
+            yield found
+
+    def _in_memory(self, place: Place) -> Found[memoryview]:
+        """A payload that was fetched; None, too, if it isn't what was written: it is read again."""
+        payload = self._fetched(place)
+        if isinstance(payload, memoryview) and not is_as_written(place, payload):
+            return None
+        return payload
+
+    def places(self, buffer_id: int, uids: Iterable[str]) -> list[Place | None]:
+        """Where large payloads lie, in the order asked; None for what isn't large, or can't be found.
+
+        Raises:
+            ValueError: A uid is longer than any that can be stored.
+            StoreFailedError: The store can't be read.
+        """
+        keys = [disk.payload_key(buffer_id, uid) for uid in uids]
+        rows = self._get(Table.EXTENTS, keys, disk.decode_extent)
+        return [
+            (key, row) if isinstance(row, Extent) else None
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    def fetch(self, neighbours: Sequence[Place]) -> list[Fetched]:
+        """Read large payloads, so that `look_in` finds them; see `LargePayloads.fetch`."""
+        return self._large.fetch(neighbours)
+
+    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
+        """What was computed, in the order asked; see `interface.Found`."""
+        keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
+        return self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages)
+
+    @contextmanager
+    def stored(
+        self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
+    ) -> Iterator[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
+        """What `payloads` and `advantages` return, but payloads as they were read, uncopied.
+
+        A view must not be touched after the block; nor may anything else be read within it, since
+        a read that finds a grown map waits for all others to end.
+
+        Raises:
+            ValueError: A uid is longer than any that can be stored.
+        """
+        places = [disk.payload_key(buffer_id, uid) for uid in uids]
+        keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
+        with self._transaction() as txn, ExitStack() as stack:
+            try:
+                payloads = stack.enter_context(self._payloads(txn, places))
+                computed = self._rows(txn, Table.ADVANTAGES, keys, row_codec.decode_advantages)
+            except _PAGE_ERRORS:
+                pass  # It ends the transaction: what is on other pages is read again below.
+            else:
+                yield payloads, computed
+                return
+        copies = self._copies(places)
+        yield (
+            [memoryview(copy) if isinstance(copy, bytes) else copy for copy in copies],
+            self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages),
+        )
+
+    def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
+        """The remembered values in the order asked; None where nothing is, or can be read back."""
+        places = [disk.memory_key(buffer_id, kind, key) for key in keys]
+        values = self._get(Table.MEMORY, places, disk.memory_value)
+        for value in values:
+            if isinstance(value, DamagedRecordError):
+                _log.error("forgotten early: %s in %s", value, self._path)
+        return [value if isinstance(value, bytes) else None for value in values]
+
+    def payload_uids(self, buffer_id: int) -> Iterator[str]:
+        """The uids of all stored payloads; the payloads themselves aren't read."""
+        prefix = disk.buffer_key(buffer_id)
+        with self._transaction() as txn:
+            for table in (Table.PAYLOADS, Table.EXTENTS):
+                for key in _keys(txn, self._tables[table], prefix):
+                    yield key[4:].decode(errors="replace")
+
+    def _get(self, table: Table, keys: Sequence[bytes], decode: _Decode[_Row]) -> list[Found[_Row]]:
+        try:
+            with self._transaction() as txn:
+                return self._rows(txn, table, keys, decode)
+        except DamagedRecordError as error:
+            # A damaged page ends its transaction: one for each key shows which are on it.
+            if len(keys) == 1:
+                return [DamagedRecordError(f"{disk.row_name(table, keys[0])}: {error}")]
+        return [row for key in keys for row in self._get(table, [key], decode)]
+
+    def _rows(
+        self,
+        txn: lmdb.Transaction[memoryview],
+        table: Table,
+        keys: Sequence[bytes],
+        decode: _Decode[_Row],
+    ) -> list[Found[_Row]]:
+        db = self._tables[table]
+        if not txn.stat(db)["entries"]:
+            return [None] * len(keys)
+        return [_read(table, key, txn.get(key, None, db), decode) for key in keys]
+
+    def load(self) -> Iterator[BufferState]:
+        """Read the state of every buffer, by id; see `loading.Loading`.
+
+        A row that can't be read back is left out, logged and named in `damaged`, so that one bad
+        row doesn't keep all the others from being served.
+
+        Raises:
+            StoreFailedError: A page is damaged: rows are out of order, or can't all be reached.
+                LMDB would miss sound rows then, and write beside them.
+        """
+        loading = Loading(self._path, self._tables, self._transaction, self._get_advantages)
+        self.damaged = loading.damaged
+        yield from loading.run()
+        self.last_buffer_id = loading.last_buffer_id
+
+    def _get_advantages(self, keys: Sequence[bytes]) -> list[Found[AdvantageRow]]:
+        return self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages)
+
+    def close(self) -> None:
+        """Release the store. Idempotent."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._num_open == 0)
+            self._env.close()
+            self._large.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _keys(txn: lmdb.Transaction[memoryview], db: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
+    with txn.cursor(db) as cursor:
+        if not cursor.set_range(prefix):
+            return
+        for found in cursor.iternext(values=False):
+            key = bytes(found)
+            if not key.startswith(prefix):
+                return
+            yield key
+
+
+def _nothing(place: Place) -> None:
+    return None
+
+
+def _as_it_lies(value: memoryview) -> memoryview:
+    return value
+
+
+def _read(
+    table: Table, key: bytes, stored: memoryview | None, decode: _Decode[_Row]
+) -> Found[_Row]:
+    if stored is None:
+        return None
+    try:
+        return decode(unseal(table, key, stored))
+    except _DECODE_ERRORS as error:
+        return DamagedRecordError(f"{disk.row_name(table, key)} can't be read back: {error}")

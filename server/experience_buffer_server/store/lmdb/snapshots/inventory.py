@@ -1,0 +1,144 @@
+"""What a copy of a store holds: checked row by row, and counted for the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import lmdb
+
+from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk import row_codec
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.seal import is_sound, unseal
+from experience_buffer_server.store.lmdb.snapshots.manifest import BufferManifest, ConsumerManifest
+from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
+
+_Row = TypeVar("_Row")
+_TOLERATED: Final = (Kind.LEFTOVER, Kind.SET_ASIDE)
+"""What the server has found itself and goes on with."""
+_SECONDARY: Final = (
+    Table.LEASES,
+    Table.PROGRESS,
+    Table.CONSUMERS,
+    Table.MEMORY,
+    Table.MEMORY_LOG,
+    Table.COUNTERS,
+    Table.MAGNITUDES,
+    Table.FREED,
+)
+"""Tables whose damaged rows cost no experience: a start goes on without (`restore_damage`)."""
+_TWINS: Final = (Table.BUFFERS, Table.BUFFER_COPIES)
+"""Rows that are there twice: damage to one of the tables costs nothing."""
+_SHOWN_FINDINGS = 3
+
+
+def checked_inventory(path: Path) -> tuple[list[BufferManifest], list[str]]:
+    """Check a store that nobody else has open, and say what it holds.
+
+    Returns:
+        Its buffers, and warnings: damaged rows that no experience depends on.
+
+    Raises:
+        DamagedRecordError: The check has found something wrong.
+        StoreFormatError: It is no store, or one of another version.
+        StoreFailedError: It can't be read.
+    """
+    report = check(path)
+    if problem := problem_of(report):
+        raise DamagedRecordError(problem)
+    try:
+        # Without a lock file: it would become a part of the snapshot.
+        env = lmdb.open(
+            str(path), readonly=True, create=False, lock=False, max_dbs=disk.MAX_DBS, map_size=0
+        )
+        with env, env.begin(buffers=True) as txn:
+            return list(_inventory(env, txn, report)), _warnings(report)
+    except lmdb.Error as error:
+        raise StoreFailedError(f"can't read the store at {path}: {error}") from error
+
+
+def problem_of(report: Report) -> str:
+    """What is wrong with a store, in words; empty when it can be served as it is."""
+    count = sum(report.totals.values()) - sum(report.totals[kind] for kind in _TOLERATED)
+    count -= sum(_secondary(report).values())
+    if not count:
+        return ""
+    bad = [finding for finding in report.findings if finding.kind not in _TOLERATED]
+    shown = [f for f in bad if f.kind is not Kind.DAMAGED_ROW or f.table not in _secondary(report)]
+    examples = "; ".join(
+        f"{finding.table} {finding.row}: {finding.message}" for finding in shown[:_SHOWN_FINDINGS]
+    )
+    return f"{count} findings of its check, such as: {examples}"
+
+
+def _secondary(report: Report) -> dict[str, int]:
+    """By table, damaged rows that no experience depends on."""
+    damaged = {name: table.damaged for name, table in report.tables.items() if table.damaged}
+    secondary = [table.disk_name.decode() for table in _SECONDARY]
+    twins = [table.disk_name.decode() for table in _TWINS]
+    if not all(name in damaged for name in twins):
+        secondary += twins
+    return {name: count for name, count in damaged.items() if name in secondary}
+
+
+def _warnings(report: Report) -> list[str]:
+    return [
+        f"{count} damaged row{'s' * (count > 1)} of table {name} went into the copy: no experience "
+        "depends on it; `experience-buffer verify` says which"
+        for name, count in _secondary(report).items()
+    ]
+
+
+def _inventory(
+    env: lmdb.Environment, txn: lmdb.Transaction[memoryview], report: Report
+) -> Iterator[BufferManifest]:
+    counts = {buffer.id: buffer for buffer in report.buffers}
+    # Where one of the two is damaged, the other counts.
+    tables = (Table.BUFFER_COPIES, Table.BUFFERS)
+    found = [
+        row for table in tables for row in _rows(env, txn, table, b"", row_codec.decode_buffer)
+    ]
+    for _, row in sorted({row.id: row for row in found}.items()):
+        if row.is_deleted:
+            continue
+        count = counts[row.id]
+        consumers = _rows(
+            env, txn, Table.CONSUMERS, disk.buffer_key(row.id), row_codec.decode_consumer
+        )
+        yield BufferManifest(
+            name=row.name,
+            num_experiences=count.num_experiences,
+            num_tombstones=count.num_tombstones,
+            num_bytes=count.payload_bytes,
+            num_groups=count.num_groups,
+            num_open_leases=count.num_open_leases,
+            policy_version=row.policy_version,
+            consumers=tuple(
+                ConsumerManifest(
+                    name=consumer.name, last_step=consumer.last_step, safe_step=consumer.safe_step
+                )
+                for consumer in consumers
+            ),
+            config=json.loads(row.config),
+        )
+
+
+def _rows(
+    env: lmdb.Environment,
+    txn: lmdb.Transaction[memoryview],
+    table: Table,
+    prefix: bytes,
+    decode: Callable[[memoryview], _Row],
+) -> Iterator[_Row]:
+    db = env.open_db(table.disk_name, txn=txn, create=False)
+    with txn.cursor(db) as cursor:
+        found = cursor.set_range(prefix)
+        while found and bytes(cursor.key()).startswith(prefix):
+            key = bytes(cursor.key())
+            if is_sound(table, key, cursor.value()):
+                yield decode(unseal(table, key, cursor.value()))
+            found = cursor.next()

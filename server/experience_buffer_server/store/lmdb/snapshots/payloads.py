@@ -1,0 +1,184 @@
+"""Large payloads of a snapshot: its `payloads.bin` has them where the store's has them.
+
+Only what the rows of the snapshot's own `data.mdb` name is copied; everything else is a hole, which
+takes no room. Read and written past the page cache, in pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import lmdb
+
+from experience_buffer_server.runtime.memory_arena import whole_blocks
+from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.private_files import sync
+from experience_buffer_server.store.lmdb.disk.seal import unseal
+from experience_buffer_server.store.lmdb.large.payload_file import (
+    DAMAGE_CODES,
+    NAME,
+    PayloadReader,
+    PayloadWriter,
+)
+
+Run = tuple[int, int]
+"""Offset and bytes of whole blocks that lie together."""
+_PIECE_BYTES = 4 << 20
+
+
+def named_runs(txn: lmdb.Transaction[memoryview], extents: lmdb._Database) -> list[Run]:
+    """What the rows of table `EXTENTS` name, in the order of the file, neighbours joined.
+
+    Raises:
+        DamagedRecordError: A row isn't as it was written.
+    """
+    found: list[Run] = []
+    with txn.cursor(extents) as cursor:
+        for key, stored in cursor:
+            try:
+                extent = disk.decode_extent(unseal(Table.EXTENTS, key, stored))
+            except DamagedRecordError as error:
+                name = disk.row_name(Table.EXTENTS, bytes(key))
+                raise DamagedRecordError(f"{name} can't be read back: {error}") from error
+            found.append((extent.offset, whole_blocks(extent.num_bytes)))
+    return _joined(found)
+
+
+def _joined(runs: Iterable[Run]) -> list[Run]:
+    joined: list[Run] = []
+    for offset, num_bytes in sorted(runs):
+        if joined and offset <= sum(joined[-1]):
+            begin, length = joined[-1]
+            joined[-1] = (begin, max(length, offset + num_bytes - begin))
+        else:
+            joined.append((offset, num_bytes))
+    return joined
+
+
+def copy_payloads(source: Path, to: Path, on_progress: Callable[[int], None] | None = None) -> int:
+    """Copy the large payloads that `to`/data.mdb names, and have them on the disk.
+
+    Nobody writes to `to`, and what its rows name isn't written over in `source` meanwhile. Where
+    they name nothing there will be no file.
+
+    Args:
+        source: The folder of the `payloads.bin` that has them.
+        to: The folder of the copy.
+        on_progress: Told of the bytes copied so far.
+
+    Returns:
+        Bytes copied: what the file takes on the disk.
+
+    Raises:
+        DamagedRecordError: A row is damaged, or the source is lost, cut short, or not readable.
+        StoreFailedError: The rows can't be read, or the source can't be opened.
+        OSError: The copy can't be written, such as for want of room.
+    """
+    runs = _runs_of(to)
+    if not runs:
+        return 0
+    _check_length(source / NAME, sum(runs[-1]))
+    reader, writer = PayloadReader(source), PayloadWriter(to)
+    done = 0
+    try:
+        for run in runs:
+            for offset, num_bytes in _pieces(*run):
+                with ExitStack() as stack:
+                    try:
+                        piece = stack.enter_context(reader.read(offset, num_bytes))
+                    except OSError as error:
+                        raise _unreadable(source / NAME, error) from error
+                    writer.write([(offset, piece)])
+                done += num_bytes
+                if on_progress is not None:
+                    on_progress(done)
+        writer.sync()
+    finally:
+        reader.close()
+        writer.close()
+    sync(to / NAME)
+    return done
+
+
+def payloads_bytes(folder: Path) -> int:
+    """Size of a folder's `payloads.bin`, holes included; 0: there is none."""
+    try:
+        return (folder / NAME).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def payloads_sha256(folder: Path) -> str:
+    """Hash of a folder's `payloads.bin` as it is read back, in hexadecimal; empty: there is none.
+
+    Holes are read as zeros, so it is what other programs find, too.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    size = payloads_bytes(folder)
+    if not size:
+        return ""
+    digest = hashlib.sha256()
+    reader = PayloadReader(folder)
+    try:
+        for extent in _pieces(0, size):
+            with reader.read(*extent) as piece:
+                digest.update(piece)
+    finally:
+        reader.close()
+    return digest.hexdigest()
+
+
+def _pieces(offset: int, num_bytes: int) -> Iterable[Run]:
+    end = offset + num_bytes
+    return ((begin, min(_PIECE_BYTES, end - begin)) for begin in range(offset, end, _PIECE_BYTES))
+
+
+def _runs_of(folder: Path) -> list[Run]:
+    """What the rows of a copy, which nobody has open, name.
+
+    Raises:
+        DamagedRecordError: One is damaged.
+        StoreFailedError: They can't be read.
+    """
+    try:
+        # Without a lock file: it would become a part of the snapshot.
+        env = lmdb.open(
+            str(folder), readonly=True, create=False, lock=False, max_dbs=disk.MAX_DBS, map_size=0
+        )
+        with env:
+            extents = env.open_db(Table.EXTENTS.disk_name, create=False)
+            with env.begin(buffers=True) as txn:
+                return named_runs(txn, extents)
+    except lmdb.Error as error:
+        raise StoreFailedError(f"can't read the copy in {folder}: {error}") from error
+
+
+def _check_length(path: Path, end: int) -> None:
+    """Refuse what lies behind the end of a file: reading it gives nothing, and no error.
+
+    Raises:
+        DamagedRecordError: The file is missing or cut short.
+        StoreFailedError: It can't be looked at.
+    """
+    try:
+        num_bytes = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if num_bytes < end:
+        raise DamagedRecordError(
+            f"{path} is cut short: it has {num_bytes} bytes, its payloads reach to {end}"
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> DamagedRecordError | StoreFailedError:
+    message = f"the large payloads in {path} can't be read: {error.strerror}"
+    if error.errno in DAMAGE_CODES:
+        return DamagedRecordError(message)
+    return StoreFailedError(message)

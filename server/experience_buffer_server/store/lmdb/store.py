@@ -1,0 +1,387 @@
+"""The durable store over LMDB: the owner's side. Writing is done by a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import msgpack
+
+from experience_buffer_server.runtime.memory_arena import Place
+from experience_buffer_server.store.interface import (
+    AdvantageRow,
+    BufferState,
+    Found,
+    StoreError,
+    StoreFailedError,
+    StoreFormatError,
+    StoreFullError,
+    WriteBatch,
+)
+from experience_buffer_server.store.lmdb import writer_protocol
+from experience_buffer_server.store.lmdb.batch import LmdbWriteBatch
+from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
+from experience_buffer_server.store.lmdb.piggyback import Riders
+from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.lmdb.shared_outbox import Outbox
+from experience_buffer_server.store.lmdb.writer_link import WriterLink, start_writer
+from experience_buffer_server.store.lmdb.writer_protocol import PRUNE, PRUNE_LIMITS, Status, Work
+
+GIBI = 1 << 30
+_ERRORS: dict[int, type[StoreError]] = {
+    Status.FULL: StoreFullError,
+    Status.REFUSED: StoreError,
+    Status.FAILED: StoreFailedError,
+    Status.FORMAT: StoreFormatError,
+    Status.BUSY: StoreFailedError,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreStats:
+    """What the writer has done since the store was opened, and how full the store is."""
+
+    num_transactions: int = 0
+    num_batches: int = 0
+    """Batches that were written; over `num_transactions`, the size of the group commit."""
+    num_operations: int = 0
+    """Rows put or deleted."""
+    num_full: int = 0
+    """Batches refused for lack of room."""
+    apply_seconds: float = 0.0
+    """Time in puts and deletes."""
+    commit_seconds: float = 0.0
+    """Time in commits: writing and, if durability is "commit", fsync."""
+    live_bytes: int = 0
+    """Pages that hold rows; counted every half a second while something is written."""
+    file_bytes: int = 0
+    """Room that was ever in use, in both files; the difference to `live_bytes` can be reused."""
+    map_bytes: int = 0
+    """Current size of the map."""
+
+
+class _Pending(NamedTuple):
+    done: asyncio.Future[Any]
+    load: Load
+    counts: bool
+    """The result is what was pruned."""
+    lent: Sequence[Place | None]
+    """Its large values' places in the outbox."""
+
+
+class LmdbStore:
+    """A store in a directory, for one owner; see `experience_buffer_server.store.interface.Store`.
+
+    Durability: with "commit", a batch is on disk (fsync) before its commit ends: it survives the
+    death of any process, of the machine and of its power. With "interval", a commit ends when the
+    batch is in the operating system's cache and the disk follows within the interval: it survives
+    the death of any process; if the machine itself dies, the last interval is lost, and on a file
+    system that writes blocks out of order the store may be damaged beyond opening.
+
+    Belongs to one event loop's thread; `reader` can be used from any thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use `LmdbStore.open`."""
+        self._path = path
+        self._pack = msgpack.Packer().pack
+        self._pending: dict[int, _Pending] = {}
+        self._last_number = 0
+        self._closing = False
+        self._drained = asyncio.Event()
+        self._lost = asyncio.Event()
+        """The connection to the writer has ended."""
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.WriteTransport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outbox = Outbox()
+        self._reader: LmdbReader | None = None
+        self._fetching: Fetching | None = None
+        self.failed = asyncio.Event()
+        """Set when the store can't go on; watch it to shut down. `failure` says why."""
+        self.failure: StoreFailedError | None = None
+        self._riders = Riders(lambda batch: self._submit(batch, counts=False))
+        self.backlog = Backlog()
+        """What was submitted and has not ended."""
+        self.stats = StoreStats()
+        self.on_work: Callable[[Work], None] | None = None
+        """Called after each turn of the writer, with what it did."""
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        durability: Literal["commit", "interval"] = "commit",
+        interval_seconds: float = 1.0,
+        initial_map_bytes: int = GIBI,
+        max_map_bytes: int = 1024 * GIBI,
+        lock_timeout_seconds: float = 10.0,
+    ) -> Self:
+        """Open the store at `path`, or make one.
+
+        Args:
+            path: Its directory; made if there is none.
+            durability: What a commit waits for; see the class.
+            interval_seconds: The longest time between commit and fsync with "interval", above 0.
+            initial_map_bytes: Address space set aside at first; it doubles when it is full.
+            max_map_bytes: The most that the store may take, a reserve for removals included.
+            lock_timeout_seconds: How long to wait for an earlier owner's writer to finish.
+
+        Raises:
+            StoreFormatError: The directory holds something else, or another format version.
+            StoreFullError: The disk is full.
+            StoreFailedError: The directory is in use, or can't be opened.
+        """
+        if durability == "interval" and not interval_seconds > 0:
+            raise ValueError(f"interval_seconds is {interval_seconds}; it must be above 0")
+        store = cls(path)
+        try:
+            process, connection = start_writer(
+                path,
+                initial_map_bytes=initial_map_bytes,
+                max_map_bytes=max_map_bytes,
+                sync_interval_seconds=interval_seconds if durability == "interval" else 0.0,
+                lock_timeout_seconds=lock_timeout_seconds,
+                outbox=store._outbox.descriptor,
+            )
+            store._process = process
+            link = WriterLink(store._on_frame, store._on_lost)
+            store._transport = await link.connect(connection)
+            await store._ready
+            store._reader = LmdbReader(path)
+            store._fetching = Fetching(store._reader.places, store._reader.fetch)
+            store._reader.look_in(store._fetching.find)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def reader(self) -> LmdbReader:
+        """Read access for other threads of this process."""
+        if self._reader is None:
+            raise StoreFailedError(f"the store at {self._path} is closed")
+        return self._reader
+
+    def batch(self) -> LmdbWriteBatch:
+        """Start a batch of changes."""
+        return LmdbWriteBatch(self._pack)
+
+    def commit(self, batch: WriteBatch) -> Awaitable[None]:
+        """Submit a batch now; the awaitable ends when it is as durable as configured.
+
+        Submission needs no awaiting, and cancelling who awaits does not withdraw it.
+
+        Raises:
+            StoreFullError: From the awaitable: no room; nothing of this batch is stored.
+            StoreError: From the awaitable: a key or value is too long; nothing of it is stored.
+            StoreFailedError: From the awaitable: the store can't go on; whether the batch is
+                stored is not known.
+            TypeError: The batch is another store's.
+        """
+        if not isinstance(batch, LmdbWriteBatch):
+            raise TypeError(f"a batch of this store is needed, got {type(batch).__name__}")
+        if not batch.append_bytes:
+            self._riders.dismount()
+            return self._submit(batch, counts=False)
+        riders = self._riders.board(batch)
+        submitted = self._submit(batch, counts=False)
+        for rider in riders:
+            submitted.add_done_callback(rider.arrive)
+        return submitted
+
+    def ride(self, batch: WriteBatch) -> Awaitable[None]:
+        """Commit a small batch with the next append; see `store.base.Store.ride`."""
+        if not isinstance(batch, LmdbWriteBatch) or batch.append_bytes:
+            raise TypeError("a batch of this store is needed, and one without appends")
+        return self._riders.wait(batch) if self.is_taking_in else self.commit(batch)
+
+    @property
+    def is_taking_in(self) -> bool:
+        """Whether experiences are being appended now."""
+        return self._riders.are_picked_up
+
+    def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
+        """Forget up to `limit` values remembered before `before_time`; how many were forgotten."""
+        batch = self.batch()
+        self._riders.dismount()
+        limits = PRUNE_LIMITS.pack(before_time, limit)
+        batch.operations.append((PRUNE, disk.buffer_key(buffer_id), limits))
+        return self._submit(batch, counts=True)
+
+    def _submit(self, batch: LmdbWriteBatch, *, counts: bool) -> asyncio.Future[Any]:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        failure = self.failure
+        if self._closing or self._transport is None:
+            failure = StoreFailedError(f"the store at {self._path} is closed")
+        if failure is not None or self._transport is None:
+            done.set_exception(failure or StoreFailedError("not open"))
+            return done
+        self._last_number += 1
+        lent = self._outbox.put_all(batch.large)
+        try:
+            pieces = writer_protocol.encode_request(
+                self._last_number,
+                batch.append_bytes,
+                batch.operations,
+                large=batch.large,
+                lent=lent,
+                checksums=batch.checksums,
+                pack=self._pack,
+            )
+        except BaseException:
+            self._outbox.take_out(lent)
+            raise
+        num_bytes = sum(map(len, pieces)) + writer_protocol.lent_bytes(lent)
+        load = Load(num_bytes, batch.direct_bytes)
+        self._pending[self._last_number] = _Pending(done, load, counts, lent)
+        self.backlog.add(load, is_small=not batch.append_bytes)
+        self._transport.writelines(pieces)
+        return done
+
+    def _on_frame(self, body: bytes) -> None:
+        if not self._ready.done():
+            ready = writer_protocol.decode_ready(body)
+            if ready.status == Status.OK:
+                self._ready.set_result(None)
+            else:
+                self._ready.set_exception(_ERRORS[ready.status](ready.message))
+            return
+        reply = writer_protocol.decode_reply(body)
+        self._count(reply.work)
+        for result in reply.results:
+            if result.status == Status.FAILED:
+                self._fail(result.message)
+            pending = self._pending.pop(result.number, None)
+            if pending is None:
+                continue
+            self.backlog.remove(pending.load)
+            self._outbox.take_out(pending.lent)
+            self.stats.num_full += result.status == Status.FULL
+            if pending.done.done():
+                continue  # Nobody waits any more.
+            if result.status == Status.OK:
+                pending.done.set_result(result.num_forgotten if pending.counts else None)
+            else:
+                pending.done.set_exception(_ERRORS[result.status](result.message))
+        if not self._pending:
+            self._drained.set()
+
+    def _count(self, work: Work) -> None:
+        stats = self.stats
+        stats.num_transactions += work.num_transactions
+        stats.num_batches += work.num_batches
+        stats.num_operations += work.num_operations
+        stats.apply_seconds += work.apply_seconds
+        stats.commit_seconds += work.commit_seconds
+        if work.num_transactions:
+            self.backlog.committed(work.commit_seconds / work.num_transactions)
+        if work.map_bytes:
+            stats.live_bytes = work.live_bytes
+            stats.file_bytes = work.file_bytes
+            stats.map_bytes = work.map_bytes
+        if self.on_work is not None:
+            self.on_work(work)
+
+    def _on_lost(self) -> None:
+        pid = self._process.pid if self._process is not None else 0
+        gone = f"the writer process of {self._path} (pid {pid}) is gone; restart the server"
+        if not self._ready.done():
+            self._ready.set_exception(StoreFailedError(gone))
+        if not self._closing or self._pending:
+            self._fail(gone)
+        error = self.failure or StoreFailedError(gone)
+        for pending in self._pending.values():
+            if not pending.done.done():
+                pending.done.set_exception(error)
+        self._pending.clear()
+        self.backlog.clear()
+        self._drained.set()
+        self._lost.set()
+
+    def _fail(self, message: str) -> None:
+        if self.failure is None:
+            self.failure = StoreFailedError(message)
+        self.failed.set()
+
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
+        """The stored payloads in the order asked, committed ones only; see `interface.Found`."""
+        return self.reader.payloads(buffer_id, uids)
+
+    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
+        """What was computed, in the order asked; see `interface.Found`."""
+        return self.reader.advantages(buffer_id, seqs)
+
+    def stored(
+        self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
+    ) -> AbstractContextManager[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
+        """Payloads, uncopied, and what was computed; see `store.base.Store.stored`."""
+        return self.reader.stored(buffer_id, uids, seqs)
+
+    def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Have large payloads in memory within the block; see `store.base.Store.fetched`."""
+        if self._fetching is None:
+            raise StoreFailedError(f"the store at {self._path} is closed")
+        return self._fetching.fetched(buffer_id, uids)
+
+    def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
+        """Read large payloads ahead; see `store.base.Store.expect`."""
+        if self._fetching is None:
+            raise StoreFailedError(f"the store at {self._path} is closed")
+        return self._fetching.expect(buffer_id, payloads)
+
+    def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
+        """The remembered values in the order asked; None where nothing is, or can be read back."""
+        return self.reader.recall(buffer_id, kind, keys)
+
+    def payload_uids(self, buffer_id: int) -> Iterator[str]:
+        """The uids of all stored payloads, for a start after damage; it may take seconds."""
+        return self.reader.payload_uids(buffer_id)
+
+    def load(self) -> Iterator[BufferState]:
+        """Read the state of every buffer, by id; damaged rows are left out, see `damaged`."""
+        return self.reader.load()
+
+    @property
+    def damaged(self) -> list[str]:
+        """The rows that `load` could not read and left out."""
+        return self.reader.damaged
+
+    @property
+    def last_buffer_id(self) -> int:
+        """Highest id of a stored buffer, also of one that `load` could not read."""
+        return self.reader.last_buffer_id
+
+    async def close(self) -> None:
+        """Finish what was submitted, end the writer process and release the store. Idempotent.
+
+        `failure` says afterwards whether the writer's last sync has failed.
+        """
+        self._riders.dismount()
+        self._closing = True
+        if self._transport is not None and self._pending:
+            self._drained.clear()
+            await self._drained.wait()
+        if self._transport is not None and not self._transport.is_closing():
+            # It syncs then, and may still have something to say.
+            self._transport.write_eof()
+        # Before the writer ends: a new owner in this process opens the store right after.
+        if self._fetching is not None:
+            self._fetching.close()
+            self._fetching = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._transport is not None:
+            await self._lost.wait()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+        self._outbox.close()

@@ -1,0 +1,198 @@
+"""What the owner of a store and its writer process say to each other, over a local socket.
+
+Owner to writer: a `Request` per batch, as a frame of its own: the sizes of its parts, a msgpack
+document, and the large values one after the other, each with room for its seal. The document has
+their lengths in their places: so they are neither packed nor unpacked, and sealed where they lie.
+Values that are in the `outbox` stay there, and the document says where.
+Writer to owner: first a `Ready`, then a `Reply` per transaction, each with its length (4 bytes, big
+endian) before a msgpack document. Both ends are the same program on the same machine: frames are
+not validated.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgpack
+
+from experience_buffer_server.runtime.memory_arena import Buffer, Place, whole_blocks
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
+from experience_buffer_server.store.lmdb.large.payload_file import Aligned
+
+LENGTH = struct.Struct("!I")
+PARTS = struct.Struct("!III")
+"""Bytes of a request's document, of its large values with their room, and of those in the outbox."""
+
+LARGE_BYTES = 16 * 1024
+"""Values from this size on travel beside the document; for smaller ones copying is cheaper."""
+_ROOM = bytes(SEAL_BYTES)
+
+DELETE_BUFFER = -1
+"""In place of a table: the key is a buffer's prefix; all its rows go."""
+PRUNE = -2
+"""In place of a table: the key is a buffer's prefix, the value `PRUNE_LIMITS`."""
+INSERT_RECORD = -3
+"""In place of a table: a row of table records, whose key must not be taken."""
+REMOVE = -4
+"""In place of a table: the key is that of an experience's numbered rows, the value its payload's key;
+empty: it has none. All its rows go."""
+REMEMBER = -5
+"""In place of a table: a row of table memory, which is entered into the log, too."""
+
+PRUNE_LIMITS = struct.Struct("!dQ")
+"""Instant in seconds since the epoch, and the most values to forget."""
+
+
+SentOperation = tuple[int, bytes, Buffer | int | None]
+"""Table (or a code above), key, value; None deletes the key, an int is a large value's length."""
+Operation = tuple[int, bytes, bytes | memoryview | Aligned | None]
+"""The same as the writer has it: a large value is a view of the frame, with room for its seal, or `Aligned`."""
+
+
+class Status(IntEnum):
+    """How a batch, or the opening, ended."""
+
+    OK = 0
+    FULL = 1
+    """No room; nothing of the batch is stored."""
+    REFUSED = 2
+    """The store can't hold what the batch says; nothing of it is stored."""
+    FAILED = 3
+    """The writer can't go on and ends."""
+    FORMAT = 4
+    """The directory holds another store."""
+    BUSY = 5
+    """Another writer has the directory."""
+
+
+class Request(NamedTuple):
+    """A batch to write."""
+
+    number: int
+    append_bytes: int
+    """Estimate of what its appends take on disk; 0: none, the batch may use the last room."""
+    operations: list[Operation]
+
+
+class Result(NamedTuple):
+    """How one batch ended."""
+
+    number: int
+    status: int
+    message: str = ""
+    num_forgotten: int = 0
+    """Values that its prunes forgot."""
+
+
+class Work(NamedTuple):
+    """What the writer did since its last reply, and how full the store is."""
+
+    num_transactions: int = 0
+    num_batches: int = 0
+    num_operations: int = 0
+    apply_seconds: float = 0.0
+    """Time in puts and deletes."""
+    commit_seconds: float = 0.0
+    """Time in commits: writing and, if durability is "commit", fsync."""
+    live_bytes: int = 0
+    """Pages that held rows when they were last counted: half a second after a commit, or near the limit."""
+    file_bytes: int = 0
+    """Pages that were ever in use; the difference can be reused."""
+    map_bytes: int = 0
+    """Current size of the map."""
+
+
+class Ready(NamedTuple):
+    """The writer's first word."""
+
+    status: int
+    message: str = ""
+
+
+class Reply(NamedTuple):
+    """After each turn of the writer: results in the order of submission."""
+
+    results: list[Result]
+    work: Work
+
+
+def encode(document: Ready | Reply) -> bytes:
+    """A frame with its length."""
+    body: bytes = msgpack.packb(document)
+    return LENGTH.pack(len(body)) + body
+
+
+def decode_ready(body: bytes) -> Ready:
+    """Read the writer's first frame."""
+    return Ready(*msgpack.unpackb(body))
+
+
+def decode_reply(body: bytes) -> Reply:
+    """Read one of the writer's later frames."""
+    results, work = msgpack.unpackb(body)
+    return Reply([Result(*result) for result in results], Work(*work))
+
+
+def encode_request(
+    number: int,
+    append_bytes: int,
+    operations: Sequence[SentOperation],
+    *,
+    large: Sequence[Sequence[Buffer]] = (),
+    lent: Sequence[Place | None] = (),
+    checksums: Sequence[bytes] = (),
+    pack: Callable[[Any], bytes],
+) -> list[Buffer]:
+    """The pieces of a frame, to be sent one after the other.
+
+    Args:
+        number: Of the batch.
+        append_bytes: See `Request`.
+        operations: What to write.
+        large: The large values in the order of the operations, each as what it is joined of; they must
+            not change any more.
+        lent: Where in the outbox each of them is; None: nowhere. Empty: none of them is.
+        checksums: Of those that are there, as `seal.checksum` makes them; an empty one isn't known.
+            Empty: none is known.
+        pack: Of a msgpack packer.
+    """
+    known = checksums or [b""] * len(lent)
+    places = [
+        None if place is None else (place.start, checksum)
+        for place, checksum in zip(lent, known, strict=True)
+    ]
+    document = pack((number, append_bytes, operations, places))
+    sent: list[Buffer] = []
+    for value, place in zip(large, lent or [None] * len(large), strict=True):
+        if place is None:
+            sent += (*value, _ROOM)
+    return [PARTS.pack(len(document), sum(map(len, sent)), lent_bytes(lent)), document, *sent]
+
+
+def lent_bytes(lent: Iterable[Place | None]) -> int:
+    """What values take in the outbox."""
+    return sum(place.end - place.start for place in lent if place is not None)
+
+
+def decode_request(document: Buffer, large: memoryview, outbox: memoryview) -> Request:
+    """Read one of the owner's frames; see `Operation` for its large values."""
+    number, append_bytes, operations, places = msgpack.unpackb(document)
+    if large or places:
+        lent = iter(places)
+        start = 0
+        for index, (table, key, value) in enumerate(operations):
+            if type(value) is not int:
+                continue
+            place = next(lent, None)
+            if place is None:
+                end = start + value + SEAL_BYTES
+                operations[index] = (table, key, large[start:end])
+                start = end
+            else:
+                begin, checksum = place
+                blocks = outbox[begin : begin + whole_blocks(value)]
+                operations[index] = (table, key, Aligned(blocks[:value], blocks, checksum))
+    return Request(number, append_bytes, operations)
