@@ -84,18 +84,14 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES: Final = {
-    "_async_stream": ("AsyncSampleStream",),
-    "_async_writer": ("AsyncWriter",),
-    "_batch": (
-        "AsyncBatch",
-        "Batch",
-    ),
-    "_policy_watch": (
-        "AsyncPolicyVersions",
-        "PolicyVersions",
-    ),
-    "_stream": ("SampleStream",),
-    "_writer": ("Writer",),
+    "_async.batch": ("AsyncBatch",),
+    "_async.policy_watch": ("AsyncPolicyVersions",),
+    "_async.stream": ("AsyncSampleStream",),
+    "_async.writer": ("AsyncWriter",),
+    "_sync.batch": ("Batch",),
+    "_sync.policy_watch": ("PolicyVersions",),
+    "_sync.stream": ("SampleStream",),
+    "_sync.writer": ("Writer",),
     "aio": ("AsyncClient",),
     "client": ("Client",),
     "consumer_options": (

@@ -15,12 +15,12 @@ from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import push_request, statuses, summaries
 from tests.integration.server import Server, eventually
-from tests.unit.server.buffer_port import payload
-from tests.unit.server.builders import eid
-from tests.unit.server.model_place import Reader
-from tests.unit.server.model_stock import SIZE
-from tests.unit.server.timeline_model import Model
-from tests.unit.server.timeline_port import Delivered, Item, Port, Refused
+from tests.models.buffer_port import payload
+from tests.models.model_place import Reader
+from tests.models.model_stock import SIZE
+from tests.models.timeline_model import Model
+from tests.models.timeline_port import Delivered, Item, Port, Refused
+from tests.unit.builders import eid
 
 _PATIENCE_SECONDS = 5.0
 """Removals go on for a moment after the call that caused them."""

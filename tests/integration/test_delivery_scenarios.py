@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.scenario_port import ServerPort
 from tests.integration.server import Server
-from tests.unit.server.timeline_port import READERS
-from tests.unit.server.timeline_rules import RULES, Player
+from tests.models.timeline_port import READERS
+from tests.models.timeline_rules import RULES, Player
 
 T = TypeVar("T")
 NUM_STEPS = 250

@@ -21,7 +21,7 @@ from experience_buffer.errors import ExperienceBufferError
 if TYPE_CHECKING:
     from typing import Self
 
-    from experience_buffer._transport.push_body import PushBody
+    from experience_buffer._messages.push_body import PushBody
 
 T = TypeVar("T")
 

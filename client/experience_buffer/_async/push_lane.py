@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from experience_buffer._messages.push_body import PushBody
 from experience_buffer._transport import lane
 from experience_buffer._transport.lane import KEEP_SECONDS, PAUSE_SECONDS
 from experience_buffer._transport.lane_memory import LaneMemory
-from experience_buffer._transport.push_body import PushBody
 from experience_buffer.v1 import service_pb2 as pb
 
 if TYPE_CHECKING:

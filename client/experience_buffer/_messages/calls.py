@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from experience_buffer._messages import convert
 from experience_buffer._messages.build import build
 from experience_buffer._messages.names import STATE
-from experience_buffer._transport.push_body import PushBody
+from experience_buffer._messages.push_body import PushBody
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.outcomes import AnnotateOutcome
 from experience_buffer.v1 import service_pb2 as pb

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._messages import convert, push_bytes
+from experience_buffer._messages.push_body import PushBody
 from experience_buffer._messages.push_bytes import Pieces
-from experience_buffer._transport.push_body import PushBody
 from experience_buffer.errors import InvalidRequestError, MessageTooLargeError, TrxpError
 from experience_buffer.options import ClientOptions, WriterOptions
 from experience_buffer.outcomes import PushOutcome, PushResult

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from experience_buffer._messages.push_body import PushBody
 from experience_buffer._transport.lane_memory import LaneMemory
-from experience_buffer._transport.push_body import PushBody
 from experience_buffer.v1 import service_pb2 as pb
 
 if TYPE_CHECKING:

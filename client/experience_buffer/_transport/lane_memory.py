@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from experience_buffer._messages.push_body import PushBody
 from experience_buffer._messages.shared_memory import MIN_BYTES, PUSH_BYTES
-from experience_buffer._transport.push_body import PushBody
 from experience_buffer._transport.push_memory import PushMemory
 from experience_buffer._transport.push_queue import Request
 from experience_buffer.v1 import service_pb2 as pb

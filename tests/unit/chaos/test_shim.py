@@ -24,7 +24,7 @@ import mmap, os, sys
 from pathlib import Path
 if sys.argv[2] == "cached":
     del os.O_DIRECT
-from experience_buffer_server.store.payload_file import Aligned, PayloadWriter
+from experience_buffer_server.store.lmdb.large.payload_file import Aligned, PayloadWriter
 writer = PayloadWriter(Path(sys.argv[1]))
 def put(place, letter, count=1):
     writer.write([(place * {SIZE}, memoryview(letter * ({SIZE} * count)))])

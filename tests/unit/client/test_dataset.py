@@ -18,8 +18,7 @@ from experience_buffer._packed.select import select
 from experience_buffer.collation import padded_collate
 from experience_buffer.dataset import ExperienceDataset, LeasedBatch, LeaseTicket
 from experience_buffer.packed import PackedRow
-
-from .packed_rows import SINGLES, batches, parsed
+from tests.unit.client.packed.packed_rows import SINGLES, batches, parsed
 
 TICKET = LeaseTicket(
     buffer="math", consumer="actor", lease_id=7, rank=None, micro_batch=1, num_micro_batches=3

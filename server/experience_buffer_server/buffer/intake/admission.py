@@ -33,10 +33,7 @@ from experience_buffer_server.buffer.state.candidate import (
     check_uid,
 )
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import (
-    MAX_PRIORITY,
-    OTHER_DIGEST,
-)
+from experience_buffer_server.store.interface import MAX_PRIORITY, OTHER_DIGEST
 
 RESPONSE_FIELDS = (
     "action_mask",

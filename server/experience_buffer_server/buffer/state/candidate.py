@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from experience_buffer.eid import EID
-from experience_buffer_server.store.interface import (
-    MAX_KEY_BYTES,
-    Payload,
-)
+from experience_buffer_server.store.interface import MAX_KEY_BYTES, Payload
 
 
 class Reason(StrEnum):

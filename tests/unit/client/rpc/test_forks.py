@@ -27,7 +27,7 @@ def forked():
 
 def call_without_network():
     # The warning comes before gRPC is asked for anything, which might hang here.
-    from experience_buffer import _channel
+    from experience_buffer._transport import channel as _channel
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _channel.note_use()

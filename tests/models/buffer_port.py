@@ -1,0 +1,234 @@
+"""A buffer over a real store, driven in this process, that crashes on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+from experience_buffer import errors, trxp
+from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store import LmdbStore
+from tests.models import buffer_view
+from tests.models.model_place import Reader
+from tests.models.model_stock import SIZE
+from tests.models.mortal_store import MortalStore
+from tests.models.timeline_model import Model
+from tests.models.timeline_port import Delivered, Item, Port, Refused
+from tests.unit.builders import World, eid, experience, want
+
+T = TypeVar("T")
+_payloads: dict[tuple[Item, ...], bytes] = {}
+
+
+def payload(items: Sequence[Item]) -> bytes:
+    """The TRXP payload of experiences; a task's response lengths differ."""
+    key = tuple(items)
+    if key and key not in _payloads:
+        made = [experience(t, r, info={"model_version": version}) for t, r, version in items]
+        _payloads[key] = trxp.encode(made)
+    return _payloads[key] if key else b""
+
+
+def _config(readers: dict[str, Reader]) -> dict[str, Any]:
+    consumers = [{"name": name} | reader for name, reader in readers.items()]
+    return {"group_size": SIZE, "consumers": consumers}
+
+
+class BufferPort:
+    """Drives one buffer; see `timeline_port.Port`."""
+
+    clock_error_seconds = 0.0
+
+    def __init__(
+        self,
+        world: World,
+        loop: asyncio.AbstractEventLoop,
+        store: MortalStore,
+        number: int,
+        readers: dict[str, Reader],
+    ) -> None:
+        self._world = world
+        self._loop = loop
+        self._dies_meanwhile = False
+        self._store = store
+        world.store = cast(LmdbStore, store)
+        self.buffer = loop.run_until_complete(world.create(number, **_config(readers)))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end, and everything that it left to be done."""
+
+        async def all_of_it() -> T:
+            try:
+                return await (self._die_in(work) if self._dies_meanwhile else work)
+            except errors.ExperienceBufferError as error:
+                raise Refused(error.status) from error
+            finally:
+                await self.buffer.drain()
+
+        return self._loop.run_until_complete(all_of_it())
+
+    async def _die_in(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await self._store.die()
+        return await task
+
+    def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
+        """Push in one call."""
+        tombstones = [(eid(task, run), "gone") for task, run, _ in dead]
+        payloads = [payload(live)] if live else []
+        push = Push(payloads=payloads, tombstones=tombstones)
+        return [outcome.status.value for outcome in self.run(self.buffer.ingest.push(push))]
+
+    def seal(self, key: str) -> None:
+        """Close a group."""
+        self.run(self.buffer.grouping.seal(key, 0))
+
+    def drop(self, key: str) -> int:
+        """Drop a group."""
+        return self.run(self.buffer.grouping.drop(key, "aborted"))
+
+    def sample(
+        self, name: str, wanted: int, seconds: float, rank_of: tuple[int, int, int] | None
+    ) -> Delivered | None:
+        """What there is now."""
+        rank = None
+        if rank_of is not None:
+            rank = RankOf(rank=rank_of[0], world_size=rank_of[1], after_lease_id=rank_of[2])
+        call = self.buffer.desk.sample(
+            name, want(wanted, lease_seconds=seconds), asyncio.Event(), rank_of=rank
+        )
+        lease, why = self.run(call)
+        units = [] if lease is None else lease.units if rank is None else lease.part(rank.rank)
+        assert rank is not None or (len(units) < wanted) == bool(why)
+        if lease is None:
+            return None
+        entries = {seq: self.buffer.contents.by_seq(seq) for unit in units for seq in unit.seqs}
+        found = {seq: entry.record for seq, entry in entries.items() if entry is not None}
+        return Delivered(
+            lease_id=lease.id,
+            units=[[found[seq].uid for seq in unit.seqs] for unit in units],
+            deadline=lease.deadline,
+            generations={record.uid: record.generation for record in found.values()},
+        )
+
+    def ack(self, lease_id: int, step: int | None, rank: int | None) -> None:
+        """Acknowledge."""
+        self.run(self.buffer.desk.ack(lease_id, step=step, rank=rank))
+
+    def nack(self, lease_id: int) -> None:
+        """Give back."""
+        self.run(self.buffer.leasing.nack(lease_id, reason="x"))
+
+    def extend(self, lease_id: int, seconds: float) -> float:
+        """The new deadline."""
+        return self.run(self.buffer.leasing.extend(lease_id, seconds)).deadline
+
+    def rewind(self, name: str, step: int) -> tuple[int, int]:
+        """Experiences and leases that came back."""
+        found = self.run(self.buffer.desk.timelines.rewind(self._consumer(name), step))
+        return found.num_experiences, found.num_leases
+
+    def declare_safe(self, name: str, step: int) -> None:
+        """Declare a step safe."""
+        self.run(self.buffer.desk.timelines.declare_safe(self._consumer(name), step))
+
+    def release(self, name: str, uids: Sequence[str]) -> int:
+        """Units that were quarantined."""
+        return self.run(self.buffer.desk.quarantine.release(self._consumer(name), uids))
+
+    def prioritize(self, updates: Sequence[tuple[str, float, int]]) -> tuple[int, int, int]:
+        """Numbers of those updated, unknown and outdated."""
+        changes = [PriorityUpdate(uid=u, priority=p, generation=g) for u, p, g in updates]
+        found = self.run(self.buffer.desk.priorities.update(changes))
+        return found.num_updated, len(found.unknown_uids), len(found.outdated_uids)
+
+    def delete(self, uid: str) -> bool:
+        """False where somebody holds it."""
+        entry = self.buffer.contents.by_uid(uid)
+        assert entry is not None
+        return self.run(self.buffer.removal.delete([entry])) == ([], 1)
+
+    def publish(self, version: int) -> None:
+        """Publish a policy version."""
+
+        async def publish() -> None:
+            self.buffer.row.policy_version = version
+            stored = self._store_row()
+            self.buffer.published(version)
+            await stored
+
+        self.run(publish())
+
+    def change(self, readers: dict[str, Reader]) -> None:
+        """Change the consumers."""
+
+        async def change() -> None:
+            settings = BufferSettings.model_validate(_config(readers))
+            self.buffer.row.config = settings.model_dump_json()
+            await self._store_row()
+            self.buffer.change_settings(settings)
+
+        self.run(change())
+
+    def _store_row(self) -> Awaitable[None]:
+        batch = self._world.store.batch()
+        batch.put_buffer(self.buffer.row)
+        return self._world.store.commit(batch)
+
+    def let_expire(self, lease_ids: Sequence[int]) -> None:
+        """Let time pass until these leases have expired."""
+        leases = [self.buffer.leasing.table.find(lease_id) for lease_id in lease_ids]
+
+        async def tick() -> None:
+            self.buffer.tick(max(lease.deadline for lease in leases if lease is not None))
+
+        self.run(tick())
+
+    def crash(self) -> None:
+        """What is in memory is lost."""
+
+        async def reload() -> None:
+            self.buffer = self._world.reload(self.buffer)
+
+        self.run(reload())
+
+    def crash_during(self, call: Callable[[Port], object], num_commits: int) -> None:
+        """The process dies after some commits of a call."""
+        self._store.commits_left = num_commits
+        self._dies_meanwhile = True
+        with contextlib.suppress(asyncio.CancelledError):
+            call(self)
+        self._dies_meanwhile = False
+        self.crash()
+
+    def close(self) -> None:
+        """Leave nothing in the store."""
+
+        async def remove() -> None:
+            self.buffer.close()
+            batch = self._world.store.batch()
+            batch.delete_buffer(self.buffer.id)
+            await self._world.store.commit(batch)
+
+        self.run(remove())
+
+    # --- what there is
+
+    def observed(self, *expected: dict[str, Any]) -> dict[str, Any]:
+        """Everything that decides what is delivered."""
+        return buffer_view.observed(self.buffer)
+
+    def expected(self, model: Model) -> dict[str, Any]:
+        """What `observed` finds where the model is right."""
+        return buffer_view.expected(model)
+
+    def _consumer(self, name: str) -> Consumer:
+        return self.buffer.delivery.consumer(name)

@@ -1,0 +1,103 @@
+"""What the rules of delivery need of a buffer, of who chooses, and the consumers that may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from tests.models.model_place import Reader
+from tests.models.timeline_model import Model
+
+T = TypeVar("T")
+Item = tuple[int, int, int]
+"""Task, run and policy version of an experience."""
+
+READERS: dict[str, Reader] = {
+    "trainer": {"unit": "group"},
+    "queue": {"unit": "item"},
+    "ranks": {"unit": "group", "max_deliveries": 3},
+    "replay": {
+        "unit": "item",
+        "replay": True,
+        "max_times_sampled": 2,
+        "selector": {"kind": "max", "key": "priority"},
+    },
+    "echo": {
+        "unit": "group",
+        "replay": True,
+        "with_replacement": True,
+        "max_times_sampled": 3,
+        "limiter": {"min_size": 1, "samples_per_insert": 2, "min_diff": 0, "max_diff": 11},
+    },
+    "paced": {
+        "unit": "item",
+        "limiter": {"min_size": 2, "samples_per_insert": 1, "min_diff": 1, "max_diff": 13},
+    },
+    "careful": {"unit": "item", "max_deliveries": 2},
+    "fresh": {"unit": "group", "staleness": {"max_lag": 1, "on_stale": "drop"}},
+    "picky": {"unit": "item", "staleness": {"max_lag": 2, "on_stale": "drop"}},
+    "patient": {
+        "unit": "item",
+        "replay": True,
+        "max_times_sampled": 2,
+        "staleness": {"max_lag": 1, "on_stale": "keep"},
+        "limiter": {"min_size": 1, "samples_per_insert": 2, "min_diff": 0, "max_diff": 23},
+    },
+    "narrow": {"unit": "group", "max_leased_experiences": 5, "retain_steps": 2},
+}
+"""The consumers that a history may have; the first is always there."""
+SHORT_SECONDS, LONG_SECONDS = 100.0, 5000.0
+"""How long leases are asked for."""
+
+
+class Refused(Exception):
+    """A call was refused; the text is its status, as on the wire."""
+
+
+class Choose(Protocol):
+    """Who decides what happens."""
+
+    def one_of(self, options: Sequence[T]) -> T: ...
+
+    def number(self, low: int, high: int) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """One delivery, or a rank's part of one; the experiences unit by unit."""
+
+    lease_id: int
+    units: list[list[str]]
+    deadline: float
+    """Seconds since the Unix epoch."""
+    generations: dict[str, int]
+
+
+class Port(Protocol):
+    """A buffer to be driven. Verbs raise `Refused`."""
+
+    clock_error_seconds: float
+    """How exactly it tells deadlines."""
+
+    def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]: ...
+    def seal(self, key: str) -> None: ...
+    def drop(self, key: str) -> int: ...
+    def sample(
+        self, name: str, wanted: int, seconds: float, rank_of: tuple[int, int, int] | None
+    ) -> Delivered | None: ...
+    def ack(self, lease_id: int, step: int | None, rank: int | None) -> None: ...
+    def nack(self, lease_id: int) -> None: ...
+    def extend(self, lease_id: int, seconds: float) -> float: ...
+    def rewind(self, name: str, step: int) -> tuple[int, int]: ...
+    def declare_safe(self, name: str, step: int) -> None: ...
+    def release(self, name: str, uids: Sequence[str]) -> int: ...
+    def prioritize(self, updates: Sequence[tuple[str, float, int]]) -> tuple[int, int, int]: ...
+    def delete(self, uid: str) -> bool: ...
+    def publish(self, version: int) -> None: ...
+    def change(self, readers: dict[str, Reader]) -> None: ...
+    def crash(self) -> None: ...
+    def crash_during(self, call: Callable[[Port], object], num_commits: int) -> None: ...
+    def let_expire(self, lease_ids: Sequence[int]) -> None: ...
+    def observed(self, *expected: dict[str, Any]) -> dict[str, Any]: ...
+    def expected(self, model: Model) -> dict[str, Any]: ...

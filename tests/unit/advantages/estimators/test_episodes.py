@@ -1,0 +1,242 @@
+"""Estimators over the steps of runs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experience_buffer_server.advantages.arrays.values import ExperienceInput
+from experience_buffer_server.advantages.estimators.episodes import (
+    gigpo_scores,
+    step_wise_grpo_scores,
+)
+from tests.unit.advantages import plain
+from tests.unit.advantages.scalars import Group, scored, step, steps
+
+
+def gigpo(group: Group, **parameters: Any) -> tuple[list[float], dict[str, Any]]:
+    scores, details = scored(gigpo_scores, [group], "gigpo", **parameters)
+    return scores[0], details[0]
+
+
+def step_wise(group: Group, **parameters: Any) -> tuple[list[float], dict[str, Any]]:
+    scores, details = scored(step_wise_grpo_scores, [group], "step_wise_grpo", **parameters)
+    return scores[0], details[0]
+
+
+def close(values: list[float]) -> Any:
+    return pytest.approx(values, rel=1e-11, abs=1e-11)
+
+
+def test_step_wise_grpo_spreads_a_runs_score_over_its_steps() -> None:
+    group = [*steps([5.0, 0.0, 1.0], "a"), step(0.25, "b"), *steps([3.0, -2.0], "c"), step(0.5)]
+    a, b, c, d = plain.grpo([1.0, 0.25, -2.0, 0.5], 1e-6)
+    scores, details = step_wise(group)
+    assert scores == close([a, a, a, b, c, c, d])
+    assert details["votes"] == 4
+    scores, _ = step_wise(group, divide_by_steps=True)
+    assert scores == close([a / 3, a / 3, a / 3, b, c / 2, c / 2, d])
+
+
+def test_step_wise_grpo_scores_returns_where_steps_have_them() -> None:
+    group = [*steps([2.0, 0.0, 1.0], "a"), *steps([1.0, -2.0], "b")]
+    scores, _ = step_wise(group, turn_rewards="steps", divide_by_steps=True, eps=1e-3)
+    # Votes 3 and -1, so mean 1 and standard deviation 8 ** 0.5.
+    divisor = 8**0.5 + 1e-3
+    assert scores == close([2 / divisor / 3, 0.0, 0.0, -1.0 / divisor, -1.5 / divisor])
+
+
+def test_gigpo_by_hand() -> None:
+    # Episodes 1 and 0: mean 0.5, std 0.5 ** 0.5. Discounted by 0.5: 0.25, 0.5, 1 and 0, 0.
+    group = [*steps([0.0, 0.0, 1.0], "a", ["s", "t", "u"]), *steps([0.0, 0.0], "b", ["s", "u"])]
+    scores, details = gigpo(group, step_discount=0.5, step_weight=2.0, eps=1e-3)
+    episode = 0.5 / (0.5**0.5 + 1e-3)
+    at_s = 0.125 / (0.125 * 2**0.5 + 1e-3)
+    at_u = 0.5 / (0.5**0.5 + 1e-3)
+    assert scores == close(
+        [episode + 2 * at_s, episode, episode + 2 * at_u, -episode - 2 * at_s, -episode - 2 * at_u]
+    )
+    assert details == {
+        "votes": 2,
+        "mean": 0.5,
+        "std": pytest.approx(0.5**0.5),
+        "zero_variance": False,
+        "singleton": False,
+    }
+    scores, _ = gigpo(group, step_discount=0.5, use_std=False)
+    assert scores == close([0.625, 0.5, 1.0, -0.625, -1.0])
+    scores, _ = gigpo(group, step_weight=0.0, use_std=False)
+    assert scores == close([0.5] * 3 + [-0.5] * 2)
+
+
+def test_an_episode_counts_the_rewards_of_all_its_steps() -> None:
+    group = [*steps([1.0, 2.0, 4.0], "a", ["s", "t", "u"]), *steps([3.0], "b", ["v"])]
+    scores, details = gigpo(group, use_std=False)
+    assert details["mean"] == 5.0
+    assert scores == close([2.0, 2.0, 2.0, -2.0])
+
+
+def test_experiences_at_one_step_are_one_step_of_the_episode() -> None:
+    group = [
+        step(1.0, "a", 0, state="s"),
+        step(1.0, "a", 0, state="t"),
+        step(2.0, "a", 1, state="u"),
+        step(1.0, "b", 0, state="v"),
+    ]
+    scores, details = gigpo(group, use_std=False)
+    assert details["mean"] == 2.0
+    assert scores == [1.0, 1.0, 1.0, -1.0]
+
+
+def test_sparse_rewards_at_first_steps_do_not_hide_the_returns() -> None:
+    group = [*steps([0.0, 1.0], "a", ["s", "t"]), *steps([0.0, 0.0], "b", ["s", "t"])]
+    assert gigpo(group, turn_rewards="steps")[1]["zero_variance"] is False
+    assert gigpo(group)[1]["zero_variance"] is False
+
+
+def test_states_are_compared_within_the_group_only() -> None:
+    first = [*steps([1.0], "a", ["s"]), *steps([0.0], "b", ["t"])]
+    second = [*steps([0.5], "a", ["s"]), *steps([0.0], "b", ["t"])]
+    apart, _ = scored(gigpo_scores, [first, second], "gigpo", use_std=False)
+    assert apart == [[0.5, -0.5], [0.25, -0.25]]
+
+
+def test_steps_without_a_state_share_it_with_nothing() -> None:
+    group = [*steps([1.0], "a", [""]), *steps([0.0], "b", [""])]
+    assert gigpo(group, use_std=False)[0] == [0.5, -0.5]
+
+
+def test_a_run_that_comes_back_to_a_state_is_compared_with_itself() -> None:
+    scores, details = gigpo(steps([0.0, 1.0], "a", ["s", "s"]), step_discount=0.5, use_std=False)
+    # Alone, its episode is its reward.
+    assert details["singleton"] is True
+    assert scores == close([1.0 - 0.25, 1.0 + 0.25])
+
+
+def test_a_lone_run_is_scored_as_by_grpo() -> None:
+    scores, details = gigpo(steps([0.25, 0.5], "a", ["s", "t"]))
+    assert scores == close([0.75 / (1 + 1e-6)] * 2)
+    assert details["singleton"] is True
+    assert details["zero_variance"] is False
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.3, -7.7, 16777217.0, 3e38])
+@pytest.mark.parametrize("runs", [2, 3, 7])
+def test_equal_runs_give_exactly_zero(reward: float, runs: int) -> None:
+    group = [
+        member
+        for index in range(runs)
+        for member in steps([reward, 0.7, reward], f"r{index}", ["s", "t", "u"])
+    ]
+    scores, details = gigpo(group)
+    assert scores == [0.0] * len(group)
+    assert details["zero_variance"] is True
+    scores, details = step_wise(group)
+    assert scores == [0.0] * len(group)
+    assert details["zero_variance"] is True
+
+
+def test_runs_with_equal_sums_in_another_order_are_equal() -> None:
+    rewards = [0.1, 0.2, 0.3]
+    group = [
+        member
+        for index, order in enumerate(itertools.permutations(rewards))
+        for member in steps(order, f"r{index}", [f"{index}{k}" for k in range(3)])
+    ]
+    scores, details = gigpo(group)
+    assert scores == [0.0] * len(group)
+    assert details["zero_variance"] is True
+
+
+def test_equal_sums_over_other_steps_at_shared_states_still_teach() -> None:
+    first = [*steps([1.0, 0.0], "a", ["x", "y"]), *steps([0.0, 1.0], "b", ["x", "y"])]
+    scores, details = gigpo(first)
+    assert details["zero_variance"] is False
+    assert all(scores)
+    # With returns for rewards, both begin with 1.
+    assert gigpo(first, turn_rewards="steps")[1]["zero_variance"] is False
+    # Nothing is compared by state, or no state occurs twice.
+    assert gigpo(first, step_weight=0.0)[1]["zero_variance"] is True
+    apart = [*steps([1.0, 0.0], "a", ["x", "y"]), *steps([0.0, 1.0], "b", ["v", "w"])]
+    # A neighbour changes nothing, before or after.
+    both, of_groups = scored(gigpo_scores, [apart, first, apart], "gigpo")
+    assert [own["zero_variance"] for own in of_groups] == [True, False, True]
+    assert both == [[0.0] * 4, scores, [0.0] * 4]
+
+
+def test_returns_that_are_given_are_not_summed_again() -> None:
+    group = [*steps([0.0, 1.0], "a", ["s", "t"]), *steps([0.0, 0.0], "b", ["s", "t"])]
+    scores, _ = gigpo(
+        group, turn_rewards="steps", turn_discount=0.5, step_discount=0.25, use_std=False
+    )
+    # Returns 0.5, 1 and 0, 0: the first is the run's, compared with 0.
+    assert scores == close([0.25 + 0.25, 0.25 + 0.5, -0.25 - 0.25, -0.25 - 0.5])
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> list[tuple[list[float], list[str]]]:
+    runs = draw(st.integers(1, 6))
+    lengths = [draw(st.integers(1, 6)) for _ in range(runs)]
+    reward = st.floats(-10, 10, width=32).map(lambda value: value + 0.0)
+    return [
+        (
+            [draw(reward) for _ in range(length)],
+            [draw(st.sampled_from("xyz")) for _ in range(length)],
+        )
+        for length in lengths
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(tasks(), st.floats(0, 1), st.booleans(), st.randoms(use_true_random=False))
+def test_gigpo_agrees_with_plain_loops_in_any_order(
+    task: list[tuple[list[float], list[str]]],
+    discount: float,
+    use_std: bool,
+    shuffling: random.Random,
+) -> None:
+    members = [
+        member
+        for index, (rewards, states) in enumerate(task)
+        for member in steps(rewards, f"r{index}", states)
+    ]
+    parameters = {"step_discount": discount, "use_std": use_std, "step_weight": 0.5, "eps": 1e-2}
+    scores, _ = gigpo(members, **parameters)
+    assert scores == pytest.approx(plain_gigpo(task, discount, use_std), rel=1e-9, abs=1e-9)
+    shuffled = shuffling.sample(members, len(members))
+    by_step = dict(zip(map(key, shuffled), gigpo(shuffled, **parameters)[0], strict=True))
+    assert [by_step[key(member)] for member in members] == scores
+
+
+def key(member: ExperienceInput) -> tuple[str, int]:
+    return member.run, member.step
+
+
+def plain_gigpo(
+    task: list[tuple[list[float], list[str]]], discount: float, use_std: bool
+) -> list[float]:
+    def compared(rewards: list[float]) -> list[float]:
+        return plain.grpo(rewards, 1e-2) if use_std else plain.centred(rewards)
+
+    episodes = compared([sum(rewards) for rewards, _ in task])
+    visits = [
+        (state, value)
+        for rewards, states in task
+        for state, value in zip(states, plain.returns(rewards, discount), strict=True)
+    ]
+    expected: list[float] = []
+    for episode, (rewards, _) in zip(episodes, task, strict=True):
+        for _ in rewards:
+            state, _ = visits[at := len(expected)]
+            there = [index for index, (other, _) in enumerate(visits) if other == state]
+            if len(there) > 1:
+                anchored = compared([visits[index][1] for index in there])[there.index(at)]
+            else:
+                anchored = 0.0
+            expected.append(episode + 0.5 * anchored)
+    return expected

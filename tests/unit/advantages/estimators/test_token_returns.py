@@ -1,0 +1,151 @@
+"""The last step of each estimator asks the device for the right thing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experience_buffer_server.advantages import ESTIMATORS, ExperienceInput, plan
+from experience_buffer_server.advantages.estimators.registry import (
+    REGISTRY,
+    Estimator,
+    estimator_functions,
+)
+from experience_buffer_server.advantages.kernels.devices import token_stages
+from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages.plan.specs import EstimatorSpec
+from tests.unit.advantages.builders import experience
+from tests.unit.advantages.devices import DEVICES
+
+MASK = [True, False, True, True, False]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def computed(
+    members: Sequence[ExperienceInput],
+    estimator: str,
+    rewards: Sequence[float],
+    device: str,
+    **parameters: Any,
+) -> tuple[list[float], list[float], bool]:
+    """Advantages, returns, and whether they are one and the same."""
+    planned = plan(estimator, parameters)
+    batch = pack([members], planned, batches=None)
+    assert not batch.problems
+    stages = token_stages(batch, device=device, threads=1, precision="float64")
+    tokens = estimator_functions(planned.spec).tokens(
+        stages, np.array(rewards), batch, planned.parameters
+    )
+    advantages, returns = (
+        np.asarray(stages.exact(t)).tolist() for t in (tokens.advantages, tokens.returns)
+    )
+    return advantages, returns, tokens.advantages is tokens.returns
+
+
+def test_returns_are_the_advantages_of_reinforce(device: str) -> None:
+    member = experience(7.0, MASK)
+    for mode, early in (("skip", 0.25), ("count", 0.125)):
+        advantages, returns, same = computed(
+            [member], "reinforce", [2.0], device, gamma=0.5, mask_mode=mode
+        )
+        assert advantages == returns == [2 * early, 0.0, 1.0, 2.0, 0.0]
+        assert same
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "reinforce_plus_plus", "rloo", "grpo", "gigpo"])
+def test_without_a_discount_every_token_gets_the_reward(estimator: str, device: str) -> None:
+    members = [experience(7.0, MASK, env_state_hash="s"), experience(7.0, [], env_state_hash="s")]
+    advantages, _, same = computed(members, estimator, [0.1, 3.0], device)
+    assert advantages == [0.1, 0.0, 0.1, 0.1, 0.0]
+    assert same
+
+
+def test_the_reward_is_on_the_last_valid_token_with_the_kl_on_each(device: str) -> None:
+    garbage = math.nan
+    member = experience(
+        7.0,
+        MASK,
+        logprobs=[-1.0, garbage, -2.0, -0.5, garbage],
+        ref_logprobs=[-2.0, garbage, -1.5, -4.5, garbage],
+    )
+    given = {"gamma": 0.0, "kl_coef": 0.5}
+    advantages, _, _ = computed([member], "reinforce", [2.0], device, **given)
+    assert advantages == [-0.5, 0.0, 0.25, 2.0 - 2.0, 0.0]
+    advantages, _, _ = computed(
+        [member], "reinforce", [2.0], device, **given, kl_estimator="k2", kl_clip=3.0
+    )
+    assert advantages == [-0.25, 0.0, -0.0625, 2.0 - 1.5, 0.0]
+
+
+def test_token_level_rewards_are_used_instead_of_the_scalar(device: str) -> None:
+    member = experience(7.0, MASK, token_level_reward=[1.0, math.inf, 2.0, 4.0, math.nan])
+    advantages, _, _ = computed([member], "reinforce", [0.5], device)
+    assert advantages == [7.5, 0.0, 6.5, 4.5, 0.0]
+
+
+def test_remax_subtracts_the_baseline_from_advantages_alone(device: str) -> None:
+    members = [
+        experience(7.0, MASK, baseline_reward=0.75), experience(7.0, [True], baseline_reward=-1.0),
+    ]  # fmt: skip
+    advantages, returns, _ = computed(members, "remax", [2.0, 4.0], device, gamma=0.5)
+    assert returns == [0.5, 0.0, 1.0, 2.0, 0.0, 4.0]
+    assert advantages == [-0.25, 0.0, 0.25, 1.25, 0.0, 5.0]
+
+
+def test_gae(device: str) -> None:
+    member = experience(7.0, MASK, values=[1.0, math.nan, 2.0, 4.0, math.inf, 8.0], truncated=True)
+    advantages, returns, same = computed([member], "gae", [3.0], device, gamma=0.5, lam=0.5)
+    last = 3.0 + 0.5 * 8.0 - 4.0
+    middle = 0.5 * 4.0 - 2.0 + 0.25 * last
+    first = 0.5 * 2.0 - 1.0 + 0.25 * middle
+    assert advantages == [first, 0.0, middle, last, 0.0]
+    assert returns == [first + 1.0, 0.0, middle + 2.0, last + 4.0, 0.0]
+    assert not same
+
+
+def test_cpgd_leaves_token_rewards_to_its_scores(device: str) -> None:
+    member = experience(7.0, MASK, token_level_reward=[1.0] * 5)
+    advantages, returns, _ = computed([member], "cpgd", [-0.3], device)
+    assert advantages == returns == [-0.3, 0.0, -0.3, -0.3, 0.0]
+
+
+def test_distillation_reads_no_reward(device: str) -> None:
+    member = experience(
+        None,
+        MASK,
+        logprobs=[-1.0, math.nan, -2.0, -0.5, math.inf],
+        teacher_logprobs=[-2.0, math.nan, -1.5, -4.5, math.inf],
+    )
+    advantages, returns, same = computed(
+        [member], "on_policy_distill", [9.0], device, coefficient=2.0
+    )
+    assert advantages == returns == [-2.0, 0.0, 1.0, -8.0, 0.0]
+    assert same
+
+
+def test_every_estimator_has_its_functions() -> None:
+    assert set(REGISTRY) == set(ESTIMATORS)
+    for name, spec in ESTIMATORS.items():
+        functions = estimator_functions(spec)
+        assert functions is REGISTRY[name]
+        compares = spec.compares == "group" or name == "cpgd"
+        assert (functions.scores is not None) == compares
+
+
+def test_functions_of_the_operators_own() -> None:
+    spec = EstimatorSpec(
+        name="mine", compares="item", needs=("reward",), parameters=ESTIMATORS["gae"].parameters
+    )
+    own = Estimator()
+    assert estimator_functions(spec, {"mine": own}) is own
+    assert estimator_functions(ESTIMATORS["gae"], {"gae": own}) is REGISTRY["gae"]
+    with pytest.raises(KeyError, match="mine"):
+        estimator_functions(spec)

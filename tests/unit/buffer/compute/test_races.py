@@ -1,0 +1,256 @@
+"""What computing, annotating, deleting and changing settings do to each other when they overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import trxp
+from experience_buffer.trxp import TensorView
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.store.interface import StoreFullError, WriteBatch
+from tests.unit.buffer.intake.test_annotate import advantages, annotate, pushed, settle
+from tests.unit.builders import NUM_RESPONSE, World, experience, push, uid, want
+
+RUNNING: dict[str, Any] = {
+    "group_size": 2,
+    "advantage": {"estimator": "rloo", "running_norm": "mean_std"},
+}
+PARTIAL: dict[str, Any] = {
+    "group_size": 2,
+    "group_deadline_seconds": 60,
+    "on_group_deadline": "use_partial",
+    "advantage": {"estimator": "rloo"},
+    "on_missing_field": "wait",
+}
+CONSUMERS = [{"name": "critic", "raw": True}, {"name": "actor", "unit": "group"}]
+
+
+def num_counted(buffer: Buffer) -> int:
+    return int(json.loads(buffer.row.moments)["count"])
+
+
+def change(buffer: Buffer, **changes: Any) -> None:
+    buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
+
+
+async def in_flight(world: World) -> None:
+    deadline = time.monotonic() + 60
+    while not world.computer._in_flight:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("event", ["annotate", "delete"])
+async def test_moments_count_once_whatever_happens_while_they_are_computed(
+    world: World, event: str
+) -> None:
+    world.computer.start()
+    buffer = await world.create(**(RUNNING | {"group_size": 3}))
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await in_flight(world)
+    if event == "annotate":
+        await annotate(buffer, uid(1, 0), reward=3.0)
+    else:
+        await buffer.removal.delete([entry for entry in buffer.contents if entry.record.run == 2])
+    await settle(buffer)
+    assert num_counted(buffer) == (3 if event == "annotate" else 2)
+    assert all(entry.available and entry.counted for entry in buffer.contents)
+
+
+async def test_moments_go_on_when_other_parameters_are_set(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**RUNNING)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await in_flight(world)
+    change(buffer, advantage={"estimator": "rloo", "running_norm": "std"})
+    await buffer.ingest.push(push((2, 0), (2, 1)))
+    await settle(buffer)
+    assert num_counted(buffer) == 4
+
+
+async def test_moments_that_were_void_meanwhile_do_not_come_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.computer.start()
+    buffer = await world.create(**RUNNING)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await settle(buffer)
+    is_computed, may_go_on = asyncio.Event(), asyncio.Event()
+    read_results = world.computer._results
+
+    async def held(*given: Any) -> Any:
+        is_computed.set()
+        await may_go_on.wait()
+        return await read_results(*given)
+
+    monkeypatch.setattr(world.computer, "_results", held)
+    await buffer.ingest.push(push((2, 0), (2, 1)))
+    await is_computed.wait()
+    # The first two count no more, and what has just been computed counts them.
+    change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
+    change(buffer, advantage=RUNNING["advantage"])
+    may_go_on.set()
+    await settle(buffer)
+    assert num_counted(buffer) == 2
+    await annotate(buffer, uid(1, 0), reward=3.0)
+    await settle(buffer)
+    assert num_counted(buffer) == 4
+
+
+@pytest.mark.parametrize("policy", ["use_partial", "drop"])
+async def test_what_can_be_sampled_waits_for_no_field(world: World, policy: str) -> None:
+    """An estimator that was set later takes nothing away from what was there before."""
+    buffer = await world.create(group_size=2, group_deadline_seconds=60, on_group_deadline=policy)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    change(buffer, advantage={"estimator": "gae"})
+    assert not buffer.describe_wait()
+    buffer.tick(time.time() + 61)
+    await buffer.drain()
+    assert len(buffer.contents) == 2
+    assert not buffer.contents.lacking
+
+
+async def test_an_experience_deleted_while_it_is_annotated_leaves_nothing(world: World) -> None:
+    buffer = await world.create(
+        group_by="none", advantage={"estimator": "gae"}, on_missing_field="wait"
+    )
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    change_it = Annotation(uid=uid(1, 0), info={"a": "b" * 1000})
+    annotating = asyncio.ensure_future(buffer.annotating.annotate([change_it]))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    entry = buffer.contents.by_uid(uid(1, 0))
+    assert entry is not None
+    deleting = asyncio.ensure_future(buffer.removal.delete([entry]))
+    ((outcome,), _) = await asyncio.gather(annotating, deleting)
+    await settle(buffer)
+    assert outcome.reason is AnnotateReason.UNKNOWN_UID
+    (left,) = buffer.contents
+    assert buffer.contents.num_bytes == left.record.payload_bytes
+    assert list(buffer.contents.lacking) == [left.record.seq]
+
+
+async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(group_size=2, advantage={"estimator": "gae"})
+    for run, number in ((0, 1.0), (1, float("nan"))):
+        column = memoryview(torch.full((NUM_RESPONSE,), number).numpy().tobytes())
+        values = TensorView("F32", (NUM_RESPONSE,), column)
+        payload = trxp.with_tensors(trxp.encode([experience(1, run)]), {"values": values})
+        await buffer.ingest.push(Push(payloads=[payload]))
+    await settle(buffer)
+    sound, bad = list(buffer.contents)
+    assert bad.quarantine
+    sound.quarantine, sound.available = "as if it had failed, too", False
+    await buffer.removal.delete([bad])
+    await settle(buffer)
+    assert sound.available
+
+
+async def test_use_partial_is_tried_again_when_it_finds_no_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.computer.start()
+    buffer = await world.create(**PARTIAL)
+    await buffer.ingest.push(pushed((1, 0), reward=None))
+    await buffer.ingest.push(pushed((1, 1)))
+
+    async def full() -> None:
+        raise StoreFullError("full")
+
+    def refuse(batch: WriteBatch) -> Awaitable[None]:
+        return full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "commit", refuse)
+        buffer.grouping.expire(time.time() + 61)
+        await buffer.drain()
+    buffer.tick(time.time() + 100)
+    await settle(buffer)
+    (left,) = buffer.contents
+    assert left.available
+    assert advantages(world, buffer, uid(1, 1)) == [round(0.2, 4)] * NUM_RESPONSE
+
+
+async def test_nobody_leases_what_leaves_at_a_deadline(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**(PARTIAL | {"consumers": CONSUMERS}))
+    await buffer.ingest.push(pushed((1, 0), reward=None))
+    await buffer.ingest.push(pushed((1, 1)))
+    buffer.grouping.expire(time.time() + 61)
+    lease, _ = await buffer.desk.sample("critic", want(2), asyncio.Event())
+    assert lease is not None
+    assert [unit.seqs for unit in lease.units] == [(2,)]
+    await settle(buffer)
+    assert [entry.available for entry in buffer.contents] == [True]
+
+
+async def test_what_left_at_a_deadline_was_not_consumed(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**PARTIAL)
+    await buffer.ingest.push(pushed((1, 0), reward=None))
+    await buffer.ingest.push(pushed((1, 1)))
+    buffer.tick(time.time() + 61)
+    await settle(buffer)
+    fresh = await world.restart(buffer)
+    assert await annotate(fresh, uid(1, 1), reward=0.5) == (None, "")
+
+
+async def test_annotations_can_be_read_whatever_they_add(world: World) -> None:
+    buffer = await world.create(group_size=2)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    empty = TensorView("U8", (0,), memoryview(b""))
+    for round_ in range(2):
+        names = {f"{round_}_{'n' * 9_000}_{i}": empty for i in range(490)}
+        reason, message = await annotate(buffer, uid(1, 0), tensors=names)
+    assert reason is AnnotateReason.INVALID
+    assert "header" in message
+    many = {f"{i}": empty for i in range(1100)}
+    reason, message = await annotate(buffer, uid(1, 0), tensors=many)
+    assert reason is AnnotateReason.INVALID
+    assert "max_tensors" in message
+    surrogate = {"\ud800": empty}
+    reason, _ = await annotate(buffer, uid(1, 0), tensors=surrogate)
+    assert reason is AnnotateReason.INVALID
+    big = TensorView("U8", (1 << 26,), memoryview(bytes(1 << 26)))
+    reason, message = await annotate(buffer, uid(1, 0), tensors={"big": big})
+    assert reason is AnnotateReason.INVALID
+    assert "server.max_message_bytes" in message
+    assert await annotate(buffer, uid(1, 0), reward=2.0) == (None, "")
+
+
+async def test_a_deleted_buffer_lets_its_results_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed advantages that found no room hold nothing up once their buffer has gone."""
+    world.computer.start()
+    buffer = await world.create(1, **RUNNING)
+
+    async def full() -> None:
+        raise StoreFullError("full")
+
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "commit", lambda batch: full())
+        deadline = time.monotonic() + 60
+        while not buffer.computing._results._waiting:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0)
+        await buffer.drain()
+    buffer.close()
+    await settle(buffer)
+    assert not world.computer._held
+    other = await world.create(2, **RUNNING)
+    await other.ingest.push(push((1, 0), (1, 1)))
+    await settle(other)
+    assert all(entry.available for entry in other.contents)

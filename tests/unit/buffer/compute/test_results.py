@@ -1,0 +1,162 @@
+"""Results that come back to a buffer that has changed since they were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experience_buffer import trxp
+from experience_buffer_server.buffer.compute import results
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.store.interface import StoreFullError, WriteBatch
+from tests.unit.buffer.compute.test_races import RUNNING, change, in_flight
+from tests.unit.buffer.intake.test_annotate import settle
+from tests.unit.builders import World, experience, push
+
+RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
+
+BATCH: dict[str, Any] = {
+    "group_size": 2,
+    "advantage": {"estimator": "rloo", "reward_norm_std": "batch", "batch_size": 2},
+}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)
+
+
+class Rides:
+    """Rides of a world's store that end when the test says how."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting: list[asyncio.Future[None]] = []
+        monkeypatch.setattr(world.store, "ride", self._ride)
+
+    def _ride(self, batch: WriteBatch) -> asyncio.Future[None]:
+        ride: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append(ride)
+        return ride
+
+    def refuse(self) -> None:
+        self.waiting.pop(0).set_exception(StoreFullError("full"))
+
+
+async def test_a_buffer_deleted_while_its_results_find_no_room_holds_nothing_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.computer.start()
+    buffer = await world.create(1, **RUNNING)
+    with monkeypatch.context() as patch:
+        rides = Rides(world, patch)
+        await buffer.ingest.push(push((1, 0), (1, 1)))
+        await until(lambda: rides.waiting)
+        buffer.close()
+        rides.refuse()
+        await buffer.drain()
+    await until(lambda: not world.computer._in_flight)
+    assert not world.computer._held
+    assert not buffer.computing.num_jobs
+
+
+async def test_nobody_waits_behind_a_deleted_buffer(world: World) -> None:
+    buffer, other = await world.create(1, **RLOO), await world.create(2, **RLOO)
+    for each in (buffer, other):
+        await each.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    buffer.close()
+    ((*left,),) = world.computer._lanes.values()
+    assert [work.owner for work in left] == [other.computing] * 2
+    assert not buffer.computing.num_jobs
+    world.computer.start()
+    await settle(other)
+    assert all(entry.available for entry in other.contents)
+
+
+async def test_what_comes_back_to_a_deleted_buffer_is_counted_nowhere(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(1, **RLOO)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await in_flight(world)
+    buffer.close()
+    world.metrics.forget_buffer(buffer.name)
+    await settle(buffer)
+    families = world.metrics.registry.collect()
+    named = [s for family in families for s in family.samples if buffer.name in s.labels.values()]
+    assert not named
+
+
+async def test_a_batch_is_stored_part_by_part_before_the_next_is_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push waits for a part of it only; what finds no room stays under way."""
+    monkeypatch.setattr(results, "_PART_BYTES", 1)
+    world.computer.start()
+    buffer = await world.create(1, **BATCH)
+    with monkeypatch.context() as patch:
+        rides = Rides(world, patch)
+        await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+        await until(lambda: rides.waiting)
+        rides.waiting.pop(0).set_result(None)
+        await until(lambda: rides.waiting)
+        assert [entry.available for entry in buffer.contents] == [True, True, False, False]
+        rides.refuse()
+        await buffer.drain()
+        assert world.computer._in_flight
+    buffer.tick(time.time() + 2)
+    await settle(buffer)
+    await until(lambda: not world.computer._in_flight)
+    assert all(entry.available for entry in buffer.contents)
+
+
+async def test_what_failed_under_old_settings_is_computed_under_new_ones(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(group_size=2, advantage={"estimator": "rloo", "reward_scale": 1e9})
+    payloads = [trxp.encode([experience(1, 0, reward=3e38), experience(1, 1)])]
+    await buffer.ingest.push(Push(payloads=payloads))
+    await in_flight(world)
+    change(buffer, advantage={"estimator": "rloo"})
+    await settle(buffer)
+    assert not buffer.contents.quarantined
+    assert all(entry.available for entry in buffer.contents)
+
+
+async def test_what_old_settings_made_available_waits_for_no_field_of_new_ones(
+    world: World,
+) -> None:
+    world.computer.start()
+    buffer = await world.create(
+        **RLOO, group_deadline_seconds=60, on_group_deadline="drop", on_missing_field="wait"
+    )
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await in_flight(world)
+    change(buffer, advantage={"estimator": "gae"})
+    await settle(buffer)
+    assert all(entry.available for entry in buffer.contents)
+    assert not buffer.contents.lacking
+    buffer.tick(time.time() + 61)
+    await buffer.drain()
+    assert len(buffer.contents) == 2
+
+
+async def test_moments_of_another_estimator_stay_void(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.computer.start()
+    buffer = await world.create(1, **RUNNING)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await settle(buffer)
+    with monkeypatch.context() as patch:
+        rides = Rides(world, patch)
+        await buffer.ingest.push(push((2, 0), (2, 1)))
+        await until(lambda: rides.waiting)
+        change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
+        assert not buffer.row.moments
+        rides.refuse()
+        await buffer.drain()
+    assert not buffer.row.moments

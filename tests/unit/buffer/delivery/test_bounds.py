@@ -1,0 +1,355 @@
+"""Bounds of deliveries: messages and their size, limiters that change, ranks, work per call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from experience_buffer import errors, trxp
+from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.damage import Unreadable
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.rpc.batch_assembly import Sampled, packed, sampled
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.service import Service
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
+from tests.unit.builders import World, experience, push, sampling, settings, uid, want
+
+
+async def sample(
+    buffer: Buffer, count: int, name: str = "trainer", rank_of: RankOf | None = None, **more: Any
+) -> tuple[Lease | None, str]:
+    asked = want(count, **more)
+    return await buffer.desk.sample(name, asked, asyncio.Event(), rank_of=rank_of)
+
+
+async def leased(buffer: Buffer, count: int, name: str = "trainer", **more: Any) -> Lease:
+    lease, why = await sample(buffer, count, name, **more)
+    assert lease is not None, why
+    return lease
+
+
+# --- messages
+
+LONG = {"grpo": {"advantage": {"estimator": "grpo"}}, "plain": {}}
+
+
+async def pushed_long(world: World, config: dict[str, Any], num_tokens: int) -> Buffer:
+    """8 groups of 2 experiences with responses of some length, ready to be sampled."""
+    world.computer.start()
+    buffer = await world.create(group_size=2, **config)
+    for task in range(8):
+        members = [
+            experience(
+                task,
+                run,
+                tokens=torch.arange(3 + num_tokens),
+                logprobs=-torch.rand(num_tokens),
+            )
+            for run in (0, 1)
+        ]
+        await buffer.ingest.push(Push(payloads=[trxp.encode(members)]))
+    deadline = time.monotonic() + 60
+    while len(buffer.delivery.consumers["trainer"].ready) < 16:
+        assert time.monotonic() < deadline
+        await buffer.drain()
+        await asyncio.sleep(0)
+    return buffer
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("num_tokens", [1, 7, 2000])
+async def test_a_unit_takes_no_more_than_estimated(
+    world: World, kind: str, num_tokens: int
+) -> None:
+    buffer = await pushed_long(world, LONG[kind], num_tokens)
+    units = (await leased(buffer, 16)).units
+    most = sum(unit.message_bytes for unit in units)
+    response = service_pb2.SampleResponse()
+    unreadable = Unreadable()
+
+    def join(experiences: Sequence[Sampled]) -> None:
+        for rest, pieces, num_bytes in experiences:
+            message = types_pb2.SampledExperience.FromString(rest)
+            message.payload = b"".join(pieces)
+            assert len(message.payload) == num_bytes
+            response.experiences.append(message)
+
+    sampled(world.store, buffer, units, unreadable, join)
+    in_columns = len(packed(world.store, buffer, units, unreadable, b"".join))
+    assert not unreadable
+    assert max(response.ByteSize(), in_columns) <= most
+    excess = most - response.ByteSize()
+    assert excess <= 0.05 * most + 16 * 700, "a batch isn't cut much earlier than need be"
+
+
+async def test_a_batch_is_cut_where_its_message_is_full(world: World) -> None:
+    buffer = await pushed_long(world, LONG["grpo"], 2000)
+    stored = buffer.contents.num_bytes
+    lease = await leased(buffer, 16, max_bytes=stored)
+    assert lease.num_bytes < stored
+    assert sum(unit.message_bytes for unit in lease.units) <= stored
+    assert lease.num_bytes == sum(
+        entry.record.payload_bytes
+        for unit in lease.units
+        for entry in buffer.contents.by_seqs(unit.seqs)
+    )
+
+
+async def test_what_the_server_could_not_send_is_not_blamed(world: World) -> None:
+    buffer = await world.create(consumers=[{"name": "trainer", "max_deliveries": 1}])
+    await buffer.ingest.push(push((1, 0)))
+    consumer = buffer.delivery.consumers["trainer"]
+    for _ in range(3):
+        lease = await leased(buffer, 1)
+        assert lease.units[0].num_deliveries == 1
+        buffer.leasing.give_back([lease.id], "undeliverable")
+        await buffer.drain()
+    assert (len(consumer.ready), consumer.totals.redelivered) == (1, 0)
+    buffer = await world.restart(buffer)
+    assert (await leased(buffer, 1)).units[0].num_deliveries == 1
+
+
+class Caller:
+    """All that a unary call is asked for."""
+
+    def time_remaining(self) -> None:
+        """It has no deadline."""
+
+    def add_done_callback(self, callback: object) -> None:
+        """It doesn't end."""
+
+
+async def serving(world: World) -> Backend:
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    await registry.create("b", settings(consumers=[{"name": "trainer", "max_deliveries": 1}]))
+    snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
+    return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
+
+
+async def ask(
+    backend: Backend, *, streaming: bool, kept: list[AsyncGenerator[Any]] | None = None
+) -> object:
+    """Ask for up to 8 units: a call, or a stream's first message; the stream ends unless kept."""
+    wish: dict[str, Any] = {"buffer": "b", "consumer": "trainer", "batch_size": 8}
+    wish |= {"min_batch_size": 1, "timeout_seconds": 0.001}
+    if not streaming:
+        request = service_pb2.SampleRequest(**wish)
+        data = await Service(backend).Sample(request, cast(Any, Caller()))
+        return service_pb2.SampleResponse.FromString(data)
+
+    async def said() -> AsyncIterator[service_pb2.SampleStreamRequest]:
+        yield service_pb2.SampleStreamRequest(open=service_pb2.SampleStreamOpen(**wish))
+        yield service_pb2.SampleStreamRequest(credits=1)
+        await asyncio.Event().wait()
+
+    stream = cast(AsyncGenerator[Any], sampling(backend, said()))
+    if kept is not None:
+        kept.append(stream)
+    return await asyncio.wait_for(anext(stream), 30)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_lost_payload_quarantines_nobody(world: World, streaming: bool) -> None:
+    """It alone is set aside; what was leased with it is delivered, for the first time."""
+    backend = await serving(world)
+    buffer = backend.buffer("b")
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    batch = world.store.batch()
+    batch.remove(buffer.id, next(iter(buffer.contents)).record)
+    await world.store.commit(batch)
+    kept: list[AsyncGenerator[Any]] = []
+    answer: Any = await ask(backend, streaming=streaming, kept=kept)
+    await buffer.drain()
+    batch = answer.frame if streaming else answer
+    assert [one.uid for one in batch.experiences] == [uid(1, 1), uid(1, 2)]
+    assert [one.num_deliveries for one in batch.experiences] == [1, 1]
+    assert batch.num_units == 2
+    assert batch.shortfall.endswith("; 1 more was set aside: damaged on the disk")
+    consumer = buffer.delivery.consumers["trainer"]
+    assert (len(consumer.ready), consumer.num_leased) == (0, 2)
+    assert consumer.quarantined == {}
+    for stream in kept:
+        await stream.aclose()
+
+
+async def test_a_unit_too_large_for_a_message_is_not_quarantined(world: World) -> None:
+    backend = await serving(world)
+    backend.limits = world.limits.model_copy(update={"max_message_bytes": 65_536})
+    buffer = backend.buffer("b")
+    large = experience(1, 0, info={"text": "z" * 70_000})
+    await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
+    with pytest.raises(errors.ResourceExhaustedError, match="one item takes"):
+        await ask(backend, streaming=False)
+    await buffer.drain()
+    assert not buffer.delivery.consumers["trainer"].quarantined
+    assert await ask(backend, streaming=True)
+
+
+# --- a limiter that changes
+
+
+def limited(samples_per_insert: float | None, **changes: Any) -> dict[str, Any]:
+    limiter = {"samples_per_insert": samples_per_insert, "min_diff": -16, "max_diff": 16}
+    replay = {"replay": True, "max_times_sampled": 4}
+    return {"name": "trainer", "limiter": limiter if samples_per_insert else None} | (
+        changes or replay
+    )
+
+
+async def change(buffer: Buffer, *consumers: dict[str, Any]) -> None:
+    await buffer.change_settings(settings(consumers=list(consumers)))
+
+
+def difference(buffer: Buffer) -> float:
+    consumer = buffer.delivery.consumers["trainer"]
+    counts = consumer.counts()
+    return counts.inserts * (consumer.settings.samples_per_insert or 0.0) - counts.samples
+
+
+async def with_a_past(world: World) -> Buffer:
+    """24 units came, were sampled 4 times each, and left."""
+    buffer = await world.create(consumers=[limited(4)])
+    for task in range(6):
+        await buffer.ingest.push(push(*((task, run) for run in range(4))))
+        for _ in range(4):
+            await buffer.desk.ack((await leased(buffer, 4)).id)
+    assert len(buffer.contents) == 0
+    tally = buffer.delivery.consumers["trainer"].tally
+    assert (tally.departed_inserts, tally.departed_samples) == (24, 96)
+    return buffer
+
+
+@pytest.mark.parametrize("ratios", [[2], [1], [None, 2], [None, 4]])
+async def test_another_ratio_does_not_judge_the_past(
+    world: World, ratios: list[float | None]
+) -> None:
+    buffer = await with_a_past(world)
+    for ratio in ratios:
+        await change(buffer, limited(ratio))
+        await buffer.drain()
+    for _ in range(2):
+        assert difference(buffer) == 0
+        buffer = await world.restart(buffer)
+    await buffer.ingest.push(push((9, 0), (9, 1), (9, 2), (9, 3)))
+    assert len((await leased(buffer, 4)).units) == 4
+
+
+async def test_the_same_ratio_goes_on_counting(world: World) -> None:
+    buffer = await with_a_past(world)
+    await change(buffer, limited(4) | {"max_deliveries": 3})
+    assert buffer.delivery.consumers["trainer"].tally.departed_samples == 96
+
+
+async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) -> None:
+    other = {"name": "other"}
+    trainer = limited(1, max_deliveries=0)
+    buffer = await world.create(consumers=[trainer, other])
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    await buffer.desk.ack((await leased(buffer, 4)).id)
+    await buffer.ingest.push(push((2, 0)))
+    await change(buffer, limited(0.5, max_deliveries=0), other)
+    await buffer.drain()
+    assert difference(buffer) == 0.5
+    buffer = await world.restart(buffer)
+    assert difference(buffer) == 0.5
+    await buffer.desk.ack((await leased(buffer, 4, "other")).id)
+    assert len(buffer.contents) == 1
+    assert difference(buffer) == 0.5
+    assert difference(await world.restart(buffer)) == 0.5
+
+
+async def test_what_leaves_while_a_limiter_comes_is_not_counted_for_ever(world: World) -> None:
+    once = {"max_times_sampled": 1}
+    buffer = await world.create(consumers=[limited(None) | once])
+    await buffer.ingest.push(push((1, 0)))
+    ack = asyncio.ensure_future(buffer.desk.ack((await leased(buffer, 1)).id))
+    await asyncio.sleep(0)
+    (new,) = settings(consumers=[limited(0.5) | once]).consumers
+    assert buffer.delivery.change_consumer(new)
+    buffer.desk.count_anew(buffer.delivery.consumers["trainer"])
+    await ack
+    await buffer.drain()
+    assert len(buffer.contents) == 0
+    assert difference(buffer) == 0
+
+
+# --- acks, ranks
+
+
+async def test_no_step_is_too_early_for_a_consumer_that_was_removed(world: World) -> None:
+    buffer = await world.create(consumers=["actor", "critic"])
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.desk.ack((await leased(buffer, 1, "actor")).id, step=5)
+    await buffer.desk.timelines.declare_safe(buffer.delivery.consumers["actor"], 5)
+    assert buffer.desk.retirement.problem_with("actor", 3)
+    await buffer.change_settings(settings(consumers=["critic"]))
+    assert not buffer.desk.retirement.problem_with("actor", 3)
+
+
+async def test_a_lease_of_another_life_of_the_buffer_counts_as_none(world: World) -> None:
+    buffer = await world.create()
+    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    first, second = [
+        await leased(buffer, 2, rank_of=RankOf(rank=rank, world_size=2, after_lease_id=77))
+        for rank in (0, 1)
+    ]
+    assert second is first
+    later = await leased(buffer, 2, rank_of=RankOf(rank=1, world_size=2, after_lease_id=first.id))
+    assert later is not first
+
+
+# --- what is too stale
+
+
+@pytest.mark.parametrize("holds", ["lease", "step"])
+async def test_a_stale_group_leaves_as_a_whole_or_not_at_all(world: World, holds: str) -> None:
+    window = {"max_lag": 1, "on_stale": "drop"}
+    consumers = [
+        {"name": "actor", "unit": "group", "staleness": window},
+        {"name": "critic", "unit": "group"},
+        {"name": "log"},
+    ]
+    buffer = await world.create(group_size=4, consumers=consumers)
+    await buffer.ingest.push(of_version(0, *((1, run) for run in range(4))))
+    lease = await leased(buffer, 1, "log")
+    if holds == "step":
+        await buffer.desk.ack(lease.id, step=3)
+    buffer.row.policy_version = 5
+    assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
+    await buffer.drain()
+    got = await leased(buffer, 1, "critic")
+    assert got.num_experiences == 4
+    assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
+
+
+def of_version(version: int, *members: tuple[int, int]) -> Push:
+    info = {"model_version": version}
+    return Push(payloads=[trxp.encode([experience(*member, info=info) for member in members])])
+
+
+# --- work
+
+
+async def test_dropping_what_is_stale_takes_time_in_proportion(world: World) -> None:
+    buffer = await world.create()
+    await buffer.ingest.push(push((1, 0)))
+    (entry,) = buffer.contents
+    await leased(buffer, 1)
+    entries = [Entry(entry.record, None, durable=True) for _ in range(20_000)]
+    began = time.process_time()
+    units = [[entry] for entry in entries]
+    assert buffer.drop_stale(units, "trainer") == units
+    assert time.process_time() - began < 1.0

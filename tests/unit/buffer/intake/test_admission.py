@@ -1,0 +1,183 @@
+"""Recorded payloads and damaged experiences at the gate."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import tracemalloc
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import trxp
+from experience_buffer_server.buffer.intake.admission import admit, entomb
+from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal, check_uid
+from experience_buffer_server.store.interface import OTHER_DIGEST
+from tests.unit import odd_payloads
+from tests.unit.builders import DATA, eid, experience, settings
+
+NOT_PLAIN = ("neg_", "legacy", "numpy_arrays", "python_types_in_info")
+LONG_TEXT = "x" * 4_000_000
+SOUND = sorted(p.stem for p in DATA.glob("*.bin") if not p.stem.startswith(NOT_PLAIN))
+
+
+def admitted(config: dict[str, Any] | None = None, **fields: Any) -> Candidate | Refusal:
+    (item,) = trxp.read(trxp.encode([experience(1, 2, **fields)]))
+    assert isinstance(item, trxp.Item)
+    return admit(item, settings(**(config or {})))
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_recorded_payloads_are_admitted_as_their_canonical_selves(name: str) -> None:
+    for item in trxp.read((DATA / f"{name}.bin").read_bytes()):
+        assert isinstance(item, trxp.Item)
+        candidate = admit(item, settings())
+        assert isinstance(candidate, Candidate), candidate
+        assert candidate.uid == item.eid.uid
+        (again,) = trxp.read(bytes(candidate.payload))
+        assert isinstance(again, trxp.Item)
+        repeated = admit(again, settings())
+        assert isinstance(repeated, Candidate)
+        assert repeated.digest == candidate.digest
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"logprobs": torch.zeros(5)}, "logprobs has 5 values but the response has 7 tokens"),
+        (
+            {"prompt_length": 11, "action_mask": torch.ones(7)},
+            "prompt_length 11 exceeds the 10 tokens",
+        ),
+        ({"action_mask": torch.ones(6)}, "action_mask has 6 values .* leave a response of 7"),
+        ({"reward": float("inf")}, "reward is inf; send a finite number or a tombstone"),
+        ({"values": torch.zeros(9)}, r"values has shape \[9\]"),
+        ({"info": {"model_version": "x"}}, "policy version version_start is 'x'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], message: str) -> None:
+    if "values" in fields:
+        item = trxp.read(trxp.encode([experience(1, 2)]))[0]
+        assert isinstance(item, trxp.Item)
+        item.tensors["values"] = trxp.TensorView("F32", (9,), memoryview(bytes(36)))
+        refusal = admit(item, settings())
+    else:
+        refusal = admitted(**fields)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.INVALID
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(refusal.message)
+
+
+def test_bad_rewards_become_tombstones_if_asked() -> None:
+    config = {"on_bad_reward": "tombstone", "advantage": {"estimator": "rloo"}}
+    for reward in (float("nan"), None):
+        candidate = admitted(config, reward=reward)
+        assert isinstance(candidate, Candidate)
+        assert candidate.tombstone
+        assert "reward" in candidate.note
+    refusal = admitted({"advantage": {"estimator": "rloo"}}, reward=None)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.MISSING_FIELD
+
+
+def test_policy_versions_span_what_is_known() -> None:
+    candidate = admitted(info={"version_start": 5, "version_end": 3})
+    assert isinstance(candidate, Candidate)
+    assert (candidate.min_version, candidate.max_version) == (3, 5)
+    unknown = admitted(info={"model_version": -1})
+    assert isinstance(unknown, Candidate)
+    assert (unknown.min_version, unknown.max_version) == (None, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_versions_of_tokens_span_what_is_known(dtype: torch.dtype) -> None:
+    lowest = -1 if dtype.is_signed else 2
+    for versions in ([7, 5, 6], [lowest, 5, 9], [100, 100, 100], [lowest, lowest, lowest]):
+        candidate = admitted(extra={"versions": torch.tensor(versions, dtype=dtype)})
+        assert isinstance(candidate, Candidate)
+        known = [version for version in versions if version >= 0]
+        expected = (min(known), max(known)) if known else (None, None)
+        assert (candidate.min_version, candidate.max_version) == expected
+
+
+def test_versions_are_whole_numbers() -> None:
+    refusal = admitted(extra={"versions": torch.ones(3)})
+    assert isinstance(refusal, Refusal)
+    assert "versions has dtype F32; an integer dtype is expected" in refusal.message
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda numbers: set(numbers),
+        lambda numbers: [{"a": (1, frozenset(numbers))}] * 2,
+        lambda numbers: {"b": {*map(float, numbers), None, "c", (1, "d")}},
+    ],
+)
+def test_the_order_of_a_set_does_not_make_another_experience(wrapped: Any) -> None:
+    """Numbers that fall on one place of the table come in the order in which they were put there."""
+    one, other, third = (
+        admitted(info={"a": wrapped(numbers)})
+        for numbers in ([0, 1 << 20, 2 << 20], [2 << 20, 1 << 20, 0], [0, 1 << 20, 3 << 20])
+    )
+    assert isinstance(one, Candidate)
+    assert isinstance(other, Candidate)
+    assert isinstance(third, Candidate)
+    assert one.payload != other.payload
+    assert one.digest == other.digest != third.digest
+    assert one.fields == other.fields
+    assert one.fields & OTHER_DIGEST
+    plain = admitted(info={"a": [0, 8, 16]})
+    assert isinstance(plain, Candidate)
+    assert not plain.fields & OTHER_DIGEST
+
+
+def test_uids_must_be_keys() -> None:
+    assert check_uid("é" * 250) == ""
+    assert "uid of 502 bytes is over the limit of 500" in check_uid("é" * 251)
+    assert "not valid Unicode" in check_uid("a\ud800")
+    tombstone = entomb(eid(1, 2), "r" * 2000)
+    assert isinstance(tombstone, Candidate)
+    assert len(tombstone.note) == 1024
+
+
+def test_what_could_not_be_read_once_stored_is_refused_for_itself() -> None:
+    """Pickled without a memo it has as many opcodes as are read; stored it would have twice as many."""
+    metas = [odd_payloads.meta(run) for run in range(2)]
+    metas[1]["info"] = {"a": 201}
+    top = {"version": 1, "num_items": 2, "items": metas}
+    values = b"](" + b"C\x02ab" * 600_000 + b"e"
+    small = pickle.dumps(top, protocol=2)
+    assert small.count(b"K\xc9s") == 1
+    pickled = small.replace(b"K\xc9s", values + b"s")
+    tensors = odd_payloads.section(odd_payloads.table(0) | odd_payloads.table(1))
+    frame = struct.pack("<4sBQQ", b"TRXP", 1, len(pickled), len(tensors))
+    first, second = trxp.read(frame + pickled + tensors)
+    assert isinstance(first, trxp.Item)
+    assert isinstance(second, trxp.Item)
+    assert isinstance(admit(first, settings()), Candidate)
+    refusal = admit(second, settings())
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.INVALID
+    assert "max_metadata_nodes" in refusal.message
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{(number << 8000) for number in range(1, 257)}] * 1500,
+        {(LONG_TEXT, number) for number in range(256)},
+    ],
+    ids=["a set that is shared", "a text that is shared"],
+)
+def test_ordering_sets_copies_nothing(value: Any) -> None:
+    (item,) = trxp.read(trxp.encode([experience(1, 2, info={"a": value})]))
+    assert isinstance(item, trxp.Item)
+    tracemalloc.start()
+    try:
+        assert isinstance(admit(item, settings()), Candidate)
+        assert tracemalloc.get_traced_memory()[1] < 64_000_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,258 @@
+"""What a buffer takes in: its room, its consumers' limiters, the pacing of new tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import errors, trxp
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from tests.unit.buffer.intake.test_annotate import settle
+from tests.unit.builders import NUM_RESPONSE, World, eid, experience, push, settings, want
+
+FIVE = {"info": {"model_version": 5}}
+GROUPED: dict[str, Any] = {
+    "group_size": 4,
+    "advantage": {"estimator": "grpo"},
+    "consumers": [{"name": "trainer", "unit": "item"}],
+}
+
+
+def limited(**limiter: Any) -> list[dict[str, Any]]:
+    return [{"name": "trainer", "limiter": {"min_diff": 0.0, "max_diff": 4.0} | limiter}]
+
+
+def paced(**pacing: Any) -> dict[str, Any]:
+    return {"consumer": "trainer", "max_staleness": 0, "batch_size": 2} | pacing
+
+
+async def push_all(buffer: Buffer, *members: tuple[int, int], **fields: Any) -> None:
+    payload = trxp.encode([experience(task, run, **fields) for task, run in members])
+    await buffer.ingest.push(Push(payloads=[payload]))
+
+
+async def sample(buffer: Buffer, count: int, **changes: Any) -> int:
+    lease, _ = await buffer.desk.sample("trainer", want(count, **changes), asyncio.Event())
+    return 0 if lease is None else lease.id
+
+
+# --- room
+
+
+async def test_a_push_that_can_never_fit_evicts_nothing(world: World) -> None:
+    buffer = await world.create(group_by="none", max_items=5, on_full="evict")
+    await push_all(buffer, *[(task, 0) for task in range(5)])
+    with pytest.raises(errors.BufferFullError, match="split the push") as refused:
+        await push_all(buffer, *[(task, 1) for task in range(6)])
+    assert refused.value.retry_delay_seconds is None
+    await buffer.drain()
+    assert buffer.contents.num_items == 5
+
+
+async def test_what_could_leave_stays_when_that_is_not_enough(world: World) -> None:
+    buffer = await world.create(group_by="none", max_items=5, on_full="evict")
+    await push_all(buffer, *[(task, 0) for task in range(5)])
+    await sample(buffer, 3)
+    with pytest.raises(errors.BufferFullError):
+        await push_all(buffer, *[(task, 1) for task in range(3)])
+    await buffer.drain()
+    assert buffer.contents.num_items == 5
+    await push_all(buffer, (7, 1), (8, 1))
+    await buffer.drain()
+    assert [entry.record.task for entry in buffer.contents] == ["0", "1", "2", "7", "8"]
+
+
+async def test_what_could_not_leave_is_looked_at_again(world: World) -> None:
+    buffer = await world.create(group_by="none", max_items=3, on_full="evict")
+    await push_all(buffer, (1, 0), (2, 0), (3, 0))
+    lease_id = await sample(buffer, 3)
+    with pytest.raises(errors.BufferFullError):
+        await push_all(buffer, (4, 0))
+    await buffer.leasing.nack(lease_id, reason="done")
+    buffer.tick(time.time())
+    await push_all(buffer, (4, 0))
+    await buffer.drain()
+    assert [entry.record.task for entry in buffer.contents] == ["2", "3", "4"]
+
+
+# --- limiters
+
+
+async def test_a_limiter_lets_open_groups_be_completed(world: World) -> None:
+    buffer = await world.create(**(GROUPED | {"consumers": limited()}))
+    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0), (4, 0)))
+    with pytest.raises(errors.ResourceExhaustedError, match="more inserts until"):
+        await buffer.ingest.push(push((5, 0)))
+    for task in (1, 2, 3, 4):
+        await buffer.ingest.push(push((task, 1), (task, 2), (task, 3)))
+    assert buffer.contents.num_items == 16
+
+
+async def test_a_push_that_never_fits_a_limiter_is_not_told_to_wait(world: World) -> None:
+    buffer = await world.create(group_by="none", consumers=limited(min_size=4))
+    await push_all(buffer, (1, 0), (2, 0))
+    with pytest.raises(errors.ResourceExhaustedError, match="split it") as refused:
+        await push_all(buffer, (3, 0), (4, 0), (5, 0), (6, 0))
+    assert refused.value.retry_delay_seconds is None
+    await push_all(buffer, (3, 0), (4, 0))
+    with pytest.raises(errors.ResourceExhaustedError) as later:
+        await push_all(buffer, (5, 0))
+    assert later.value.retry_delay_seconds == 0.1
+
+
+@pytest.mark.parametrize("gate", ["limiter", "pacing"])
+async def test_held_units_do_not_keep_newer_ones_out(world: World, gate: str) -> None:
+    """After a rollback, the versions that come next are those that are waited for."""
+    gates: dict[str, Any] = {
+        "limiter": {"consumers": limited()},
+        "pacing": {"pacing": paced(batch_size=4)},
+    }
+    buffer = await world.create(group_by="none", **gates[gate])
+    buffer.row.policy_version = 5
+    await push_all(buffer, *[(task, 0) for task in range(4)], **FIVE)
+    buffer.row.policy_version = 3
+    assert await sample(buffer, 1) == 0
+    assert len(buffer.delivery.consumers["trainer"].held) == 4
+    await push_all(buffer, (7, 0), info={"model_version": 3})
+    assert await sample(buffer, 1)
+
+
+# --- pacing
+
+
+async def test_members_of_an_admitted_group_always_come(world: World) -> None:
+    buffer = await world.create(**GROUPED, pacing=paced(batch_size=4))
+    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0), (4, 0)))
+    with pytest.raises(errors.ResourceExhaustedError, match="admits 0 more items"):
+        await buffer.ingest.push(push((5, 0)))
+    await buffer.ingest.push(push((1, 1), (1, 2), (1, 3), (4, 1)))
+    assert buffer.contents.num_items == 8
+
+
+@pytest.mark.parametrize("group_by", ["none", "task"])
+async def test_a_reserved_place_is_taken_by_its_own_push(world: World, group_by: str) -> None:
+    buffer = await world.create(group_by=group_by, pacing=paced(batch_size=1))
+    reserved = buffer.pacing.reserve([eid(7, 0).tid], now=time.time(), ttl_seconds=9.0)
+    assert reserved.granted == [eid(7, 0).tid]
+    with pytest.raises(errors.ResourceExhaustedError, match="1 are reserved"):
+        await push_all(buffer, (8, 0))
+    await push_all(buffer, (7, 0))
+    assert (buffer.contents.num_items, buffer.pacing.num_reserved) == (1, 0)
+
+
+async def test_quarantined_units_free_their_places(world: World) -> None:
+    consumers = [{"name": "trainer", "max_deliveries": 1}]
+    buffer = await world.create(group_by="none", consumers=consumers, pacing=paced())
+    await push_all(buffer, (1, 0), (2, 0))
+    with pytest.raises(errors.ResourceExhaustedError):
+        await push_all(buffer, (3, 0))
+    await buffer.leasing.nack(await sample(buffer, 2), reason="it kills me")
+    assert len(buffer.delivery.consumers["trainer"].quarantined) == 2
+    await push_all(buffer, (3, 0), (4, 0))
+
+
+@pytest.mark.parametrize("unit", ["item", "group"])
+async def test_what_cannot_be_computed_keeps_no_push_out(world: World, unit: str) -> None:
+    world.computer.start()
+    most = 4.0 if unit == "item" else 2.0
+    limiter = {"min_diff": 0.0, "max_diff": most}
+    buffer = await world.create(
+        group_size=2,
+        advantage={"estimator": "rloo", "kl_coef": 0.1},
+        consumers=[{"name": "trainer", "unit": unit, "limiter": limiter}],
+    )
+    bad = torch.full((NUM_RESPONSE,), float("nan"))
+    members = [(1, 0), (1, 1), (2, 0), (2, 1)]
+    await push_all(buffer, *members, logprobs=bad, info={"ref_logprobs": [0.0] * NUM_RESPONSE})
+    await settle(buffer)
+    assert len(buffer.contents.quarantined) == 4
+    await push_all(buffer, (3, 0), (3, 1), info={"ref_logprobs": [0.0] * NUM_RESPONSE})
+    await settle(buffer)
+    _, shortfall = await buffer.desk.sample(
+        "trainer", want(9, timeout_seconds=0.0), asyncio.Event()
+    )
+    assert "4 experiences can't be computed or read and are quarantined" in shortfall
+
+
+async def test_a_push_larger_than_the_capacity_is_not_told_to_wait(world: World) -> None:
+    buffer = await world.create(group_by="none", pacing=paced())
+    with pytest.raises(errors.ResourceExhaustedError, match="split the push") as refused:
+        await push_all(buffer, (1, 0), (2, 0), (3, 0))
+    assert refused.value.retry_delay_seconds is None
+
+
+def test_pacing_by_a_consumer_that_never_consumes_is_refused() -> None:
+    consumers = [{"name": "trainer", "replay": True}]
+    with pytest.raises(ValueError, match="give it max_times_sampled"):
+        settings(consumers=consumers, pacing=paced())
+    settings(consumers=[consumers[0] | {"max_times_sampled": 2}], pacing=paced())
+
+
+# --- sampling
+
+
+async def test_the_largest_batch_that_may_go_is_found_at_once(world: World) -> None:
+    """Asking for very many must not keep the event loop."""
+    buffer = await world.create(group_by="none")
+    started = time.process_time()
+    assert await sample(buffer, 1 << 40) == 0
+    await push_all(buffer, (1, 0), (2, 0), (3, 0))
+    lease_id = await sample(buffer, 1 << 40)
+    assert time.process_time() - started < 5.0
+    lease = buffer.leasing.table.find(lease_id)
+    assert lease is not None
+    assert lease.num_units == 3
+
+
+@pytest.mark.parametrize(
+    ("consumer", "words"),
+    [
+        ({"max_leased_experiences": 2}, "max_leased_experiences is 2; ask for fewer"),
+        ({"limiter": {"min_diff": 0.0, "max_diff": 2.0}}, "batches of 4 may never be"),
+    ],
+)
+async def test_a_batch_that_can_never_be_is_explained(
+    world: World, consumer: dict[str, Any], words: str
+) -> None:
+    buffer = await world.create(group_by="none", consumers=[{"name": "trainer"} | consumer])
+    await push_all(buffer, (1, 0), (2, 0))
+    if "limiter" not in consumer:
+        await push_all(buffer, (3, 0), (4, 0))
+    lease, why = await buffer.desk.sample("trainer", want(4, min_batch_size=4), asyncio.Event())
+    assert lease is None
+    assert words in why
+
+
+@pytest.mark.parametrize("timeout_seconds", [0.0, 5.0])
+async def test_what_fits_goes_once_what_did_not_is_gone(
+    world: World, timeout_seconds: float
+) -> None:
+    """Neither a new call nor one that waits is kept by what was tried before."""
+    buffer = await world.create(group_by="none")
+    await push_all(buffer, (1, 0))
+    await push_all(buffer, (2, 0), prompt_text="long " * 400)
+    await push_all(buffer, (3, 0))
+    first, large, third = list(buffer.contents)
+    bound = first.record.payload_bytes + third.record.payload_bytes + 9
+    buffer.delivery.change_consumer(
+        settings(consumers=[{"name": "trainer", "max_leased_bytes": bound}]).consumers[0]
+    )
+    assert await sample(buffer, 1)
+    assert await sample(buffer, 1) == 0
+    waiting = asyncio.ensure_future(sample(buffer, 1, timeout_seconds=timeout_seconds))
+    await asyncio.sleep(0)
+    if timeout_seconds:
+        await buffer.removal.delete([large])
+        await push_all(buffer, (4, 0))
+    else:
+        assert await waiting == 0
+        await buffer.removal.delete([large])
+        waiting = asyncio.ensure_future(sample(buffer, 1))
+    lease = buffer.leasing.table.find(await waiting)
+    assert lease is not None
+    assert lease.units[0].seqs == (third.record.seq,)

@@ -1,0 +1,108 @@
+"""Groups that are dropped while nothing can be written."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from experience_buffer import trxp
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.store import StoreFullError
+from tests.unit.buffer.intake.test_annotate import settle
+from tests.unit.builders import World, experience, push, uid
+
+WITHHOLD: dict[str, Any] = {
+    "group_size": 2,
+    "advantage": {"estimator": "grpo", "zero_variance": "withhold"},
+}
+DEADLINE: dict[str, Any] = {
+    "group_size": 3,
+    "group_deadline_seconds": 60,
+    "on_group_deadline": "drop",
+}
+Go = Callable[[World, Buffer], Awaitable[None]]
+
+
+@contextlib.contextmanager
+def full_disk(world: World) -> Iterator[None]:
+    """No byte can be written to the store, as on a disk that others have filled."""
+    assert world.store._process is not None
+    pid = world.store._process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def compute(world: World, buffer: Buffer) -> None:
+    """All rewards are equal: nothing to teach."""
+    world.computer.start()
+    await settle(buffer)
+
+
+async def expire(world: World, buffer: Buffer) -> None:
+    buffer.tick(time.time() + 61)
+    await buffer.drain()
+
+
+async def command(world: World, buffer: Buffer) -> None:
+    with pytest.raises(StoreFullError):
+        await buffer.grouping.drop("2/0", "no use")
+
+
+@pytest.mark.parametrize(
+    ("settings", "go"), [(WITHHOLD, compute), (DEADLINE, expire), (DEADLINE, command)]
+)
+async def test_a_drop_that_finds_no_room_is_done_when_there_is_some(
+    world: World, settings: dict[str, Any], go: Go
+) -> None:
+    buffer = await world.create(**settings)
+    equal = [experience(0, run, reward=0.3) for run in range(2)]
+    await buffer.ingest.push(Push(payloads=[trxp.encode(equal)]))
+    now = time.time() + 100
+    with full_disk(world):
+        await go(world, buffer)
+        for seconds in (0, 10):
+            buffer.tick(now + seconds)
+            await buffer.drain()
+        assert [entry.record.uid for entry in buffer.contents] == [uid(0, 0), uid(0, 1)]
+        assert not any(entry.is_staying for entry in buffer.contents), "nobody is to get them"
+    buffer.tick(now + 10.5)
+    await buffer.drain()
+    assert len(buffer.contents) == 2, "not tried again at once"
+    buffer.tick(now + 20)
+    await buffer.drain()
+    assert not list(buffer.contents)
+    (late,) = await buffer.ingest.push(push((0, 2)))
+    assert (late.status, late.reason) == ("refused", "late")
+    fresh = await world.restart(buffer)
+    assert not list(fresh.contents)
+    assert not list(fresh.contents.groups)
+    (late,) = await fresh.ingest.push(push((0, 2)))
+    assert (late.status, late.reason) == ("refused", "late")
+    tried = fresh.grouping._undone, buffer.grouping._undone
+    assert tried == ({}, {})
+
+
+async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
+    buffer = await world.create(**DEADLINE)
+    await buffer.ingest.push(push(*((task, run) for task in range(7) for run in range(2))))
+    with full_disk(world):
+        await expire(world, buffer)
+        assert len(buffer.contents) == 14
+    buffer.tick(time.time() + 100)
+    await buffer.drain()
+    assert not list(buffer.contents)
+    dropped = world.metrics.registry.get_sample_value(
+        "experience_buffer_dropped_experiences_total",
+        {"buffer": buffer.name, "reason": "group_dropped"},
+    )
+    assert dropped == 14

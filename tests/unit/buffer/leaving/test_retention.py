@@ -1,0 +1,523 @@
+"""What leaves a buffer by itself, by age and by version, and what must not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experience_buffer import trxp
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.leaving import retention as module
+from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime import clock as steady_clock
+from tests.models.retention_model import Model, Place
+from tests.unit.buffer.leaving.test_group_closing import full_disk
+from tests.unit.builders import World, experience, push, uid, want
+
+HOUR = 3600.0
+
+
+class Clock:
+    """The clock of the server, which a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_700_000_000.0
+        monkeypatch.setattr(steady_clock, "now", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def settle(buffer: Buffer, clock: Clock) -> None:
+    """Ticks a second apart: what the first finds held by a commit under way, the next finds free."""
+    buffer.tick(clock.now)
+    await buffer.drain()
+    clock.now += 1.0
+    buffer.tick(clock.now)
+    await buffer.drain()
+
+
+async def push_at(buffer: Buffer, task: int, run: int, version: int | None = None) -> None:
+    info = {} if version is None else {"model_version": version}
+    payload = trxp.encode([experience(task, run, info=info)])
+    (outcome,) = await buffer.ingest.push(Push(payloads=[payload]))
+    assert outcome.status == "stored"
+
+
+async def sample(buffer: Buffer, count: int, consumer: str = "trainer") -> int:
+    lease, _ = await buffer.desk.sample(consumer, want(count, lease_seconds=1e6), asyncio.Event())
+    assert lease is not None
+    return lease.id
+
+
+def stored(buffer: Buffer) -> list[tuple[int, int]]:
+    return [(int(entry.record.task), entry.record.run) for entry in buffer.contents]
+
+
+def dropped(world: World, buffer: Buffer, reason: str) -> float:
+    value = world.metrics.registry.get_sample_value(
+        "experience_buffer_dropped_experiences_total", {"buffer": buffer.name, "reason": reason}
+    )
+    return value or 0.0
+
+
+async def change(buffer: Buffer, **changes: Any) -> None:
+    await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
+
+
+async def test_what_is_older_leaves_and_is_remembered(world: World, clock: Clock) -> None:
+    buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    clock.now += HOUR / 2
+    await buffer.ingest.push(push((2, 0)))
+    clock.now += HOUR / 2
+    buffer.tick(clock.now)
+    await buffer.drain()
+    assert len(stored(buffer)) == 3, "the bound itself is not too old"
+    clock.now += 1.0
+    await settle(buffer, clock)
+    assert stored(buffer) == [(2, 0)]
+    assert dropped(world, buffer, "aged") == 2
+    (again,) = await buffer.ingest.push(push((1, 1)))
+    assert again.status == "duplicate"
+    fresh = await world.restart(buffer)
+    clock.now += HOUR
+    await settle(fresh, clock)
+    assert stored(fresh) == []
+
+
+async def test_what_is_further_behind_leaves(world: World, clock: Clock) -> None:
+    buffer = await world.create(group_by="none", retention={"max_lag": 2})
+    for version in (5, 3, 4, 3):
+        await push_at(buffer, version, len(buffer.contents), version)
+    await buffer.ingest.push(push((9, 9)))
+    await settle(buffer, clock)
+    assert len(stored(buffer)) == 5, "nothing is published yet"
+    buffer.row.policy_version = 6
+    await settle(buffer, clock)
+    assert stored(buffer) == [(5, 0), (4, 2), (9, 9)]
+    assert dropped(world, buffer, "outdated") == 2
+    buffer.row.policy_version = 4
+    await push_at(buffer, 1, 1, 1)
+    await settle(buffer, clock)
+    assert stored(buffer) == [(5, 0), (4, 2), (9, 9)]
+    fresh = await world.restart(buffer)
+    fresh.row.policy_version = 1000
+    await settle(fresh, clock)
+    assert stored(fresh) == [(9, 9)], "of an unknown version"
+
+
+async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World, clock: Clock) -> None:
+    limits = {"max_age_seconds": HOUR, "max_lag": 2}
+    buffer = await world.create(
+        group_size=2, retention=limits, consumers=[{"name": "trainer", "unit": "group"}]
+    )
+    await push_at(buffer, 1, 0, 1)
+    await push_at(buffer, 2, 0, 9)
+    await push_at(buffer, 2, 1, 1)
+    await push_at(buffer, 3, 0, 9)
+    buffer.row.policy_version = 9
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0), (3, 0)], "the lowest version counts; 1 is open"
+    clock.now += HOUR - 10
+    await push_at(buffer, 3, 1, 9)
+    await push_at(buffer, 4, 0, 9)
+    clock.now += 20
+    await settle(buffer, clock)
+    assert stored(buffer) == [(4, 0)], "the oldest member counts"
+    assert (dropped(world, buffer, "aged"), dropped(world, buffer, "outdated")) == (3, 2)
+    for task in (1, 3):
+        (late,) = await buffer.ingest.push(push((task, 7)))
+        assert late.reason == "late", "the group was dropped as a whole"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_open_group_that_was_consumed_leaves_by_age(
+    world: World, clock: Clock, restarts: bool
+) -> None:
+    """A rollout that died leaves "2 of 3" behind, which no experience tells of any more."""
+    buffer = await world.create(
+        group_size=3,
+        retention={"max_age_seconds": HOUR},
+        consumers=[{"name": "trainer", "unit": "item"}],
+    )
+    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0)))
+    await buffer.leasing.ack(await sample(buffer, 5))
+    await buffer.drain()
+    if restarts:
+        buffer = await world.restart(buffer)
+    clock.now += HOUR / 2
+    await buffer.ingest.push(push((2, 2)))
+    await settle(buffer, clock)
+    assert [group.describe() for group in buffer.contents.groups] == ["2 of 3", "3 of 3", "1 of 3"]
+    await buffer.ingest.push(push((3, 1)))
+    clock.now += HOUR / 2 + 1
+    await settle(buffer, clock)
+    assert [group.row.key for group in buffer.contents.groups] == ["2/2", "2/3"], (
+        "3 has a young one"
+    )
+    (late,) = await buffer.ingest.push(push((1, 2)))
+    assert late.reason == "late", "it was dropped"
+    await buffer.leasing.ack(await sample(buffer, 2))
+    await settle(buffer, clock)
+    assert not list(buffer.contents.groups)
+    fresh = await world.restart(buffer)
+    assert not list(fresh.contents.groups)
+
+
+async def test_an_open_group_that_is_outdated_leaves_once_it_is_whole(
+    world: World, clock: Clock
+) -> None:
+    buffer = await world.create(group_size=2, retention={"max_lag": 2})
+    await push_at(buffer, 1, 0, 1)
+    buffer.row.policy_version = 9
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0)]
+    await push_at(buffer, 1, 1, 9)
+    await settle(buffer, clock)
+    assert stored(buffer) == []
+
+
+@pytest.mark.parametrize("group_by", ["none", "task"])
+async def test_a_leased_unit_leaves_when_it_comes_back(
+    world: World, clock: Clock, group_by: str
+) -> None:
+    buffer = await world.create(
+        group_by=group_by, group_size=1, retention={"max_age_seconds": HOUR}
+    )
+    await buffer.ingest.push(push((1, 0), (2, 0)))
+    lease_id = await sample(buffer, 2)
+    clock.now += HOUR + 1
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0), (2, 0)]
+    waiting = asyncio.ensure_future(
+        buffer.desk.sample("trainer", want(1, timeout_seconds=60.0), stop := asyncio.Event())
+    )
+    await asyncio.sleep(0)
+    await buffer.leasing.nack(lease_id, reason="test")
+    await buffer.drain()
+    assert stored(buffer) == [], "before anybody gets it again, and without a tick"
+    assert not waiting.done()
+    stop.set()
+    await waiting
+    assert dropped(world, buffer, "aged") == 2
+
+
+async def test_what_a_rewind_may_need_stays(world: World, clock: Clock) -> None:
+    buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
+    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0)))
+    for step in (1, 2):
+        await buffer.desk.ack(await sample(buffer, 1), step=step)
+    clock.now += HOUR + 1
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0), (2, 0)]
+    trainer = buffer.delivery.consumer("trainer")
+    await buffer.desk.timelines.rewind(trainer, 1)
+    buffer = await world.restart(buffer)
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0), (2, 0)], "the trainer is to get 2 again"
+    await buffer.desk.ack(await sample(buffer, 1), step=5)
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0), (2, 0)]
+    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("trainer"), 5)
+    assert stored(buffer) == []
+
+
+async def test_what_others_would_want_leaves_once_no_rewind_does(
+    world: World, clock: Clock
+) -> None:
+    consumers = [{"name": "trainer"}, {"name": "critic"}]
+    buffer = await world.create(
+        group_by="none", consumers=consumers, retention={"max_age_seconds": HOUR}
+    )
+    await buffer.ingest.push(push((1, 0)))
+    await buffer.desk.ack(await sample(buffer, 1), step=1)
+    clock.now += HOUR + 1
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0)]
+    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("trainer"), 1)
+    await settle(buffer, clock)
+    assert stored(buffer) == []
+    assert dropped(world, buffer, "aged") == 1, "the critic never had it"
+
+
+async def test_settings_hold_at_once_and_can_be_taken_back(world: World, clock: Clock) -> None:
+    buffer = await world.create(group_by="none")
+    await buffer.ingest.push(push((1, 0), (2, 0)))
+    lease_id = await sample(buffer, 1)
+    clock.now += HOUR
+    changing = buffer.change_settings(
+        checked_settings(buffer.settings.model_dump() | {"retention": {"max_age_seconds": 60.0}})
+    )
+    buffer.tick(clock.now)
+    assert not any(entry.leaving for entry in buffer.contents), "not before it is on disk"
+    await changing
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0)]
+    await change(buffer, retention=None)
+    await buffer.leasing.nack(lease_id, reason="test")
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0)]
+    assert await sample(buffer, 1)
+
+
+async def test_a_removal_that_found_no_room_is_tried_again(world: World, clock: Clock) -> None:
+    buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
+    await buffer.ingest.push(push((1, 0)))
+    clock.now += HOUR + 1
+    with full_disk(world):
+        await settle(buffer, clock)
+        assert stored(buffer) == [(1, 0)]
+        assert dropped(world, buffer, "aged") == 0
+    await settle(buffer, clock)
+    assert stored(buffer) == []
+    assert dropped(world, buffer, "aged") == 1
+
+
+async def test_a_tick_does_a_bounded_part_and_goes_on(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOKS_PER_TICK", 7)
+    buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
+    await buffer.ingest.push(push(*((1, run) for run in range(20))))
+    lease_id = await sample(buffer, 10)
+    clock.now += HOUR + 1
+    left = []
+    for _ in range(4):
+        buffer.tick(clock.now)
+        await buffer.drain()
+        left.append(len(buffer.contents))
+    assert left == [20, 16, 10, 10]
+    await buffer.desk.ack(lease_id)
+    assert stored(buffer) == []
+
+
+async def test_only_the_due_are_looked_at(world: World, clock: Clock) -> None:
+    buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR, "max_lag": 3})
+    await buffer.ingest.push(push(*((1, run) for run in range(90))))
+    buffer.tick(clock.now)
+    looked: list[int] = []
+    contents = buffer.contents
+    plain: Callable[[int], Any] = contents.since
+
+    def counting(seq: int) -> Any:
+        for entry in plain(seq):
+            looked.append(entry.record.seq)
+            yield entry
+
+    contents.since = counting  # type: ignore[method-assign]
+    for _ in range(10):
+        buffer.tick(clock.now)
+    assert len(looked) == 10, "one each: it isn't old enough"
+
+
+async def test_the_index_of_versions_does_not_grow_with_what_has_left(world: World) -> None:
+    buffer = await world.create(group_by="none")
+    for task in range(3):
+        payload = trxp.encode(
+            [experience(task, run, info={"model_version": task}) for run in range(90)]
+        )
+        await buffer.ingest.push(Push(payloads=[payload]))
+        lease_id = await sample(buffer, 90)
+        assert len(buffer.contents.versions) == 90
+        await buffer.desk.ack(lease_id)
+    assert len(buffer.contents.versions) == 0
+
+
+@pytest.mark.parametrize("group_by", ["none", "task"])
+async def test_an_annotated_version_counts(world: World, clock: Clock, group_by: str) -> None:
+    buffer = await world.create(group_by=group_by, group_size=2, retention={"max_lag": 2})
+    for run in range(2):
+        await push_at(buffer, 1, run)
+        await push_at(buffer, 2, run, 5)
+    buffer.row.policy_version = 5
+    await buffer.annotating.annotate(
+        [
+            Annotation(uid=uid(1, 1), info={"model_version": 1}),
+            Annotation(uid=uid(2, 0), info={"model_version": 9}),
+        ]
+    )
+    await settle(buffer, clock)
+    assert stored(buffer) == ([(1, 0)] if group_by == "none" else []) + [(2, 0), (2, 1)]
+    buffer.row.policy_version = 8
+    await settle(buffer, clock)
+    assert stored(buffer) == ([(1, 0), (2, 0)] if group_by == "none" else [])
+
+
+async def test_what_is_held_is_looked_at_about_once_a_second(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await world.create(group_size=3, retention={"max_age_seconds": HOUR})
+    members = [(task, run) for task in range(30) for run in range(3)]
+    await buffer.ingest.push(push(*members))
+    await buffer.desk.ack(await sample(buffer, 90), step=1)
+    looked: list[Entry] = []
+    is_idle = buffer.removal.is_idle
+
+    def counting(entry: Entry) -> bool:
+        looked.append(entry)
+        return is_idle(entry)
+
+    def judging(*_: Any, **__: Any) -> None:
+        pytest.fail("judged before it could leave")
+
+    monkeypatch.setattr(buffer.removal, "is_idle", counting)
+    monkeypatch.setattr(module, "judge", judging)
+    clock.now += HOUR + 1
+    for _ in range(9):
+        buffer.retention.tick(clock.now)
+        clock.now += 0.25
+    assert len(looked) == 3 * 30, "the first member of each, at once and each second"
+    monkeypatch.setattr(module, "_PARKED_PER_TICK", 4)
+    clock.now += 1.0
+    buffer.retention.tick(clock.now)
+    assert len(looked) == 3 * 30 + 4
+    monkeypatch.setattr(module, "_MEMBERS_PER_TICK", 5)
+    clock.now += 1.0
+    buffer.retention.tick(clock.now)
+    assert len(looked) == 3 * 30 + 6
+
+
+async def test_open_groups_count_for_what_a_tick_lets_leave(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LEAVING_PER_TICK", 3)
+    buffer = await world.create(group_size=5, retention={"max_age_seconds": HOUR})
+    await buffer.ingest.push(push(*((task, run) for task in range(6) for run in range(2))))
+    clock.now += HOUR + 1
+    left = []
+    for _ in range(3):
+        buffer.tick(clock.now)
+        await buffer.drain()
+        left.append(len(buffer.contents))
+    assert left == [8, 4, 0]
+
+
+async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(
+    world: World, clock: Clock
+) -> None:
+    """Nobody gets what is due, also while another consumer keeps it from leaving."""
+    consumers = [{"name": "trainer"}, {"name": "critic"}]
+    buffer = await world.create(group_by="none", consumers=consumers, retention={"max_lag": 2})
+    await push_at(buffer, 1, 0, 1)
+    lease_id = await sample(buffer, 1)
+    await sample(buffer, 1, "critic")
+    buffer.row.policy_version = 9
+    await buffer.leasing.nack(lease_id, reason="test")
+    await settle(buffer, clock)
+    trainer = buffer.delivery.consumer("trainer")
+    assert not len(trainer.ready), "it is due, and with the critic"
+    buffer.row.policy_version = 2
+    await settle(buffer, clock)
+    assert len(trainer.ready) == 1
+    buffer.row.policy_version = 9
+    await settle(buffer, clock)
+    assert stored(buffer) == [(1, 0)]
+    await change(buffer, retention=None)
+    assert await sample(buffer, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
+    """Random pushes, leases, acks, rewinds, versions and clocks, against a model of a few lines."""
+    chance = random.Random(seed)
+    model = Model(max_age=100.0, max_lag=3)
+    buffer = await world.create(
+        group_by="none", retention={"max_age_seconds": model.max_age, "max_lag": model.max_lag}
+    )
+    leases: dict[int, list[str]] = {}
+    step = 0
+
+    async def come() -> None:
+        run, version = len(model.places), chance.choice((None, model.published, 2))
+        await push_at(buffer, 1, run, version)
+        model.places[uid(1, run)] = Place(clock.now, version)
+
+    async def lend() -> None:
+        asked = want(chance.randint(1, 3), lease_seconds=1e6)
+        lease, _ = await buffer.desk.sample("trainer", asked, asyncio.Event())
+        if lease is not None:
+            seqs = [seq for unit in lease.units for seq in unit.seqs]
+            leases[lease.id] = [entry.record.uid for entry in buffer.contents.by_seqs(seqs)]
+            model.lend(leases[lease.id])
+
+    async def settle_one() -> None:
+        nonlocal step
+        if not leases:
+            return
+        lease_id = chance.choice(list(leases))
+        uids = leases.pop(lease_id)
+        match chance.choice(("ack", "step", "nack")):
+            case "ack":
+                await buffer.desk.ack(lease_id)
+                model.ack(uids, None)
+            case "step":
+                step += 1
+                await buffer.desk.ack(lease_id, step=step)
+                model.ack(uids, step)
+            case _:
+                await buffer.leasing.nack(lease_id, reason="test")
+                model.give_back(uids)
+
+    async def go_back() -> None:
+        nonlocal step
+        trainer = buffer.delivery.consumer("trainer")
+        step = chance.randint(trainer.timeline.safe_step or 0, step) if step else 0
+        await buffer.desk.timelines.rewind(trainer, step)
+        leases.clear()
+        model.rewind(step)
+
+    async def go_on() -> None:
+        trainer = buffer.delivery.consumer("trainer")
+        safe = chance.randint(0, step)
+        await buffer.desk.timelines.declare_safe(trainer, safe)
+        model.declare_safe(safe)
+
+    async def publish() -> None:
+        model.published = buffer.row.policy_version = max(
+            0, model.published + chance.choice((1, 1, 2, -1))
+        )
+        buffer.published(model.published)
+
+    async def wait() -> None:
+        clock.now += chance.choice((1.0, 20.0, 60.0))
+
+    for _ in range(80):
+        verbs = (
+            come,
+            come,
+            come,
+            lend,
+            lend,
+            settle_one,
+            settle_one,
+            go_back,
+            go_on,
+            publish,
+            wait,
+        )
+        await chance.choice(verbs)()
+        await settle(buffer, clock)
+        model.leave(clock.now)
+        assert {entry.record.uid for entry in buffer.contents} == model.present
+    held = {name for uids in leases.values() for name in uids}
+    ready = {
+        entry.record.uid
+        for entry in buffer.contents
+        if entry.record.seq in buffer.delivery.consumer("trainer").ready
+    }
+    held_back = buffer.delivery.consumer("trainer").held
+    assert ready == {
+        name
+        for name in model.wanted - held
+        if (entry := buffer.contents.by_uid(name)) and entry.record.seq not in held_back
+    }, "what stays is offered"

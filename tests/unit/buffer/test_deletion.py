@@ -1,0 +1,165 @@
+"""Large buffers go in parts: others' commits come in between, and a crash ends nothing halfway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from experience_buffer import errors
+from experience_buffer_server.buffer import deletion
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.settings.server import Settings
+from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.interface import WriteBatch
+from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inventory, problem_of
+from experience_buffer_server.store.lmdb.verify.check import check
+from tests.unit.buffer.test_coming_and_going import restarted
+from tests.unit.builders import World, push, settings
+from tests.unit.refusing_store import Refusals
+
+NUM_TASKS, NUM_RUNS = 5, 2
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion, "_PART", 3)
+
+
+@pytest.fixture
+async def registry(world: World) -> Registry:
+    """With a buffer "old" that has groups, leases, remembered values, and one "new"."""
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    for name in ("old", "new"):
+        buffer = await registry.create(name, settings(group_size=NUM_RUNS))
+        for task in range(NUM_TASKS):
+            await buffer.ingest.push(push(*((task, run) for run in range(NUM_RUNS))))
+    return registry
+
+
+class Commits:
+    """Stops a world's store after some commits, as a crash does."""
+
+    def __init__(self, world: World, most: int) -> None:
+        self.num = 0
+        self._most = most
+        self._commit = world.store.commit
+        vars(world.store)["commit"] = self.commit
+
+    def commit(self, batch: WriteBatch) -> Awaitable[None]:
+        self.num += 1
+        if self.num <= self._most:
+            return self._commit(batch)
+        return asyncio.get_running_loop().create_future()
+
+
+def left(world: World) -> dict[str, int]:
+    """By name of the buffer, experiences on the disk."""
+    states = list(world.store.load())
+    return {s.row.name: len(s.records) for s in states if s.row.name != "default"}
+
+
+def names(registry: Registry) -> list[str]:
+    return [buffer.name for buffer in registry.all() if buffer.name != "default"]
+
+
+async def begun(
+    world: World, registry: Registry
+) -> tuple[asyncio.Future[int], Refusals, asyncio.Event]:
+    """A deletion that is certain on the disk, and hears of it once the event is set."""
+    refusals = Refusals(world.store)
+    held = refusals.held = asyncio.Event()
+    deleting = asyncio.ensure_future(registry.delete("old", force=True))
+    while "" not in left(world):
+        await asyncio.sleep(0)
+    return deleting, refusals, held
+
+
+async def test_others_commit_between_the_parts(world: World, registry: Registry) -> None:
+    deleting = asyncio.ensure_future(registry.delete("old", force=True))
+    new, num_pushed = registry.get("new"), 0
+    while not deleting.done():
+        await new.ingest.push(push((100 + num_pushed, 0)))
+        num_pushed += 1
+    assert await deleting == NUM_TASKS * NUM_RUNS
+    assert num_pushed >= 4
+    assert left(world) == {"new": NUM_TASKS * NUM_RUNS + num_pushed}
+    assert list(world.store.payload_uids(1)) == []
+
+
+@pytest.mark.parametrize("num_commits", range(1, 9))
+async def test_a_crash_on_the_way_leaves_what_fits_together(
+    world: World, registry: Registry, num_commits: int
+) -> None:
+    commits = Commits(world, num_commits)
+    deleting = asyncio.ensure_future(registry.delete("old", force=True))
+    while commits.num <= num_commits and not deleting.done():
+        await asyncio.sleep(0)
+    deleting.cancel()
+    await world.store.close()
+    assert problem_of(check(world.path)) == ""
+    (inventory,), warnings = checked_inventory(world.path)
+    assert (inventory.name, warnings) == ("new", [])
+    await world.open()
+    again = Registry(Settings(), world.store, world.computer, world.metrics)
+    await again.load()
+    assert names(again) == ["new"]
+    while "" in left(world):
+        await asyncio.sleep(0)
+    assert left(world) == {"new": NUM_TASKS * NUM_RUNS}
+    fresh = await again.create("old", settings())
+    assert (fresh.id > 2, fresh.contents.num_items) == (True, 0)
+    await again.drain()
+
+
+async def test_a_crash_before_the_first_commit_leaves_the_buffer(
+    world: World, registry: Registry
+) -> None:
+    Commits(world, 0)
+    asyncio.ensure_future(registry.delete("old", force=True)).cancel()
+    again = await restarted(world)
+    assert again.get("old").contents.num_items == NUM_TASKS * NUM_RUNS
+
+
+async def test_what_is_refused_on_the_way_is_deleted_once_more(
+    world: World, registry: Registry
+) -> None:
+    deleting, refusals, held = await begun(world, registry)
+    refusals.num_next = 1
+    held.set()
+    with pytest.raises(StoreFullError):
+        await deleting
+    assert await registry.delete("old", force=True) == NUM_TASKS * NUM_RUNS
+    assert left(world) == {"new": NUM_TASKS * NUM_RUNS}
+
+
+async def test_a_server_that_stops_goes_on_with_it_at_its_next_start(
+    world: World, registry: Registry
+) -> None:
+    deleting, _, held = await begun(world, registry)
+    draining = asyncio.ensure_future(registry.drain())
+    await asyncio.sleep(0)
+    held.set()
+    with pytest.raises(errors.UnavailableError, match="goes when it starts again"):
+        await deleting
+    await draining
+    assert left(world)[""] > 0
+    again = await restarted(world)
+    while "" in left(world):
+        await asyncio.sleep(0)
+    assert names(again) == ["new"]
+
+
+async def test_remembered_values_go_in_parts_too(world: World, registry: Registry) -> None:
+    buffer = registry.get("old")
+    uids = [f"gone/{number}" for number in range(8)]
+    batch = world.store.batch()
+    for number, uid in enumerate(uids):
+        batch.remember(buffer.id, "uid", uid, b"digest", float(number))
+    await world.store.commit(batch)
+    commits = Commits(world, 100)
+    await registry.delete("old", force=True)
+    assert world.store.recall(buffer.id, "uid", uids) == [None] * len(uids)
+    # That it goes, its experiences, its groups, all else: what is remembered had its own.
+    assert commits.num == 1 + 4 + 2 + 1

@@ -1,0 +1,431 @@
+"""Commits that fail for want of room: memory, and the disk after a restart, tell the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.timeline import Timeline
+from experience_buffer_server.settings.server import Settings
+from experience_buffer_server.store import StoreFullError
+from tests.unit.builders import World, push, settings, uid, want
+from tests.unit.refusing_store import Refusals, begin
+
+TWO = [{"name": "c"}, {"name": "d"}]
+
+
+@pytest.fixture
+def refusals(world: World) -> Refusals:
+    return Refusals(world.store)
+
+
+async def sample(buffer: Buffer, name: str, num_units: int = 1, **changes: Any) -> Lease:
+    lease, shortfall = await buffer.desk.sample(name, want(num_units, **changes), asyncio.Event())
+    assert lease is not None, shortfall
+    return lease
+
+
+async def refuse_ack(buffer: Buffer, refusals: Refusals, lease: Lease, step: int | None) -> None:
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await buffer.desk.ack(lease.id, step=step)
+    assert lease.state == "open"
+
+
+def open_on_disk(world: World) -> list[int]:
+    """The leases that are open on disk."""
+    (state,) = world.store.load()
+    return [row.id for row in state.leases if row.state == "open"]
+
+
+# --- acknowledgements and rewinds that never happened
+
+
+async def test_a_refused_ack_is_not_stored_later(world: World, refusals: Refusals) -> None:
+    buffer = await world.create(consumers=TWO)
+    await buffer.ingest.push(push((0, 0)))
+    lease = await sample(buffer, "c")
+    await refuse_ack(buffer, refusals, lease, 1)
+    await buffer.leasing.nack(lease.id, reason="no room")
+    for place in (buffer, await world.restart(buffer)):
+        assert len(place.delivery.consumer("c").ready) == 1
+        assert not place.delivery.consumer("c").finished
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("was_rewound", [False, True])
+async def test_a_refused_ack_is_no_rewind(
+    world: World, refusals: Refusals, was_rewound: bool, restarts: bool
+) -> None:
+    """What is to come again after a rewind isn't evicted; what never was acknowledged is."""
+    consumers = [{"name": "c", "retain_steps": 5}]
+    buffer = await world.create(group_by="none", consumers=consumers, max_items=1, on_full="evict")
+    await buffer.ingest.push(push((0, 0)))
+    if was_rewound:
+        await buffer.desk.ack((await sample(buffer, "c")).id, step=1)
+        await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), 0)
+    lease = await sample(buffer, "c")
+    await refuse_ack(buffer, refusals, lease, 1)
+    await buffer.leasing.nack(lease.id, reason="no room")
+    if restarts:
+        buffer = await world.restart(buffer)
+    if was_rewound:
+        with pytest.raises(errors.BufferFullError):
+            await buffer.ingest.push(push((1, 0)))
+    else:
+        (outcome,) = await buffer.ingest.push(push((1, 0)))
+        assert outcome.status == "stored"
+
+
+async def test_a_refused_rewind_is_not_stored_later(world: World, refusals: Refusals) -> None:
+    buffer = await world.create(consumers=TWO)
+    await buffer.ingest.push(push((0, 0)))
+    await buffer.desk.ack((await sample(buffer, "c")).id, step=1)
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), 0)
+    await buffer.leasing.nack((await sample(buffer, "d")).id, reason="other")
+    for place in (buffer, await world.restart(buffer)):
+        consumer = place.delivery.consumer("c")
+        assert len(consumer.ready) == 0
+        assert consumer.finished == {1}
+        assert consumer.timeline.num_retained == 1
+
+
+async def test_an_ack_on_its_way_takes_nothing_with_it(world: World, refusals: Refusals) -> None:
+    buffer = await world.create(consumers=TWO)
+    await buffer.ingest.push(push((0, 0)))
+    first, second = await sample(buffer, "c"), await sample(buffer, "d")
+    refusals.num_next = 1
+    refused = await begin(buffer.desk.ack(first.id))
+    await buffer.desk.ack(second.id)
+    with pytest.raises(StoreFullError):
+        await refused
+    assert len(buffer.contents) == 1
+    await buffer.leasing.nack(first.id, reason="no room")
+    again = await sample(buffer, "c")
+    await buffer.desk.ack(again.id)
+    assert len(buffer.contents) == 0
+
+
+async def test_two_acks_at_once_remove_together(world: World) -> None:
+    buffer = await world.create(consumers=TWO)
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    first, second = await sample(buffer, "c", 2), await sample(buffer, "d", 2)
+    await asyncio.gather(buffer.desk.ack(first.id), buffer.desk.ack(second.id))
+    assert len(buffer.contents) == 0
+    assert len((await world.restart(buffer)).contents) == 0
+
+
+async def test_what_all_consumed_leaves_once_there_is_room(
+    world: World, refusals: Refusals, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = await world.create(consumers=TWO)
+    await buffer.ingest.push(push((0, 0)))
+    first, second = await sample(buffer, "c"), await sample(buffer, "d")
+    refusals.held = asyncio.Event()
+    acks = [await begin(buffer.desk.ack(lease.id)) for lease in (first, second)]
+    refusals.num_next = 1
+    refusals.held.set()
+    await asyncio.gather(*acks)
+    assert len(buffer.contents) == 1
+    assert "1 consumed experiences can't be removed yet" in caplog.text
+    refusals.held = None
+    buffer.leasing.expire(time.time() + 11.0)
+    await buffer.drain()
+    assert len(buffer.contents) == 0
+
+
+async def test_a_rewind_waits_for_every_ack(world: World, refusals: Refusals) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    first, second = await sample(buffer, "c"), await sample(buffer, "c")
+    consumer = buffer.delivery.consumer("c")
+    refusals.held = one = asyncio.Event()
+    acks = [await begin(buffer.desk.ack(first.id, step=1))]
+    rewind = await begin(buffer.desk.timelines.rewind(consumer, 0))
+    refusals.held = other = asyncio.Event()
+    acks.append(await begin(buffer.desk.ack(second.id, step=1)))
+    refusals.held = None
+    one.set()
+    await acks[0]
+    for _ in range(7):
+        await asyncio.sleep(0)
+    assert consumer.timeline.num_retained == 2, "the second ack is on its way"
+    other.set()
+    await acks[1]
+    assert (await rewind).num_experiences == 2
+    for place in (buffer, await world.restart(buffer)):
+        assert len(place.delivery.consumer("c").ready) == 2
+
+
+# --- ends of leases
+
+
+@pytest.mark.parametrize("how", ["nack", "rewind", "expire"])
+async def test_a_unit_is_in_one_open_lease_on_disk(
+    world: World, refusals: Refusals, how: str
+) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.ingest.push(push((0, 0)))
+    lease = await sample(buffer, "c")
+    refusals.num_next = 1
+    if how == "expire":
+        buffer.leasing.expire(time.time() + 1000.0)
+        await buffer.drain()
+    else:
+        consumer = buffer.delivery.consumer("c")
+        with pytest.raises(StoreFullError):
+            await (
+                buffer.leasing.nack(lease.id, reason="x")
+                if how == "nack"
+                else buffer.desk.timelines.rewind(consumer, -1)
+            )
+    again = await sample(buffer, "c")
+    assert open_on_disk(world) == [again.id]
+    fresh = await world.restart(buffer)
+    await fresh.desk.ack(again.id)
+    assert len(fresh.contents) == 0
+
+
+async def test_an_end_under_way_may_fail_after_the_next_grant(
+    world: World, refusals: Refusals
+) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.ingest.push(push((0, 0)))
+    lease = await sample(buffer, "c")
+    refusals.num_next = 1
+    nack = await begin(buffer.leasing.nack(lease.id, reason="x"))
+    again = await sample(buffer, "c")
+    with pytest.raises(StoreFullError):
+        await nack
+    assert open_on_disk(world) == [again.id]
+
+
+async def test_an_end_is_stored_when_there_is_room(world: World, refusals: Refusals) -> None:
+    buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 2}])
+    await buffer.ingest.push(push((0, 0)))
+    lease = await sample(buffer, "c", lease_seconds=5000.0)
+    refusals.num_next = 2
+    with pytest.raises(StoreFullError):
+        await buffer.leasing.nack(lease.id, reason="x")
+    for seconds in (0.0, 0.5, 11.0):
+        buffer.leasing.expire(time.time() + seconds)
+        await buffer.drain()
+    fresh = await world.restart(buffer)
+    consumer = fresh.delivery.consumer("c")
+    assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
+    again = await sample(fresh, "c")
+    assert again.units[0].num_deliveries == 2
+    await fresh.leasing.nack(again.id, reason="x")
+    assert list(consumer.quarantined) == [1]
+
+
+async def test_a_lease_that_was_returned_before_it_was_sent(world: World) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.ingest.push(push((0, 0)))
+    call = await begin(buffer.desk.sample("c", want(1), asyncio.Event()))
+    rewound = await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), -1)
+    assert rewound.num_leases == 1
+    lease, why = await call
+    assert lease is None
+    assert "returned before it was sent" in why
+
+
+# --- deliveries that count
+
+
+async def test_rewinds_and_cancelled_calls_are_nobodys_fault(world: World) -> None:
+    buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 2}])
+    await buffer.ingest.push(push((0, 0)))
+    consumer = buffer.delivery.consumer("c")
+    for _ in range(3):
+        await sample(buffer, "c")
+        await buffer.desk.timelines.rewind(consumer, -1)
+        call = await begin(sample(buffer, "c"))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await buffer.drain()
+        assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
+    redelivered = consumer.totals.redelivered
+    assert redelivered == 3, "a cancelled call got nothing"
+    await buffer.leasing.nack((await sample(buffer, "c")).id, reason="x")
+    assert not consumer.quarantined
+    fresh = await world.restart(buffer)
+    assert not fresh.delivery.consumer("c").leases
+    last = await sample(fresh, "c")
+    assert last.units[0].num_deliveries == 2
+    await fresh.leasing.nack(last.id, reason="x")
+    assert list(fresh.delivery.consumer("c").quarantined) == [1]
+
+
+# --- quarantine
+
+
+async def quarantined(world: World, **changes: Any) -> Buffer:
+    """A buffer whose one group its consumer doesn't get any more."""
+    consumers = [{"name": "c", "unit": "group", "max_deliveries": 1}, {"name": "d"}]
+    buffer = await world.create(group_size=2, consumers=consumers, **changes)
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.leasing.nack((await sample(buffer, "c")).id, reason="x")
+    assert list(buffer.delivery.consumer("c").quarantined) == [1]
+    return buffer
+
+
+async def test_a_refused_release_keeps_the_quarantine(world: World, refusals: Refusals) -> None:
+    buffer = await quarantined(world)
+    consumer = buffer.delivery.consumer("c")
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await buffer.desk.quarantine.release(consumer, [])
+    assert list(consumer.quarantined) == [1]
+    assert len(consumer.ready) == 0
+    quarantine = buffer.desk.quarantine
+    again, twice = quarantine.release(consumer, [uid(0, 1)]), quarantine.release(consumer, [])
+    assert list(await asyncio.gather(again, twice)) == [1, 0]
+    for place in (buffer, await world.restart(buffer)):
+        consumer = place.delivery.consumer("c")
+        assert (len(consumer.ready), len(consumer.quarantined)) == (1, 0)
+
+
+async def test_what_is_left_of_a_quarantined_group_stays_there(
+    world: World, refusals: Refusals
+) -> None:
+    buffer = await quarantined(world)
+    first, second = list(buffer.contents)
+    await buffer.removal.delete([second])
+    for place in (buffer, await world.restart(buffer)):
+        assert list(place.delivery.consumer("c").quarantined) == [1]
+        assert len(place.delivery.consumer("c").ready) == 0
+    fresh = place
+    refusals = Refusals(world.store)
+    (first,) = fresh.contents
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await fresh.removal.delete([first])
+    consumer = fresh.delivery.consumer("c")
+    assert list(consumer.quarantined) == [1]
+    assert len(consumer.ready) == 0
+    await fresh.removal.delete([first])
+    assert not consumer.quarantined
+
+
+async def test_an_ack_ends_the_quarantine(world: World) -> None:
+    buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 1}, {"name": "d"}])
+    await buffer.ingest.push(push((0, 0)))
+    lease = await sample(buffer, "c")
+    consumer = buffer.delivery.consumer("c")
+    batch = world.store.batch()
+    buffer.desk.progress.quarantine(batch, lease.units[0], consumer, "by another lease")
+    await buffer.desk.ack(lease.id)
+    assert not consumer.quarantined
+    fresh = await world.restart(buffer)
+    assert not fresh.delivery.consumer("c").quarantined
+
+
+# --- rows of what leaves
+
+
+async def test_a_row_does_not_outlive_its_experience(world: World) -> None:
+    buffer = await world.create(consumers=TWO)
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.desk.ack((await sample(buffer, "c", 2)).id, step=1)
+    entry = buffer.contents.by_uid(uid(0, 1))
+    assert entry is not None
+    delete = await begin(buffer.removal.delete([entry]))
+    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("c"), 1)
+    await delete
+    (state,) = world.store.load()
+    assert [row.seq for row in state.progress] == [1]
+
+
+async def test_a_row_is_stored_after_all_if_the_removal_fails(
+    world: World, refusals: Refusals
+) -> None:
+    buffer = await world.create(consumers=TWO)
+    await buffer.ingest.push(push((0, 0)))
+    await buffer.desk.ack((await sample(buffer, "c")).id, step=1)
+    refusals.num_next = 1
+    delete = await begin(buffer.removal.delete(list(buffer.contents)))
+    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("c"), 1)
+    with pytest.raises(StoreFullError):
+        await delete
+    buffer.leasing.expire(time.time())
+    await buffer.drain()
+    (state,) = world.store.load()
+    assert [row.steps["c"] for row in state.progress] == [[]]
+
+
+async def test_deleting_what_is_retained_looks_once_at_a_step(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.ingest.push(push(*((0, run) for run in range(31))))
+    await buffer.desk.ack((await sample(buffer, "c", 17)).id, step=1)
+    await buffer.desk.ack((await sample(buffer, "c", 14)).id, step=2)
+    forgotten: list[tuple[int, int]] = []
+    forget = Timeline.forget
+
+    def counted(self: Timeline, step: int, seqs: list[int]) -> None:
+        forgotten.append((step, len(seqs)))
+        forget(self, step, seqs)
+
+    monkeypatch.setattr(Timeline, "forget", counted)
+    await buffer.removal.delete(list(buffer.contents))
+    assert sorted(forgotten) == [(1, 17), (2, 14)]
+    timeline = buffer.delivery.consumer("c").timeline
+    assert (timeline.num_retained, timeline.last_step) == (0, 2)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Failures in the background are logged; they are what these tests are about."""
+    caplog.set_level(logging.WARNING)
+
+
+async def test_a_refused_deletion_is_done_when_asked_again(
+    world: World, refusals: Refusals
+) -> None:
+    """The name is free only once the rows have gone: of two with one name, a restart finds one."""
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    buffer = await registry.create("math", settings())
+    await buffer.ingest.push(push((0, 0)))
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await registry.delete("math", force=True)
+    assert registry.all() == []
+    with pytest.raises(errors.ResourceExhaustedError, match="delete the buffer again"):
+        await registry.create("math", settings())
+    assert await registry.delete("math", force=False) == 1
+    with pytest.raises(errors.BufferNotFoundError):
+        await registry.delete("math", force=True)
+    fresh = await registry.create("math", settings())
+    assert [state.row.id for state in world.store.load()] == [fresh.id] != [buffer.id]
+
+
+async def test_a_buffer_is_created_after_another_of_its_name_has_gone(
+    world: World, refusals: Refusals
+) -> None:
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    await registry.create("math", settings())
+    stored = [[state.row.id for state in world.store.load()]]
+    refusals.held = asyncio.Event()
+    deletion = await begin(registry.delete("math", force=False))
+    creations = [await begin(registry.create("math", settings(), exist_ok=True)) for _ in "ab"]
+    assert registry.all() == []
+    again = await begin(registry.delete("math", force=False))
+    refusals.held.set()
+    assert await again == 0 == await deletion
+    first, second = [await creation for creation in creations]
+    assert first is second is registry.get("math")
+    stored.append([state.row.id for state in world.store.load()])
+    assert stored == [[1], [2]]

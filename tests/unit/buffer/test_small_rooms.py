@@ -1,0 +1,71 @@
+"""The small rooms: queue, registry, gauges, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.gauges import Gauges
+from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.runtime.logs import JsonFormatter
+from experience_buffer_server.settings.server import Settings
+from tests.unit.builders import World, push, settings
+
+
+async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
+    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    await registry.load()
+    assert [buffer.name for buffer in registry.all()] == ["default"]
+    with pytest.raises(errors.InvalidRequestError, match="buffer name 'a b'"):
+        await registry.create("a b", settings())
+    first = await registry.create("math", settings(group_size=3))
+    assert await registry.create("math", settings(group_size=3), exist_ok=True) is first
+    with pytest.raises(errors.AlreadyExistsError, match="with other settings"):
+        await registry.create("math", settings(group_size=5), exist_ok=True)
+    await asyncio.gather(
+        registry.update("math", {"group_size": 7}), registry.update("math", {"lease_seconds": 11.0})
+    )
+    await first.ingest.push(push((1, 0)))
+    with pytest.raises(errors.WrongStateError, match="holds 1 experiences grouped by task"):
+        await registry.update("math", {"group_by": "run"})
+    assert await registry.publish("math", 13) is None
+    again = Registry(Settings(), world.store, world.computer, world.metrics)
+    await again.load()
+    assert again.get("math").settings == settings(group_size=7, lease_seconds=11.0)
+    assert again.get("math").row.policy_version == 13
+    with pytest.raises(errors.WrongStateError, match="set force"):
+        await registry.delete("math", force=False)
+    assert await registry.delete("math", force=True) == 1
+    with pytest.raises(errors.BufferNotFoundError, match="no buffer 'math'"):
+        registry.get("math")
+
+
+async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> None:
+    buffer = await world.create(group_size=3)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    loop = asyncio.get_running_loop()
+    gauges = Gauges(lambda: [buffer_stats(buffer)], loop)
+    families = await asyncio.to_thread(lambda: list(gauges.collect()))
+    values = {family.name: [s.value for s in family.samples] for family in families}
+    assert values["experience_buffer_items"] == [2]
+    assert values["experience_buffer_open_groups"] == [1]
+    assert values["experience_buffer_ready_units"] == [2]
+    assert values["experience_buffer_policy_version"] == []
+    broken = Gauges(lambda: [][0], loop)
+    with pytest.raises(IndexError):
+        await asyncio.to_thread(lambda: list(broken.collect()))
+
+
+def test_a_log_line_is_one_json_object() -> None:
+    record = logging.makeLogRecord(
+        {"msg": "two\nlines %d", "args": (7,), "levelname": "INFO", "name": "x", "port": 11}
+    )
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    entry = json.loads(line)
+    assert (entry["message"], entry["port"], entry["level"]) == ("two\nlines 7", 11, "INFO")

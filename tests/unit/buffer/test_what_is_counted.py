@@ -1,0 +1,148 @@
+"""Counts that must not drift: what waits, what was dropped, what the running moments hold."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from experience_buffer import trxp
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.store.interface import StoreFullError
+from tests.unit.buffer.intake.test_annotate import annotate, settle
+from tests.unit.builders import World, experience, push, settings, uid, want
+
+
+def pushed(run: int, version: int = 1, **fields: Any) -> Push:
+    info = {"model_version": version}
+    return Push(payloads=[trxp.encode([experience(1, run, info=info, **fields)])])
+
+
+async def take(buffer: Buffer, consumer: str, count: int) -> int:
+    lease, why = await buffer.desk.sample(consumer, want(count), asyncio.Event())
+    assert lease is not None, why
+    assert lease.num_units == count
+    return lease.id
+
+
+@pytest.mark.parametrize("how", ["held", "quarantined"])
+async def test_what_nobody_can_sample_is_not_ahead(world: World, how: str) -> None:
+    actor = {"name": "actor", "max_deliveries": 1, "limiter": {"max_ahead_bytes": 3000}}
+    buffer = await world.create(group_by="none", consumers=[actor])
+    await buffer.stored_row.publish(1)
+    for run in range(4):
+        await buffer.ingest.push(pushed(run, 2 if how == "held" else 1))
+    if how == "quarantined":
+        await buffer.leasing.nack(await take(buffer, "actor", 4), reason="x")
+    await buffer.drain()
+    consumer = buffer.delivery.consumers["actor"]
+    assert len(consumer.held) + len(consumer.quarantined) == 4
+    for run in range(10, 14):
+        await buffer.ingest.push(pushed(run))
+    await take(buffer, "actor", 4)
+
+
+async def test_what_was_consumed_and_is_due_is_consumed_though_others_hold_it(world: World) -> None:
+    buffer = await world.create(
+        group_by="none",
+        consumers=["actor", "critic"],
+        retention={"max_lag": 0},
+        pacing={"consumer": "actor", "max_staleness": 0, "batch_size": 2},
+    )
+    await buffer.stored_row.publish(0)
+    for run in range(2):
+        await buffer.ingest.push(pushed(run, 0))
+    lease_id = await take(buffer, "actor", 2)
+    await take(buffer, "critic", 2)
+    await buffer.stored_row.publish(1)
+    await buffer.desk.ack(lease_id)
+    await buffer.drain()
+    for place in (buffer, await world.restart(buffer)):
+        assert len(place.delivery.consumers["actor"].finished) == 2
+
+
+async def test_a_group_that_is_dropped_again_is_counted_once(world: World) -> None:
+    buffer = await world.create(group_size=4, consumers=[{"name": "trainer", "raw": True}])
+    await buffer.ingest.push(push(*((1, run) for run in range(4))))
+    await take(buffer, "trainer", 2)
+    (group,) = buffer.contents.groups
+    for _ in range(3):
+        await buffer.grouping.drop(group.row.key, "aborted")
+    text = world.metrics.registry.get_sample_value(
+        "experience_buffer_dropped_experiences_total",
+        {"buffer": buffer.name, "reason": "group_dropped"},
+    )
+    assert text == 4
+
+
+async def test_quarantined_experiences_without_groups_are_counted(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(group_by="none", advantage={"estimator": "reinforce"})
+    bad = torch.full((7,), float("nan"))
+    await buffer.ingest.push(pushed(0, token_level_reward=bad))
+    await settle(buffer)
+    assert buffer_stats(buffer).num_quarantined_groups == len(buffer.contents.quarantined) == 1
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_rewards_that_no_moments_have_counted_are_counted_when_computed_again(
+    world: World, restarts: bool
+) -> None:
+    world.computer.start()
+    rloo: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
+    buffer = await world.create(**rloo)
+    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await settle(buffer)
+    await buffer.change_settings(
+        settings(group_size=2, advantage={"estimator": "rloo", "running_norm": "std"})
+    )
+    if restarts:
+        buffer = await world.restart(buffer)
+    await annotate(buffer, uid(1, 0), reward=9.0)
+    await settle(buffer)
+    assert '"count": 2' in buffer.row.moments
+
+
+async def test_moments_that_found_no_room_are_taken_back_from_the_disk(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.computer.start()
+    running = {"estimator": "rloo", "running_norm": "std"}
+    buffer = await world.create(group_size=2, advantage=running)
+    refused = asyncio.Event()
+
+    async def ride(batch: Any) -> None:
+        # Somebody stores the row while this is under way.
+        await buffer.stored_row.publish(3)
+        refused.set()
+        raise StoreFullError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "ride", ride)
+        await buffer.ingest.push(push((1, 0), (1, 1)))
+        await asyncio.wait_for(refused.wait(), 60)
+        await asyncio.sleep(0)
+    assert buffer.row.moments == ""
+    buffer.stored_row.tick(1e12)
+    await buffer.drain()
+    (state,) = world.store.load()
+    assert state.row.moments == ""
+
+
+async def test_what_was_dropped_while_another_holds_it_keeps_no_push_out(world: World) -> None:
+    actor = {"name": "actor", "unit": "item", "limiter": {"min_diff": 0, "max_diff": 4}}
+    trainer = {"name": "trainer", "unit": "group"}
+    pacing = {"consumer": "actor", "max_staleness": 1, "batch_size": 2}
+    buffer = await world.create(group_size=4, consumers=[actor, trainer], pacing=pacing)
+    await buffer.ingest.push(push(*((1, run) for run in range(4))))
+    await take(buffer, "trainer", 1)
+    await buffer.grouping.drop("2/1", "aborted")
+    assert len(buffer.contents) == 4  # Until that lease ends.
+    admitted = buffer.pacing.reserve(["2/2"], now=0.0, ttl_seconds=9.0)
+    assert admitted.granted == ["2/2"]
+    await buffer.ingest.push(push(*((2, run) for run in range(4))))
+    await take(buffer, "actor", 4)

@@ -1,0 +1,156 @@
+"""Payloads, settings and buffers over a real store, for the tests of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experience_buffer import EID, Experience, trxp
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
+from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.restore import restore
+from experience_buffer_server.buffer.state.consumers import Want
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.sample_stream import SampleSession
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.server import ComputeSection, ServerSection
+from experience_buffer_server.store import BufferRow, LmdbStore
+
+DATA = Path(__file__).parents[1] / "data" / "trxp"
+NUM_PROMPT, NUM_RESPONSE = 3, 7
+
+Settings = dict[str, Any]
+
+
+def eid(task: int, run: int, step: int = 0) -> EID:
+    return EID(batch=2, task=task, run=run, step=step, suffix="a1")
+
+
+def uid(task: int, run: int, step: int = 0) -> str:
+    return eid(task, run, step).uid
+
+
+def experience(task: int, run: int, **fields: Any) -> Experience:
+    given: dict[str, Any] = {
+        "tokens": torch.arange(NUM_PROMPT + NUM_RESPONSE) + 13 * run,
+        "logprobs": -torch.full((NUM_RESPONSE,), 0.5),
+        "prompt_length": NUM_PROMPT,
+        "reward": run / 5.0,
+    }
+    return Experience(eid=eid(task, run, fields.pop("step", 0)), **(given | fields))
+
+
+@cache
+def payload(*members: tuple[int, int]) -> bytes:
+    """The TRXP payload of experiences given as (task, run)."""
+    return trxp.encode([experience(task, run) for task, run in members])
+
+
+def push(*members: tuple[int, int], dead: Sequence[tuple[int, int]] = (), size: int = 0) -> Push:
+    """A push of (task, run) experiences and tombstones."""
+    return Push(
+        payloads=[payload(*members)] if members else [],
+        tombstones=[(eid(task, run), "gone") for task, run in dead],
+        group_size=size,
+    )
+
+
+async def sampling(
+    backend: Backend, requests: AsyncIterator[Any]
+) -> AsyncGenerator[service_pb2.SampleStreamResponse]:
+    """What a sample stream answers, as messages."""
+    async with contextlib.aclosing(SampleSession(backend, requests).responses()) as responses:  # type: ignore[type-var]
+        async for data in responses:
+            yield service_pb2.SampleStreamResponse.FromString(data)
+
+
+def want(batch_size: int, **changes: Any) -> Want:
+    values: dict[str, Any] = {
+        "batch_size": batch_size,
+        "min_batch_size": 1,
+        "timeout_seconds": 0.0,
+        "lease_seconds": 100.0,
+        "max_bytes": 1 << 40,
+    }
+    return Want(**(values | changes))
+
+
+def settings(**changes: Any) -> BufferSettings:
+    return BufferSettings.model_validate(changes)
+
+
+class World:
+    """A store in a folder, a computer that isn't started unless asked, and buffers in them."""
+
+    def __init__(self, path: Path, **store_options: Any) -> None:
+        self.path = path
+        self.metrics = Metrics()
+        self.computer = Computer(
+            ComputeSection(device="cpu", max_latency_seconds=0.0), path, self.metrics
+        )
+        self.limits = ServerSection(max_push_items=97)
+        self.store: LmdbStore
+        self._options: dict[str, Any] = {
+            "durability": "interval",
+            "initial_map_bytes": 16 << 20,
+        } | store_options
+
+    async def open(self) -> None:
+        self.store = await LmdbStore.open(self.path, **self._options)
+
+    async def close(self) -> None:
+        await self.computer.close()
+        await self.store.close()
+
+    async def create(self, buffer_id: int = 1, **changes: Any) -> Buffer:
+        row = BufferRow(
+            id=buffer_id,
+            name=f"buffer-{buffer_id}",
+            config=settings(**changes).model_dump_json(),
+            policy_version=None,
+            create_time=time.time(),
+        )
+        batch = self.store.batch()
+        batch.put_buffer(row)
+        await self.store.commit(batch)
+        return self._buffer(row)
+
+    async def restart(self, buffer: Buffer) -> Buffer:
+        """Close the store, open it again, and restore the buffer from it."""
+        await buffer.drain()
+        await self.store.close()
+        await self.open()
+        return self.reload(buffer)
+
+    def reload(self, buffer: Buffer) -> Buffer:
+        """The buffer as another process would restore it now."""
+        (state,) = [state for state in self.store.load() if state.row.id == buffer.id]
+        fresh = self._buffer(state.row)
+        restore(fresh, state, self.store)
+        return fresh
+
+    def payload(self, buffer: Buffer, uid: str) -> bytes:
+        """The stored payload of an experience."""
+        (payload,) = self.store.payloads(buffer.id, [uid])
+        assert isinstance(payload, bytes)
+        return payload
+
+    def _buffer(self, row: BufferRow) -> Buffer:
+        return Buffer(
+            row,
+            store=self.store,
+            computer=self.computer,
+            metrics=self.metrics,
+            payloads=PayloadReader(self.limits.payload_limits, self.metrics),
+            limits=self.limits,
+        )
