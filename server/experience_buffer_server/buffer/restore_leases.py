@@ -71,20 +71,21 @@ def _take_parts(buffer: Buffer, row: LeaseRow) -> _Parts:
     consumer = buffer.delivery.consumers.get(row.consumer)
     if consumer is None:
         return []
-    rows = iter(row.units)
+    places = iter(range(len(row.units)))
     own: dict[int, Unit] = {}
     return [
-        _take_units(buffer, consumer, itertools.islice(rows, size), own)
+        _take_units(buffer, consumer, row, itertools.islice(places, size), own)
         for size in row.part_sizes or [len(row.units)]
     ]
 
 
 def _take_units(
-    buffer: Buffer, consumer: Consumer, rows: Iterable[Sequence[int]], own: dict[int, Unit]
+    buffer: Buffer, consumer: Consumer, row: LeaseRow, places: Iterable[int], own: dict[int, Unit]
 ) -> list[Unit]:
-    """Units by their seqs; `own` are those of the same lease so far, which may hold one repeatedly."""
+    """Units by their places; `own` are those of the lease so far, which may hold one repeatedly."""
     units = []
-    for seqs in rows:
+    for place in places:
+        seqs = row.units[place]
         entries = buffer.contents.by_seqs(seqs)
         if not entries or not _is_unit(consumer, entries, len(seqs)):
             continue
@@ -92,6 +93,8 @@ def _take_units(
         if key not in own and key in consumer.out:
             continue  # A newer lease has it.
         unit = own[key] = own.get(key) or _unit(buffer, consumer, key, entries)
+        unit.probability = row.probabilities[place] if row.probabilities else 1.0
+        unit.stale = bool(row.stale) and row.stale[place]
         consumer.out[key] = unit
         units.append(unit)
     return units
@@ -110,12 +113,7 @@ def _is_unit(consumer: Consumer, entries: Sequence[Entry], num_leased: int) -> b
 
 
 def _unit(buffer: Buffer, consumer: Consumer, key: int, entries: Sequence[Entry]) -> Unit:
-    unit = Unit(
-        key=key,
-        seqs=tuple(entry.record.seq for entry in entries),
-        num_bytes=sum(entry.record.payload_bytes for entry in entries),
-        num_tokens=sum(entry.record.response_tokens for entry in entries),
-    )
+    unit = buffer.desk.catalog.unit(consumer.settings, key, entries)
     buffer.desk.progress.history(unit, consumer.name)
     unit.num_deliveries += 1
     groups = (entry.group for entry in entries if entry.group is not None)

@@ -125,6 +125,11 @@ class LeaseRow:
     """Of a lease that ranks share: how many of the units, in order, are each rank's."""
     acked_parts: dict[int, int | None] = field(default_factory=dict)
     """Ranks that have acknowledged their part of an open lease, with the training step."""
+    probabilities: list[float] = field(default_factory=list)
+    """With which each of the units was chosen; empty: 1 each. Of shared leases, as is `stale`: those
+    are asked for again."""
+    stale: list[bool] = field(default_factory=list)
+    """Which of the units are delivered marked as stale; empty: none."""
 
 
 @dataclass(slots=True, kw_only=True)

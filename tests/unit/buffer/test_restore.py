@@ -155,7 +155,7 @@ async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
     lease = await take(buffer, "trainer")
     trainer = buffer.delivery.consumer("trainer")
     (unit,) = trainer.leases[lease].units
-    other = trainer.out[unit.key] = buffer.desk._catalog.unit(trainer.settings, unit.key)
+    other = trainer.out[unit.key] = buffer.desk.catalog.unit(trainer.settings, unit.key)
     await buffer.leasing.nack(lease, reason="no use")
     assert trainer.out == {unit.key: other}
     assert len(trainer.ready) == 0

@@ -94,9 +94,7 @@ class Desk:
         self._tasks = tasks
         consumers: dict[str, Consumer] = {}
         row = owner.row
-        self._catalog = catalog = Catalog(
-            contents, lambda: bool(owner.settings.advantage.estimator)
-        )
+        self.catalog = catalog = Catalog(contents, lambda: bool(owner.settings.advantage.estimator))
         self.progress = progress = Progress(row.id, contents, consumers)
         self._picking = picking = Picking(
             catalog,
@@ -299,7 +297,7 @@ class Desk:
         policy = consumer.settings.staleness.on_stale
         units: list[list[Entry]] = []
         for key, verdict in stale:
-            found = self._catalog.entries(consumer.settings, key)
+            found = self.catalog.entries(consumer.settings, key)
             self._metrics.stale(self._name(), consumer.name, policy, verdict.label, len(found))
             units.append(found)
         if policy == "drop":

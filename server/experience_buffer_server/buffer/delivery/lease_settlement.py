@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from experience_buffer_server.buffer.state.departure import Behind, Retirement
 from experience_buffer_server.runtime import clock
@@ -17,6 +18,7 @@ from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.store.interface import LeaseRow, Store, StoreError, WriteBatch
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
@@ -156,6 +158,8 @@ class Settlement:
 def row_of(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
     """The lease as it is stored; an ended one without its units."""
     ended = state is not None
+    # Nobody asks again for one that isn't shared.
+    units = lease.units if lease.world_size and not ended else []
     return LeaseRow(
         id=lease.id,
         consumer=lease.consumer,
@@ -165,4 +169,11 @@ def row_of(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
         num_experiences=lease.num_experiences,
         part_sizes=list(lease.part_sizes),
         acked_parts={} if ended else dict(lease.acked_parts),
+        probabilities=_unless_all([unit.probability for unit in units], 1.0),
+        stale=_unless_all([unit.stale for unit in units], False),
     )
+
+
+def _unless_all(values: list[_T], usual: _T) -> list[_T]:
+    """The values; none where all are the usual one."""
+    return values if any(value != usual for value in values) else []

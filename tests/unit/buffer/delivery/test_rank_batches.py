@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
-from experience_buffer import errors
+from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.intake.push import Push
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store import StoreFullError
-from tests.unit.builders import World, push, want
+from tests.unit.builders import World, experience, push, want
 from tests.unit.refusing_store import Refusals
 
 
@@ -112,3 +114,26 @@ async def test_a_batch_that_was_returned_before_it_was_sent(world: World) -> Non
     lease, why = await call
     assert lease is None
     assert "returned before it was sent" in why
+
+
+async def test_a_rank_is_told_the_same_of_its_part_after_a_restart(world: World) -> None:
+    """It weighs what it learns from by the probability, and splits frames by the bytes."""
+    staleness = {"max_lag": 1, "on_stale": "mark"}
+    reader = {"name": "c", "selector": {"kind": "prioritized", "seed": 3}, "staleness": staleness}
+    buffer = await world.create(consumers=[reader])
+    infos = [{"priority": 3.0, "model_version": 0}, {"priority": 7.0, "model_version": 5}]
+    pushed = [experience(0, run, info=info) for run, info in enumerate(infos)]
+    await buffer.ingest.push(Push(payloads=[trxp.encode(pushed)], tombstones=[], group_size=0))
+    buffer.row.policy_version = 5
+    lease = await shared(buffer)
+    told = [dataclasses.astuple(unit) for unit in lease.units]
+    assert {(unit.stale, unit.probability < 1) for unit in lease.units} == {
+        (unit.seqs == (1,), unit is lease.units[0]) for unit in lease.units
+    }
+    await buffer.desk.ack(lease.id, rank=0)
+    for _ in range(2):
+        buffer = await world.restart(buffer)
+        again, _ = await part(buffer, 1)
+        assert again is not None
+        assert [dataclasses.astuple(unit) for unit in again.units] == told
+        await buffer.leasing.extend(again.id, 1000.0)

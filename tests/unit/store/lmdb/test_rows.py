@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
+import msgpack
 import pytest
 
 from experience_buffer_server.store import (
@@ -20,6 +21,7 @@ from experience_buffer_server.store import (
     Record,
     StoreError,
 )
+from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (
     buffer_key,
@@ -70,6 +72,8 @@ async def test_every_row_comes_back_after_a_restart(
         num_experiences=67,
         part_sizes=[1, 1],
         acked_parts={0: 97, 1: None},
+        probabilities=[0.25, 0.75],
+        stale=[False, True],
     )
     progress = ProgressRow(
         seq=2,
@@ -476,3 +480,11 @@ async def test_pruning_passes_damaged_rows(
     assert await store.prune(1, 100.0) == 2
     # What only the log knew to be old stays.
     assert store.recall(1, "uid", ["0", "1", "2"]) == [None, b"digest", None]
+
+
+def test_a_lease_is_stored_as_before_where_it_has_nothing_of_its_own() -> None:
+    """Rows of before there were probabilities are read, and most of today's are like them."""
+    lease = LeaseRow(id=59, consumer="actor", units=[[1, 2]], deadline=61.5, num_experiences=2)
+    old = msgpack.packb((59, "actor", [[1, 2]], 61.5, "open", 2, [], {}))
+    assert row_codec.encode_lease(lease, msgpack.packb) == old
+    assert row_codec.decode_lease(old) == lease

@@ -61,19 +61,19 @@ def encode_group(g: GroupRow, pack: Pack) -> bytes:
 
 
 def encode_lease(row: LeaseRow, pack: Pack) -> bytes:
-    """A lease as stored."""
-    return pack(
-        (
-            row.id,
-            row.consumer,
-            row.units,
-            row.deadline,
-            row.state,
-            row.num_experiences,
-            row.part_sizes,
-            row.acked_parts,
-        )
+    """A lease as stored; without probabilities and marks, which few have, as they were before these."""
+    fields = (
+        row.id,
+        row.consumer,
+        row.units,
+        row.deadline,
+        row.state,
+        row.num_experiences,
+        row.part_sizes,
+        row.acked_parts,
     )
+    marks = (row.probabilities, row.stale) if row.probabilities or row.stale else ()
+    return pack(fields + marks)
 
 
 def encode_progress(row: ProgressRow, pack: Pack) -> bytes:
@@ -149,8 +149,9 @@ def decode_group(value: bytes | memoryview) -> GroupRow:
 
 def decode_lease(value: bytes | memoryview) -> LeaseRow:
     """Read a lease back."""
-    id_, consumer, units, deadline, state, num_experiences, *rest = _unpack(value)
-    part_sizes, acked_parts = rest
+    fields = _unpack(value)
+    id_, consumer, units, deadline, state, num_experiences, part_sizes, acked_parts, *marks = fields
+    probabilities, stale = marks or ([], [])
     return LeaseRow(
         id=id_,
         consumer=consumer,
@@ -160,6 +161,8 @@ def decode_lease(value: bytes | memoryview) -> LeaseRow:
         num_experiences=num_experiences,
         part_sizes=part_sizes,
         acked_parts=acked_parts,
+        probabilities=probabilities,
+        stale=stale,
     )
 
 
