@@ -16,7 +16,7 @@ from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from experience_buffer_server.commands.cli import app
-from experience_buffer_server.store import BufferState, LmdbReader
+from experience_buffer_server.store import LmdbReader, StoredBuffer
 from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from tests.damaging import flip
 from tests.integration.plain import (
@@ -50,7 +50,7 @@ def large(task: str, run: int) -> Any:
     return experience(task, run, tokens=LARGE + run, logprobs=torch.zeros(len(LARGE) - 2))
 
 
-def loaded(server: Server) -> dict[str, BufferState]:
+def loaded(server: Server) -> dict[str, StoredBuffer]:
     """The buffers of a stopped server's store, by name."""
     with LmdbReader(server.data) as reader:
         return {state.row.name: state for state in reader.load()}

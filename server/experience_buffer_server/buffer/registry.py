@@ -27,7 +27,7 @@ from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.server import ConfigurationError, Settings, explain
-from experience_buffer_server.store.interface import BufferRow, BufferState, Store
+from experience_buffer_server.store.interface import BufferRow, Store, StoredBuffer
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Registry:
                 estimator of the operator's own that isn't declared any more. Or it can't take over
                 those that are configured, as `server.update_buffers` asks.
         """
-        deleted: list[BufferState] = []
+        deleted: list[StoredBuffer] = []
         for state in self._store.load():
             if state.row.is_deleted:
                 deleted.append(state)

@@ -12,11 +12,11 @@ from experience_buffer_server.buffer.restore_leases import restore_leases
 from experience_buffer_server.buffer.state.candidate import COUNTED
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.store.interface import BufferState, Store
+from experience_buffer_server.store.interface import Store, StoredBuffer
 from experience_buffer_server.store.interning import share_with_group
 
 
-def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
+def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
     """Fill an empty buffer: groups, entries, progress, leases; then offer what isn't leased.
 
     Whole groups without advantages are computed again, leases keep their deadlines.
@@ -66,14 +66,14 @@ def restore(buffer: Buffer, state: BufferState, store: Store) -> None:
     _remove_leftovers(buffer, state)
 
 
-def _go_on_in_time(state: BufferState) -> None:
+def _go_on_in_time(state: StoredBuffer) -> None:
     """Let no time pass again that the store has seen pass, whatever the machine's clock says."""
     pushed = max((record.push_time for record in state.records), default=0.0)
     ended = max((row.deadline for row in state.leases if row.state != "open"), default=0.0)
     clock.not_before(max(pushed, ended), what=f"the newest row of buffer {state.row.name!r}")
 
 
-def _remove_leftovers(buffer: Buffer, state: BufferState) -> None:
+def _remove_leftovers(buffer: Buffer, state: StoredBuffer) -> None:
     """Remove what a crash left between a change and what follows from it."""
     batch = buffer.batch()
     seqs = [row.seq for row in state.progress if buffer.contents.by_seq(row.seq) is None]

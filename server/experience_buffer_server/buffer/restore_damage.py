@@ -18,12 +18,12 @@ from collections import defaultdict
 
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.group_table import Group, group_key
-from experience_buffer_server.store.interface import BufferState, GroupRow, Record, Store
+from experience_buffer_server.store.interface import GroupRow, Record, Store, StoredBuffer
 
 _log = logging.getLogger(__name__)
 
 
-def rebuild_groups(buffer: Buffer, state: BufferState) -> None:
+def rebuild_groups(buffer: Buffer, state: StoredBuffer) -> None:
     """Add to the state the groups whose rows can't be read and whose members can."""
     known = {row.id for row in state.groups}
     group_by = buffer.settings.group_by
@@ -52,7 +52,7 @@ def rebuild_groups(buffer: Buffer, state: BufferState) -> None:
         buffer.spawn_commit(batch)
 
 
-def reserve_numbers(buffer: Buffer, state: BufferState) -> None:
+def reserve_numbers(buffer: Buffer, state: StoredBuffer) -> None:
     """Give no number again that was given: also not one of a row that can't be read."""
     buffer.contents.reserve(state.last_seq)
     for group_id in state.damaged.groups:
@@ -61,7 +61,7 @@ def reserve_numbers(buffer: Buffer, state: BufferState) -> None:
         buffer.leasing.table.reserve(lease_id)
 
 
-def miss_members(buffer: Buffer, state: BufferState, store: Store) -> None:
+def miss_members(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
     """Set the groups aside that have lost members: records that can't be read back.
 
     A payload without a record tells by its key whose it was; it takes a look at the uids of all

@@ -190,7 +190,7 @@ class DamagedRows:
 
 
 @dataclass(slots=True, kw_only=True)
-class BufferState:
+class StoredBuffer:
     """Everything that a store holds of one buffer but payloads and computed advantages."""
 
     row: BufferRow
@@ -353,7 +353,7 @@ class Store(Protocol):
     def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
         """Forget up to `limit` remembered values older than `before_time`; how many were forgotten."""
 
-    def load(self) -> Iterator[BufferState]:
+    def load(self) -> Iterator[StoredBuffer]:
         """Read the state of every buffer, by id; for the start, before the first commit."""
 
     @property

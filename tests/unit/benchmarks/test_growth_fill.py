@@ -13,7 +13,7 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.intake.admission import admit
 from experience_buffer_server.buffer.state.candidate import Candidate
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import BufferState
+from experience_buffer_server.store.interface import StoredBuffer
 from experience_buffer_server.store.lmdb.store import LmdbStore
 
 SIZE = replace(SIZES["S"], group_size=3, batch_groups=POOL_GROUPS + 1)
@@ -26,7 +26,7 @@ SAME = (
 """What a record has of the experience that was admitted."""
 
 
-async def _filled(path: Path) -> tuple[BufferState, list[bytes]]:
+async def _filled(path: Path) -> tuple[StoredBuffer, list[bytes]]:
     await fill(path, SIZE, NUM_GROUPS)
     store = await LmdbStore.open(path)
     try:

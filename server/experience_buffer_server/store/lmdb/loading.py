@@ -22,11 +22,11 @@ import lmdb
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     BufferRow,
-    BufferState,
     DamagedRecordError,
     DamagedRows,
     Found,
     Record,
+    StoredBuffer,
     StoreFailedError,
 )
 from experience_buffer_server.store.interning import Interner, Numbers
@@ -73,7 +73,7 @@ class Loading:
         self.last_buffer_id = 0
         """Highest id of a buffer, also of one that can't be read."""
 
-    def run(self) -> Iterator[BufferState]:
+    def run(self) -> Iterator[StoredBuffer]:
         """Read all tables; the buffers' states, by id.
 
         Raises:
@@ -100,7 +100,7 @@ class Loading:
                 ),
                 any_records=bool(records.lost),
             )
-            yield BufferState(
+            yield StoredBuffer(
                 row=row,
                 records=rows,
                 groups=groups.of.pop(key),

@@ -15,9 +15,9 @@ import lmdb
 
 from experience_buffer_server.store.interface import (
     AdvantageRow,
-    BufferState,
     DamagedRecordError,
     Found,
+    StoredBuffer,
     StoreFailedError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
@@ -245,7 +245,7 @@ class LmdbReader:
             return [None] * len(keys)
         return [_read(table, key, txn.get(key, None, db), decode) for key in keys]
 
-    def load(self) -> Iterator[BufferState]:
+    def load(self) -> Iterator[StoredBuffer]:
         """Read the state of every buffer, by id; see `loading.Loading`.
 
         A row that can't be read back is left out, logged and named in `damaged`, so that one bad

@@ -15,8 +15,8 @@ import msgpack
 from experience_buffer_server.runtime.memory_arena import Place
 from experience_buffer_server.store.interface import (
     AdvantageRow,
-    BufferState,
     Found,
+    StoredBuffer,
     StoreError,
     StoreFailedError,
     StoreFormatError,
@@ -346,7 +346,7 @@ class LmdbStore:
         """The uids of all stored payloads, for a start after damage; it may take seconds."""
         return self.reader.payload_uids(buffer_id)
 
-    def load(self) -> Iterator[BufferState]:
+    def load(self) -> Iterator[StoredBuffer]:
         """Read the state of every buffer, by id; damaged rows are left out, see `damaged`."""
         return self.reader.load()
 
