@@ -56,9 +56,9 @@ def loaded(server: Server) -> dict[str, StoredBuffer]:
         return {state.row.name: state for state in reader.load()}
 
 
-def verify(server: Server, *more: str) -> tuple[int, dict[str, Any]]:
+def verify(server: Server) -> tuple[int, dict[str, Any]]:
     """Exit status and report of the command."""
-    result = CliRunner().invoke(app, ["verify", "--data", str(server.data), "--json", *more])
+    result = CliRunner().invoke(app, ["verify", "--data", str(server.data), "--json"])
     return result.exit_code, json.loads(result.stdout)
 
 
@@ -141,12 +141,6 @@ def test_a_damaged_payload_costs_itself_alone(make_server: MakeServer) -> None:
         assert stats(stub, "stream").num_damaged == 0
         assert statuses(push(stub, "stream", [large("stream", 0)])) == [STORED]
     assert sum("set aside" in line for line in server.log) == 4
-    assert server.stop() == 0
-    mend(server, experiences=3)
-    server.start()
-    with server.stub() as stub:
-        assert statuses(push(stub, "packed", [large("packed", 0)])) == [STORED]
-        assert delivered(stub, "packed", "packed")[0] == [uid("packed", 0)]
 
 
 def test_groups_stay_whole_or_are_set_aside(make_server: MakeServer) -> None:
@@ -198,13 +192,6 @@ def test_groups_stay_whole_or_are_set_aside(make_server: MakeServer) -> None:
     status, report = verify(server)
     assert status == 1
     assert report["totals"]["damaged_row"] == 3, "two records and the lease are still there"
-    file = server.folder / "aside"
-    _, report = verify(server, "--set-aside", str(file))
-    assert "group '7/record': goes on with the 2 members that it has" in report["set_aside"]
-    assert verify(server)[0] == 0
-    server.start()
-    with server.stub() as stub:
-        assert uids(sample(stub, "g", 1)) == [uid("record", 0), uid("record", 2)]
 
 
 def ack_request(lease_id: int, **more: Any) -> service_pb2.AckRequest:
@@ -255,15 +242,3 @@ def test_leases_and_computed_groups_survive_damage(make_server: MakeServer) -> N
         request = service_pb2.DeleteRequest(buffer="c", uids=[uid("late", 0)])
         assert stub.Delete(request).num_deleted == 1
         eventually(lambda: states(stub, "c")[-1] == "ready", "the rest of the group")
-
-
-def mend(server: Server, *, experiences: int) -> None:
-    """Take out what is damaged, and see that nothing else is wrong then."""
-    file = server.folder / "aside"
-    status, report = verify(server, "--set-aside", str(file))
-    assert status == 1
-    assert sum("taken out; it can be pushed again" in line for line in report["set_aside"]) == (
-        experiences
-    )
-    assert file.stat().st_size > 0
-    assert verify(server)[0] == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,12 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from experience_buffer_server.settings.server import ConfigurationError, load_settings
 from experience_buffer_server.store.interface import StoreError
 from experience_buffer_server.store.lmdb.verify.check import check
-from experience_buffer_server.store.lmdb.verify.mending import mend
 from experience_buffer_server.store.lmdb.verify.report import Kind, Report
 
 _SHOWN: Final = 20
 """Findings that are printed; `--json` has more."""
-_UNMENDABLE: Final = (Kind.DAMAGED_PAGE, Kind.CRASH)
 
 
 def verify(
@@ -27,30 +24,21 @@ def verify(
         Path | None, typer.Option(help="Folder of the store [as configured, else ./data].")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    set_aside: Annotated[
-        Path | None,
-        typer.Option(
-            help="Take damaged rows and what depends on them out of the store, into this new "
-            "file. The server must not be running."
-        ),
-    ] = None,
 ) -> None:
     """Compare every row and payload of a store with its checksum, and rows with one another.
 
     It only reads, and a server may be serving the store meanwhile. Exit status 0: nothing is wrong;
-    1: something is, or was and is set aside; 2: the store can't be opened.
+    1: something is; 2: the store can't be opened.
     """
     try:
-        path = data or load_settings(None).store.path
-        report = _check(path)
-        done = _mend(path, set_aside, report) if set_aside is not None else []
+        report = _check(data or load_settings(None).store.path)
     except (ConfigurationError, StoreError, OSError) as error:
         typer.echo(f"experience-buffer: {error}", err=True)
         raise SystemExit(2) from error
     if as_json:
-        typer.echo(json.dumps(report.to_json() | {"set_aside": done}, indent=2))
+        typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        _print(report, done, set_aside)
+        _print(report)
     raise SystemExit(0 if report.is_clean else 1)
 
 
@@ -71,18 +59,7 @@ def _check(path: Path) -> Report:
         )
 
 
-def _mend(path: Path, file: Path, report: Report) -> list[str]:
-    if file.exists():
-        raise FileExistsError(f"{file} exists; name a file that doesn't")
-    if any(report.totals[kind] for kind in _UNMENDABLE):
-        raise StoreError(
-            f"{path} has damaged pages, not only damaged rows: nothing was changed; restore the "
-            "store from a snapshot"
-        )
-    return [] if report.is_clean else mend(path, file)
-
-
-def _print(report: Report, done: list[str], file: Path | None) -> None:
+def _print(report: Report) -> None:
     for buffer in report.buffers:
         aside = f", {buffer.num_set_aside} set aside" if buffer.num_set_aside else ""
         typer.echo(
@@ -99,10 +76,6 @@ def _print(report: Report, done: list[str], file: Path | None) -> None:
     if num_findings > _SHOWN:
         typer.echo(f"... and {num_findings - _SHOWN} more; --json lists up to 1000")
     typer.echo(f"{report.num_rows} rows in {report.seconds:.1f} s: {_verdict(report)}")
-    for line in done:
-        typer.echo(line)
-    if done and file is not None:
-        typer.echo(f"what was taken out is in {os.fspath(file)}")
 
 
 def _verdict(report: Report) -> str:

@@ -124,8 +124,7 @@ class Loading:
         if num_missing := num_missing - len(found):
             _log.critical(
                 "%d buffers of %s aren't served: the row of each and the copy of it are damaged "
-                "(buffer ids %s); restore the store from a snapshot, or remove them with "
-                "`experience-buffer verify --set-aside`",
+                "(buffer ids %s); restore the store from a snapshot",
                 num_missing, self._path, sorted({int.from_bytes(key, "big") for key in lost}),
             )  # fmt: skip
         return found

@@ -12,10 +12,7 @@ from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.meta_pages import check_length, explain_unopenable
 
-CURE = (
-    "take the damage out with `experience-buffer verify --set-aside FILE`, or restore the store from "
-    "a snapshot"
-)
+CURE = "restore the store from a snapshot"
 """What to do about damage that a server can't go on with."""
 
 _OTHER_NAMESPACE = (

@@ -5,6 +5,7 @@ A row in `EXTENTS` says where each lies, and has its checksum.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,23 @@ _GAP_BYTES: Final = 256 << 10
 one more of a usual size, where two ranks share the units of a lease."""
 Place: TypeAlias = tuple[bytes, Extent]
 """Key and extent of a payload. The extent's checksum sees to it that nothing else is taken for it."""
+
+
+def check_readable(folder: Path) -> None:
+    """Refuse a file of large payloads that is there and can't be opened: that isn't damage.
+
+    Raises:
+        StoreFailedError: It can't be opened.
+    """
+    try:
+        os.close(os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        pass  # There need not be one; payloads that should be in it are found to be missing.
+    except OSError as error:
+        raise StoreFailedError(
+            f"can't open {folder / NAME}, which holds the store's large payloads: "
+            f"{error.strerror}; let this user read it"
+        ) from error
 
 
 class Fetched:

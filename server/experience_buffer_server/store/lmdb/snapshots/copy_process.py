@@ -260,8 +260,8 @@ def answer_to(data: Path, to: Path, *, label: str, keep: int) -> Answer:
         return Answer(outcome="full", message=str(error))
     except DamagedRecordError as error:
         message = (
-            f"{error}; nothing was published. `experience-buffer verify` says what is damaged and "
-            "sets it aside"
+            f"{error}; nothing was published. `experience-buffer verify` says what is damaged; "
+            "delete those experiences, or restore the store from a snapshot"
         )
         return Answer(outcome="damaged", message=message)
     except StoreError as error:

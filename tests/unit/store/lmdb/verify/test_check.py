@@ -36,7 +36,6 @@ from experience_buffer_server.store.lmdb.disk.format import (
     payload_key,
 )
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
-from experience_buffer_server.store.lmdb.verify.mending import mend
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from tests.damaging import flip, raw
 
@@ -139,11 +138,8 @@ ALSO = {"record": {"orphan_payload": 1}}
 
 
 @pytest.mark.parametrize("name", ROWS)
-async def test_damage_is_found_and_taken_out(
-    filled: Path, name: str, open_store: OpenStore, tmp_path: Path
-) -> None:
+def test_damage_is_found(filled: Path, name: str) -> None:
     table, key = ROWS[name]
-    before = raw(filled, table, key)
     flip(filled, table, key, place=0.9)
     report = check(filled)
     assert kinds(report) == {"damaged_row": 1} | ALSO.get(name, {})
@@ -151,25 +147,6 @@ async def test_damage_is_found_and_taken_out(
     assert report.tables[table.disk_name.decode()].damaged == 1
     found = next(finding for finding in report.findings if finding.kind is Kind.DAMAGED_ROW)
     assert (found.table, found.buffer) == (table.disk_name.decode(), 1)
-    file = tmp_path / "aside"
-    done = mend(filled, file)
-    assert any("set aside (damaged: " in line for line in done)
-    assert check(filled).is_clean, done
-    taken = file.read_bytes()
-    assert before[: len(before) // 2] in taken, "what was taken out is kept"
-    flip(filled, Table.RECORDS, numbered_key(1, 2))
-    with pytest.raises(FileExistsError):
-        mend(filled, file)
-    store = await open_store()
-    (state,) = store.load()
-    assert state.last_seq >= NUM if name != "counter" else True
-    gone = {"record": {7}, "payload": {19}, "large payload": {22}}.get(name, set())
-    assert {record.seq for record in state.records} == set(range(1, NUM + 1)) - gone - {2}
-
-
-def test_a_store_without_damage_isnt_touched(filled: Path, tmp_path: Path) -> None:
-    assert mend(filled, tmp_path / "aside") == []
-    assert not (tmp_path / "aside").exists()
 
 
 async def test_what_does_not_fit_together_is_found(
@@ -223,11 +200,6 @@ async def test_what_does_not_fit_together_is_found(
     rows = {finding.kind: finding.row for finding in report.findings}
     assert (rows[Kind.MISSING_PAYLOAD], rows[Kind.ORPHAN_PAYLOAD]) == (uid(1), "nobody")
     assert (rows[Kind.WRONG_SIZE], rows[Kind.WRONG_DIGEST]) == (uid(2), uid(3))
-    mend(filled, filled / "aside")
-    report = check(filled)
-    assert report.is_clean
-    # Both leases hold one that isn't there: they go on without.
-    assert kinds(report) == {"leftover": 2}
 
 
 async def test_nothing_is_suspected_of_a_store_that_is_being_written(
@@ -302,12 +274,6 @@ async def test_a_damaged_meta_page_is_named(filled: Path, open_store: OpenStore)
         check(filled)
     with pytest.raises(StoreFormatError, match=text):
         await open_store()
-
-
-async def test_a_store_in_use_is_not_mended(filled: Path, open_store: OpenStore) -> None:
-    await open_store()
-    with pytest.raises(StoreFailedError, match="is in use by another server"):
-        mend(filled, filled / "aside")
 
 
 def test_no_store_is_no_crash(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -24,16 +23,13 @@ from experience_buffer_server.store import (
     StoreError,
     StoreFailedError,
     StoreFormatError,
-    StoreFullError,
 )
 from experience_buffer_server.store.lmdb.disk.format import (
     Table,
     buffer_key,
     numbered_key,
-    payload_key,
 )
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
-from experience_buffer_server.store.lmdb.verify.mending import mend
 from tests.damaging import flip, flip_key
 
 MakeRecord = Callable[..., Record]
@@ -63,17 +59,15 @@ async def filled(
     return path
 
 
-def test_a_row_out_of_order_keeps_the_server_from_starting(filled: Path, tmp_path: Path) -> None:
+def test_a_row_out_of_order_keeps_the_server_from_starting(filled: Path) -> None:
     flip_key(filled, Table.RECORDS, numbered_key(1, 10), byte=0, bit=1)
     with (
         LmdbReader(filled) as reader,
-        pytest.raises(StoreFailedError, match=r"out of order: .*verify --set-aside FILE"),
+        pytest.raises(
+            StoreFailedError, match=r"out of order: .*nothing was changed; restore the store"
+        ),
     ):
         next(reader.load())
-    done = mend(filled, tmp_path / "aside")
-    assert done == ["records: buffer 1 row 10: its key was damaged, put right"]
-    with LmdbReader(filled) as reader:
-        assert [len(state.records) for state in reader.load()] == [NUM, NUM]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +91,7 @@ def test_a_number_far_too_high_is_not_believed(filled: Path, table: Table, key: 
 
 
 async def test_the_id_of_a_lone_damaged_lease_is_not_given_again(
-    open_store: OpenStore, path: Path, buffer_row: MakeBuffer, tmp_path: Path
+    open_store: OpenStore, path: Path, buffer_row: MakeBuffer
 ) -> None:
     """Ids begin at the buffer's creation: that high is no sign of damage."""
     row = dataclasses.replace(buffer_row(1), create_time=1.9e9)
@@ -112,10 +106,6 @@ async def test_the_id_of_a_lone_damaged_lease_is_not_given_again(
     with LmdbReader(path) as reader:
         (state,) = reader.load()
     assert state.damaged.leases == [given]
-    mend(path, tmp_path / "aside")
-    with LmdbReader(path) as reader:
-        (state,) = reader.load()
-    assert [(lease.id, lease.state) for lease in state.leases] == [(given, "expired")]
 
 
 @pytest.mark.parametrize("byte", [0, 3])
@@ -161,46 +151,9 @@ async def test_no_append_overwrites_a_record(
     await store.commit(replaced)
 
 
-def test_any_flipped_bit_of_a_key_is_put_right(filled: Path, tmp_path: Path) -> None:
-    pristine = (filled / "data.mdb").read_bytes()
-    rng = random.Random(5)
-    uid = "3/math-{}/5/7/é"
-    for number in range(4):
-        (filled / "data.mdb").write_bytes(pristine)
-        seq = rng.randrange(2, NUM)
-        table = (Table.RECORDS, Table.PAYLOADS)[number % 2]
-        key = numbered_key(1, seq) if number % 2 == 0 else payload_key(1, uid.format(seq))
-        flip_key(filled, table, key, byte=rng.randrange(len(key)), bit=1 << rng.randrange(8))
-        file = tmp_path / f"aside-{number}"
-        assert len(mend(filled, file)) == 1
-        assert not file.exists(), "nothing had to be taken out"
-        report = check(filled)
-        assert report.is_clean
-        assert [buffer.num_experiences for buffer in report.buffers] == [NUM, NUM]
-
-
-def test_a_failed_attempt_changes_nothing_and_blocks_no_other(
-    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flip(filled, Table.PAYLOADS, payload_key(1, "3/math-9/5/7/é"))
-    before = (filled / "data.mdb").read_bytes()
-    file = tmp_path / "aside"
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            "experience_buffer_server.store.lmdb.verify.rebuilding._SPARE_BYTES", 1 << 60
-        )
-        with pytest.raises(StoreFullError, match=r"are free in .*; nothing was changed"):
-            mend(filled, file)
-    assert (filled / "data.mdb").read_bytes() == before
-    assert list(tmp_path.iterdir()) == [filled.parent]
-    assert mend(filled, file)
-    assert sorted(path.name for path in filled.iterdir()) == ["data.mdb", "writer.lock"]
-    assert check(filled).is_clean
-
-
 @pytest.mark.parametrize("which", ["older", "older by little", "newer"])
 async def test_an_older_commit_is_noticed(
-    filled: Path, open_store: OpenStore, make_record: MakeRecord, tmp_path: Path, which: str
+    filled: Path, open_store: OpenStore, make_record: MakeRecord, which: str
 ) -> None:
     """A changed number on a meta page makes LMDB open the other one, without the last commit."""
     store = await open_store()
@@ -219,11 +172,8 @@ async def test_an_older_commit_is_noticed(
     report = check(filled)
     assert report.totals[Kind.MISSING_COMMIT] == 1
     assert "the last commit may be missing" in report.findings[0].message
-    with pytest.raises(StoreFormatError, match=r"the last commit may be missing; .*--set-aside"):
+    with pytest.raises(StoreFormatError, match=r"the last commit may be missing; restore the"):
         await open_store()
-    (line,) = [line for line in mend(filled, tmp_path / "aside") if "went on from" in line]
-    assert check(filled).is_clean, line
-    await open_store()
 
 
 def test_a_copy_of_a_store_is_of_its_last_commit(filled: Path, tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""Checking and mending large payloads: they are found, missed and taken out as rows are."""
+"""Checking large payloads: they are found and missed as rows are."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import subprocess
 import sys
@@ -21,25 +20,20 @@ from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.format import (
     Extent,
     Table,
-    decode_freed_key,
     encode_extent,
     freed_key,
     numbered_key,
     payload_key,
 )
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum
-from experience_buffer_server.store.lmdb.large.payload_file import NAME, PayloadReader
+from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from experience_buffer_server.store.lmdb.snapshots.inventory import problem_of
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
-from experience_buffer_server.store.lmdb.verify.mending import mend
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
-from experience_buffer_server.store.lmdb.writer_protocol import LENGTH
 from tests.damaging import flip, flip_key, raw
 from tests.unit.store.lmdb.large_by_hand import (
-    changing,
     extent_of,
     move_out,
-    payloads,
     put,
     put_large,
 )
@@ -89,9 +83,6 @@ def test_large_payloads_are_read_and_counted(filled: Path) -> None:
     assert (report.tables["payloads"].rows, report.tables["extents"].rows) == (2, 4)
     assert report.buffers[0].payload_bytes == sum(SIZES.values())
     assert ("extents", 0, 4) in told
-    before = sorted(filled.iterdir())
-    assert mend(filled, filled / "aside") == []
-    assert sorted(filled.iterdir()) == before
 
 
 def test_a_transaction_is_held_for_some_payloads_only(
@@ -125,11 +116,6 @@ def cut_file(path: Path, seq: int, num_bytes: int) -> None:
     os.truncate(path / NAME, extent_of(path, key_of(seq)).offset + num_bytes)
 
 
-def change_row(path: Path, seq: int) -> None:
-    flip(path, Table.EXTENTS, key_of(seq), place=0.2)
-    flip(path, Table.EXTENTS, key_of(seq), place=0.6)
-
-
 def shorten(path: Path, seq: int) -> None:
     extent, content = extent_of(path, key_of(seq)), payload(seq)[:-1]
     short = Extent(extent.offset, len(content), checksum(content))
@@ -150,111 +136,47 @@ def free(path: Path, *, damaged: bool) -> None:
 class Case(NamedTuple):
     damage: Callable[[Path], None]
     kinds: dict[str, int]
-    lost: frozenset[int] = frozenset()
-    aside: tuple[tuple[str, str], ...] = ()
-    """Table and uid of what is set aside of payloads."""
     table: str = "extents"
     """Of the first finding."""
 
 
-UID = "3/math-{}/5/7/é"
-GONE_4 = (frozenset({4}), (("payloads", UID.format(4)),))
 CASES: dict[str, Case] = {
-    "a byte": Case(lambda p: change_file(p, 4), {"damaged_row": 1}, *GONE_4),
-    "cut short": Case(
-        lambda p: cut_file(p, 6, 3 << 20),
-        {"damaged_row": 1},
-        frozenset({6}),
-        (("payloads", UID.format(6)),),
-    ),
-    "cut within a block": Case(
-        lambda p: cut_file(p, 6, (3 << 20) + 77),
-        {"damaged_row": 1},
-        frozenset({6}),
-        (("payloads", UID.format(6)),),
-    ),
-    "no file": Case(
-        lambda p: (p / NAME).unlink(),
-        {"damaged_row": 4},
-        frozenset(LARGE),
-        tuple(("extents", UID.format(seq)) for seq in sorted(LARGE)),
-    ),
-    "a bit of a row": Case(
-        lambda p: flip(p, Table.EXTENTS, key_of(4), place=0.4), {"damaged_row": 1}
-    ),
-    "a bit of a key": Case(
+    "a byte": Case(lambda p: change_file(p, 4), {"damaged_row": 1}),
+    "cut short": Case(lambda p: cut_file(p, 6, 3 << 20), {"damaged_row": 1}),
+    "cut within a block": Case(lambda p: cut_file(p, 6, (3 << 20) + 77), {"damaged_row": 1}),
+    "no file": Case(lambda p: (p / NAME).unlink(), {"damaged_row": 4}),
+    "a row": Case(lambda p: flip(p, Table.EXTENTS, key_of(4), place=0.4), {"damaged_row": 1}),
+    "a key": Case(
         lambda p: flip_key(p, Table.EXTENTS, key_of(4), byte=9, bit=1),
         {"damaged_row": 1, "missing_payload": 1},
     ),
-    "a row": Case(
-        lambda p: change_row(p, 4),
-        {"damaged_row": 1},
-        frozenset({4}),
-        (("extents", UID.format(4)),),
-    ),
     "of nobody": Case(
-        lambda p: put_large(p, payload_key(1, "nobody"), b"x" * 70_000),
-        {"orphan_payload": 1},
-        aside=(("payloads", "nobody"),),
+        lambda p: put_large(p, payload_key(1, "nobody"), b"x" * 70_000), {"orphan_payload": 1}
     ),
     "of no buffer": Case(
-        lambda p: put_large(p, payload_key(9, "nobody"), b"x" * 70_000),
-        {"unknown_buffer": 1},
-        aside=(("payloads", "nobody"),),
+        lambda p: put_large(p, payload_key(9, "nobody"), b"x" * 70_000), {"unknown_buffer": 1}
     ),
     "missing": Case(
-        lambda p: put(p, Table.EXTENTS, key_of(4), None),
-        {"missing_payload": 1},
-        frozenset({4}),
-        table="payloads",
+        lambda p: put(p, Table.EXTENTS, key_of(4), None), {"missing_payload": 1}, "payloads"
     ),
-    "another": Case(
-        lambda p: put_large(p, key_of(4), payload(4).upper()), {"wrong_digest": 1}, *GONE_4
-    ),
-    "shorter": Case(lambda p: shorten(p, 4), {"wrong_size": 1}, *GONE_4),
-    "not an extent": Case(
-        lambda p: put(p, Table.EXTENTS, key_of(4), b"short"),
-        {"damaged_row": 1},
-        frozenset({4}),
-        (("extents", UID.format(4)),),
-    ),
-    "twice": Case(
-        lambda p: put_both(p, payload(4)),
-        {"orphan_payload": 1},
-        aside=(("payloads", UID.format(4)),),
-    ),
+    "another": Case(lambda p: put_large(p, key_of(4), payload(4).upper()), {"wrong_digest": 1}),
+    "shorter": Case(lambda p: shorten(p, 4), {"wrong_size": 1}),
+    "not an extent": Case(lambda p: put(p, Table.EXTENTS, key_of(4), b"short"), {"damaged_row": 1}),
+    "twice": Case(lambda p: put_both(p, payload(4)), {"orphan_payload": 1}),
     "twice, one of them wrong": Case(
-        lambda p: put_both(p, payload(4).upper()),
-        {"orphan_payload": 1},
-        aside=(("payloads", UID.format(4)),),
+        lambda p: put_both(p, payload(4).upper()), {"orphan_payload": 1}
     ),
     "without its record": Case(
         lambda p: flip(p, Table.RECORDS, numbered_key(1, 4)),
         {"damaged_row": 1, "orphan_payload": 1},
-        *GONE_4,
-        table="records",
+        "records",
     ),
-    "a freed run": Case(
-        lambda p: free(p, damaged=True),
-        {"damaged_row": 1},
-        aside=(("freed", freed_key(77, 1 << 30)[4:].hex()),),
-        table="freed",
-    ),
+    "a freed run": Case(lambda p: free(p, damaged=True), {"damaged_row": 1}, "freed"),
 }
 
 
-def set_aside(file: Path) -> list[dict[str, Any]]:
-    """The rows of the file."""
-    data, found = file.read_bytes() if file.exists() else b"", []
-    while data:
-        (length,) = LENGTH.unpack_from(data)
-        found.append(msgpack.unpackb(data[LENGTH.size : LENGTH.size + length]))
-        data = data[LENGTH.size + length :]
-    return found[1:]
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_damage_is_found_and_taken_out(filled: Path, tmp_path: Path, name: str) -> None:
+def test_damage_is_found(filled: Path, name: str) -> None:
     case = CASES[name]
     case.damage(filled)
     report = check(filled)
@@ -263,89 +185,17 @@ def test_damage_is_found_and_taken_out(filled: Path, tmp_path: Path, name: str) 
     num_damaged = sum(table.damaged for table in report.tables.values())
     assert num_damaged == case.kinds.get("damaged_row", 0)
     assert bool(problem_of(report)) == (name != "a freed run"), "no experience depends on those"
-    file = tmp_path / "aside"
-    done = mend(filled, file)
-    assert done
-    report = check(filled)
-    assert (report.is_clean, report.findings) == (True, [])
-    assert report.buffers[0].num_experiences == len(SIZES) - len(case.lost)
-    left = {key_of(seq): payload(seq) for seq in SIZES.keys() - case.lost}
-    assert payloads(filled) == left
-    rows = [row for row in set_aside(file) if row["table"] in ("payloads", "extents", "freed")]
-    labels = [
-        (row["table"], row["key"][4:].hex() if row["table"] == "freed" else row["key"][4:].decode())
-        for row in rows
-    ]
-    assert labels == list(case.aside)
-    partial = [each.name for each in filled.iterdir() if each.name.startswith(".")]
-    assert partial == []
 
 
-def test_what_is_set_aside_holds_what_can_be_read(filled: Path, tmp_path: Path) -> None:
-    """And the checksum that it was stored with."""
-    change_file(filled, 3)
-    shorten(filled, 4)
-    extents = {seq: extent_of(filled, key_of(seq)) for seq in (3, 4, 6)}
-    cut_file(filled, 6, 4 << 20)
-    assert mend(filled, tmp_path / "aside")
-    rows = {row["key"]: row for row in set_aside(tmp_path / "aside") if row["table"] == "payloads"}
-    changed = rows[key_of(3)]["value"]
-    assert (len(changed), changed[:-SEAL_BYTES] == payload(3)) == (65_537 + SEAL_BYTES, False)
-    changed = bytearray(changed)
-    changed[SIZES[3] // 2] ^= 1
-    for value in (bytes(changed), rows[key_of(4)]["value"]):
-        assert checksum(value[:-SEAL_BYTES]) == value[-SEAL_BYTES:]
-    assert rows[key_of(6)]["value"] == payload(6)[: 4 << 20] + extents[6].checksum
-    why = f"; {4 << 20} of its {5 << 20} bytes were read at {extents[6].offset} of {NAME}"
-    assert rows[key_of(6)]["why"].endswith(why)
-
-
-def test_a_block_that_cannot_be_read_costs_its_surroundings(
-    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = extent_of(filled, key_of(4)).offset + 70_000
-    read = PayloadReader._read
-
-    def failing(self: PayloadReader, buffer: memoryview, offset: int) -> None:
-        if offset <= bad < offset + len(buffer):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        read(self, buffer, offset)
-
-    monkeypatch.setattr(PayloadReader, "_read", failing)
-    change_file(filled, 4)  # The check runs in another process.
-    done = mend(filled, tmp_path / "aside")
-    assert any("can't be read from payloads.bin: Input/output error" in line for line in done)
-    (row,) = [row for row in set_aside(tmp_path / "aside") if row["table"] == "payloads"]
-    expected = bytearray(payload(4))
-    expected[SIZES[4] // 2] ^= 1
-    expected[65_536:131_072] = bytes(65_536)
-    assert row["value"][:-SEAL_BYTES] == bytes(expected)
-    assert f"; {300_000 - 65_536} of its 300000 bytes were read at " in row["why"]
-    assert check(filled).is_clean
-    assert payloads(filled).keys() == {key_of(seq) for seq in SIZES.keys() - {4}}
-
-
-def test_a_file_that_cannot_be_opened_is_no_damage(filled: Path, tmp_path: Path) -> None:
-    """Or all large payloads would be taken out where an operator's permissions are missing."""
+def test_a_file_that_cannot_be_opened_is_no_damage(filled: Path) -> None:
+    """Or all large payloads would be said to be lost where an operator's permissions are missing."""
     (filled / NAME).rename(filled / "other")
     (filled / NAME).symlink_to(NAME)
-    for call in (lambda: check(filled), lambda: mend(filled, tmp_path / "aside")):
-        with pytest.raises(StoreFailedError, match=r"can't open .*payloads\.bin.*let this user"):
-            call()
+    with pytest.raises(StoreFailedError, match=r"can't open .*payloads\.bin.*let this user"):
+        check(filled)
     (filled / NAME).unlink()
     (filled / "other").rename(filled / NAME)
     assert check(filled).is_clean
-
-
-def test_freed_runs_are_all_free_in_a_mended_store(filled: Path, tmp_path: Path) -> None:
-    """They are of transactions of the old file; the new one counts from the start."""
-    free(filled, damaged=False)
-    assert check(filled).is_clean
-    assert mend(filled, tmp_path / "aside") == []
-    change_file(filled, 4)
-    assert mend(filled, tmp_path / "aside")
-    with changing(filled) as (txn, tables):
-        assert [decode_freed_key(key) for key, _ in txn.cursor(tables[Table.FREED])] == []
 
 
 def test_a_table_that_was_not_read_is_not_missed(filled: Path) -> None:
