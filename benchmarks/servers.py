@@ -37,7 +37,7 @@ class Server:
         processes = {"server": self.process.pid}
         for child in _children(self.process.pid):
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            processes["writer" if "store.writer" in command else "compute"] = child
+            processes["writer" if "lmdb.writer_process" in command else "compute"] = child
         return processes
 
 

@@ -181,15 +181,15 @@ class Epoch:
 
     def _end_life(self, point: Point) -> None:
         if point.victim == "compute":
-            self._kill_child("compute_worker")
+            self._kill_child("compute.worker")
             # Life goes on without it, for a moment.
             _pause(self._chance.uniform(0.3, 1.5))
         if point.victim == "writer":
-            self._kill_child("store.writer")
+            self._kill_child("lmdb.writer_process")
             self._await_end()
         else:
             if point.victim in ("both", "power"):
-                self._kill_child("store.writer")
+                self._kill_child("lmdb.writer_process")
             self.server.die()
         if point.victim == "power":
             self.server.wait(_END_SECONDS)

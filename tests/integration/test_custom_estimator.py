@@ -84,7 +84,7 @@ def test_advantages_of_own_estimators_come_through_the_wire(
 ) -> None:
     server = make_server(toml=TOML, environment=environment)
     importers = {int(pid) for pid in (tmp_path / "importers").read_text("ascii").split()}
-    assert importers == set(server.children("compute_worker")), "the worker alone imports it"
+    assert importers == set(server.children("compute.worker")), "the worker alone imports it"
     with server.stub() as stub:
         parameters = {"scale": 2.0, "strict": True}
         create(stub, "groups", group_size=3, estimator="above_best", parameters=parameters)

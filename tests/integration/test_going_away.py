@@ -93,7 +93,7 @@ def end(request: pytest.FixtureRequest) -> Callable[[Server], None]:
         assert server.stop() == 0
 
     def kill_writer(server: Server) -> None:
-        [writer] = server.children("store.writer")
+        [writer] = server.children("lmdb.writer_process")
         os.kill(writer, signal.SIGKILL)
         assert server.wait() == 1
 

@@ -54,15 +54,15 @@ ELSEWHERE = {
     ],
     "TransferQueue, Trinity, lerobot: unpickles what arrives": [
         "integration/test_bad_input.py::test_a_damaged_payload_is_refused_as_a_whole",
-        "unit/client/test_plain.py::test_no_opcodes_do_harm",
-        "unit/client/test_plain.py::test_hostile_pickles_are_refused_in_bounded_memory",
+        "unit/client/codec/test_pickle_reader.py::test_no_opcodes_do_harm",
+        "unit/client/codec/test_pickle_reader.py::test_hostile_pickles_are_refused_in_bounded_memory",
     ],
     "Trinity: get_batch hangs and nothing says why (their 182)": [
         "integration/test_streaming.py::test_a_first_batch_that_does_not_come_raises_with_the_reason",
         "integration/test_end_to_end.py::test_a_shortfall_says_why",
     ],
     "verl: no durable buffer; hours of trajectories are lost with a crash": [
-        "unit/store/test_crash.py::test_a_kill_loses_nothing_acknowledged_and_leaves_no_part",
+        "unit/store/lmdb/test_crash.py::test_a_kill_loses_nothing_acknowledged_and_leaves_no_part",
         "integration/test_training_timeline.py::test_a_trainer_killed_at_50_points_learns_from_every_group_once",
     ],
     "slime, NeMo-RL, SkyRL: groups that never complete": [
@@ -73,10 +73,10 @@ ELSEWHERE = {
         "integration/test_groups.py::test_a_tombstone_completes_its_group_and_has_no_vote"
     ],
     "agent-lightning: long runs bias the baseline (445, 462)": [
-        "unit/advantages/test_group_relative.py::test_a_run_of_several_steps_votes_once_with_its_last"
+        "unit/advantages/estimators/test_group_relative.py::test_a_run_of_several_steps_votes_once_with_its_last"
     ],
     "nobody model-checks delivery": [
-        "unit/server/test_delivery_model.py::test_histories_without_an_estimator"
+        "models/test_buffer_histories.py::test_histories_without_an_estimator"
     ],
     "praised, Reverb: credits": [
         "integration/test_streaming.py::test_byte_credits_bound_what_is_sent_ahead",

@@ -137,7 +137,7 @@ def test_the_process_that_computes_may_die(make_server: Callable[..., Server]) -
         for task in range(3):
             push(stub, "b", group(task, 3))
             assert len(sample(stub, "b", 3).experiences) == 3
-            for pid in server.children("compute_worker"):
+            for pid in server.children("compute.worker"):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -146,7 +146,7 @@ def test_the_process_that_writes_may_die(make_server: Callable[..., Server]) -> 
     with server.stub() as stub:
         create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
         push(stub, "b", group(0, 3))
-        [writer] = server.children("store.writer")
+        [writer] = server.children("lmdb.writer_process")
         os.kill(writer, signal.SIGKILL)
         assert server.wait() == 1, "a supervisor is to start it again"
     assert any("the store has failed" in line for line in server.log)

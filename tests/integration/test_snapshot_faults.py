@@ -32,7 +32,7 @@ from tests.integration.plain import error_of, experience, group
 from tests.integration.server import Server, eventually
 
 SNAPSHOTS = '[snapshots]\npath = "snapshots"\n'
-COPIER = "store.snapshot"
+COPIER = "snapshots.copy_process"
 MakeServer = Callable[..., Server]
 
 

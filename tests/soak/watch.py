@@ -20,7 +20,7 @@ from tests.soak.plan import GROUP_DEADLINE_SECONDS, LATE, QUEUE, REPLAY
 SLACK_SECONDS: Final = 2.0
 """From a deadline until its group must be closed: the server's clock ticks ten times a second."""
 _PROBES_PER_SAMPLE: Final = 8
-_MODULES: Final = {"writer": b"store.writer", "compute": b"compute_worker"}
+_MODULES: Final = {"writer": b"lmdb.writer_process", "compute": b"compute.worker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

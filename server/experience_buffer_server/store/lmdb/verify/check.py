@@ -1,6 +1,6 @@
 """Checking a store: every row against its checksum, and rows against one another. Nothing is written.
 
-The walk runs in a process of its own (`check_walk`), because a damaged page may make LMDB end the
+The walk runs in a process of its own (`walk_process`), because a damaged page may make LMDB end the
 process that reads it: that becomes a finding, too, and the other tables are still looked at.
 """
 
