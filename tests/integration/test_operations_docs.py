@@ -32,23 +32,6 @@ def _quoted(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.M))
 
 
-def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.replace(" ", "-") for heading in plain}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    assert len(links) > 1
-    for link in links:
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{page.name}: {link}"
-        assert not anchor or anchor in _anchors(target), f"{page.name}: {link}"
-
-
 def _commands(command: typer.Typer | None = None) -> Iterator[tuple[str, set[str]]]:
     """Every command with its options."""
     pending = [("", typer.main.get_command(command or cli.app))]
