@@ -1,4 +1,4 @@
-"""What a sample stream has assembled and its reader hasn't taken yet.
+"""Flow control of a sample stream: what its reader is ready for, and what it hasn't taken yet.
 
 Counts only: no I/O, no gRPC. Belongs to one stream and its event loop.
 """

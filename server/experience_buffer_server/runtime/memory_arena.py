@@ -14,8 +14,23 @@ from typing import Final, NamedTuple, TypeAlias
 
 from experience_buffer._transport.free_runs import Runs
 
+Buffer: TypeAlias = bytes | memoryview
+BLOCK_BYTES: Final = 4096
+"""Payloads begin at multiples of it: what disks and systems ask of direct access."""
 _STEP_BYTES: Final = 2 << 20
 """Memory is taken in such steps, as far as it is needed."""
+
+
+class Place(NamedTuple):
+    """Where in the memory a value is, in whole blocks."""
+
+    start: int
+    end: int
+
+
+def whole_blocks(num_bytes: int) -> int:
+    """The bytes of the blocks that so many bytes take."""
+    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def make_memory(name: str, num_bytes: int) -> int:
@@ -126,22 +141,3 @@ class Arena:
         self._free = Runs()
         self._view.release()
         self._memory.close()
-
-
-class Place(NamedTuple):
-    """Where in the outbox a value is, in whole blocks."""
-
-    start: int
-    end: int
-
-
-BLOCK_BYTES: Final = 4096
-"""Payloads begin at multiples of it: what disks and systems ask of direct access."""
-
-
-def whole_blocks(num_bytes: int) -> int:
-    """The bytes of the blocks that so many bytes take."""
-    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-Buffer: TypeAlias = bytes | memoryview
