@@ -358,7 +358,7 @@ class Store(Protocol):
 
     @property
     def last_buffer_id(self) -> int:
-        """Highest id of a stored buffer, also of one that `load` could not read."""
+        """Highest id that a buffer was given, also one that is gone; known after `load`."""
 
     async def close(self) -> None:
         """Finish what was submitted and release the store. Idempotent."""

@@ -163,3 +163,14 @@ async def test_remembered_values_go_in_parts_too(world: World, registry: Registr
     assert world.store.recall(buffer.id, "uid", uids) == [None] * len(uids)
     # That it goes, its experiences, its groups, all else: what is remembered had its own.
     assert commits.num == 1 + 4 + 2 + 1
+
+
+async def test_the_id_of_a_deleted_buffer_is_never_given_again(
+    world: World, registry: Registry
+) -> None:
+    newest = registry.get("new").id
+    assert newest == max(buffer.id for buffer in registry.all())
+    await registry.delete("new", force=True)
+    again = await restarted(world)
+    await again.create("newer", settings())
+    assert newest not in {buffer.id for buffer in again.all()}

@@ -71,7 +71,7 @@ class Loading:
         self.damaged: list[str] = []
         """The rows that could not be read and were left out."""
         self.last_buffer_id = 0
-        """Highest id of a buffer, also of one that can't be read."""
+        """Highest id that a buffer was given, also one that is gone or can't be read."""
 
     def run(self) -> Iterator[StoredBuffer]:
         """Read all tables; the buffers' states, by id.
@@ -119,7 +119,7 @@ class Loading:
         found = {row.id: row for table in (copies, rows) for (row,) in table.of.values()}
         lost = [key for table in (copies, rows) for key in table.keys_lost]
         ids = plausible((int.from_bytes(key, "big") for key in lost), *found, margin=ID_MARGIN)
-        self.last_buffer_id = max([*found, *ids, 0])
+        self.last_buffer_id = max([*found, *ids, self._last_given_id()])
         num_missing = max(len(table.of) + len(table.keys_lost) for table in (copies, rows))
         if num_missing := num_missing - len(found):
             _log.critical(
@@ -128,6 +128,17 @@ class Loading:
                 num_missing, self._path, sorted({int.from_bytes(key, "big") for key in lost}),
             )  # fmt: skip
         return found
+
+    def _last_given_id(self) -> int:
+        """The highest id that a buffer was given; 0 where nothing says so."""
+        key = disk.LAST_BUFFER_KEY
+        with self._transaction() as txn:
+            stored = txn.get(key, db=self._tables[Table.META])
+            try:
+                return 0 if stored is None else disk.decode_counter(unseal(Table.META, key, stored))
+            except _DECODE_ERRORS as error:
+                self._note_damage(Table.META, key, error)
+                return 0
 
     def _rows(
         self, table: Table, decode: _Decode[_Row], known: Container[bytes]

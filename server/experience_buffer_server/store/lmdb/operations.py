@@ -93,6 +93,8 @@ def apply(txn: Transaction, tables: Tables, large: LargeWrites, request: Request
             # Sealed here and not by the owner: its event loop has other things to do.
             put(key, seal(table, key, value), db=tables[table])
             sparse = None
+            if table == Table.BUFFERS:
+                _note_buffer_id(txn, tables[Table.META], int.from_bytes(key, "big"))
     return count
 
 
@@ -106,6 +108,15 @@ def _delete_buffer(txn: Transaction, tables: Tables, prefix: bytes) -> None:
                 # The cursor then stands on the next row, or nowhere (an empty key).
                 cursor.delete()
                 found = bool(cursor.key())
+
+
+def _note_buffer_id(txn: Transaction, meta: lmdb._Database, buffer_id: int) -> None:
+    """See to it that the id isn't given again once the buffer's rows are gone."""
+    key = disk.LAST_BUFFER_KEY
+    stored = txn.get(key, db=meta)
+    value = b"" if stored is None else _sound(Table.META, key, stored)
+    if not value or disk.decode_counter(value) < buffer_id:
+        txn.put(key, seal(Table.META, key, disk.encode_counter(buffer_id)), db=meta)
 
 
 def _prune(txn: Transaction, tables: Tables, prefix: bytes, before: float, limit: int) -> int:

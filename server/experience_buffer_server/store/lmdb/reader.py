@@ -63,7 +63,7 @@ class LmdbReader:
         self.damaged: list[str] = []
         """The rows that `load` could not read and left out: table, buffer and number of each."""
         self.last_buffer_id = 0
-        """Highest id of a stored buffer, also of one that can't be read; known after `load`."""
+        """Highest id that a buffer was given, also one that is gone; known after `load`."""
         # Taking over a grown map replaces the mapping under every open transaction, so that has to
         # wait until none is open.
         self._idle = threading.Condition()

@@ -357,7 +357,7 @@ class LmdbStore:
 
     @property
     def last_buffer_id(self) -> int:
-        """Highest id of a stored buffer, also of one that `load` could not read."""
+        """Highest id that a buffer was given, also one that is gone; known after `load`."""
         return self.reader.last_buffer_id
 
     async def close(self) -> None:

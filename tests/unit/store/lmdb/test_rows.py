@@ -24,6 +24,7 @@ from experience_buffer_server.store import (
 from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (
+    LAST_BUFFER_KEY,
     buffer_key,
     memory_key,
     memory_log_key,
@@ -488,3 +489,22 @@ def test_a_lease_is_stored_as_before_where_it_has_nothing_of_its_own() -> None:
     old = msgpack.packb((59, "actor", [[1, 2]], 61.5, "open", 2, [], {}))
     assert row_codec.encode_lease(lease, msgpack.packb) == old
     assert row_codec.decode_lease(old) == lease
+
+
+async def test_the_highest_id_outlives_its_buffer_but_not_its_own_row(
+    open_store: OpenStore, path: Path, buffer_row: MakeBuffer
+) -> None:
+    store = await open_store()
+    for row in (buffer_row(7), buffer_row(3)):
+        await fill(store, row, [])
+    batch = store.batch()
+    batch.delete_buffer(7)
+    await store.commit(batch)
+    await store.close()
+    store = await open_store()
+    assert ([state.row.id for state in store.load()], store.last_buffer_id) == ([3], 7)
+    await store.close()
+    damage(path, (b"meta", LAST_BUFFER_KEY))
+    store = await open_store()
+    assert ([state.row.id for state in store.load()], store.last_buffer_id) == ([3], 3)
+    assert store.damaged == ["meta: row last buffer"]

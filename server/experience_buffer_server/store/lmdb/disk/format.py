@@ -57,6 +57,8 @@ class Table(IntEnum):
         return self.name.lower().encode()
 
 
+LAST_BUFFER_KEY = b"last buffer"
+"""In `META`: the highest id that a buffer was given, whatever became of the buffer."""
 MAX_DBS = 32
 MAX_READERS = 1024
 
@@ -98,6 +100,8 @@ def row_label(table: Table, key: bytes) -> str:
 def row_name(table: Table, key: bytes) -> str:
     """Name a row: table, buffer, and uid, name or number."""
     label = row_label(table, key)
+    if table is Table.META:
+        return f"{table.disk_name.decode()}: row {label}"
     buffer_id = int.from_bytes(key[:4], "big")
     return f"{table.disk_name.decode()}: buffer {buffer_id}" + (f" row {label}" if label else "")
 
