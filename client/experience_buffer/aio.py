@@ -81,7 +81,7 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            response = await self._run(calls.push(chunk.body), deadline.remaining())
+            response = await self._run(calls.push(chunk.request), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
         result = push_split.join(outcomes, response)
         if raise_on_refused:

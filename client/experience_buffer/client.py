@@ -81,7 +81,7 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
         for chunk in chunks:
-            response = self._run(calls.push(chunk.body), deadline.remaining())
+            response = self._run(calls.push(chunk.request), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
         result = push_split.join(outcomes, response)
         if raise_on_refused:

@@ -263,6 +263,28 @@ def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     running.end(signal.SIGKILL)
 
 
+LOOPS = """
+import asyncio, sys
+from experience_buffer import AsyncClient
+from tests.integration.plain import experience
+
+client = AsyncClient(sys.argv[1])
+
+async def pushes(number):
+    for run in range(3):
+        await client.push([experience(number, run)])
+
+for number in range(8):
+    asyncio.run(pushes(number))
+"""
+
+
+def test_an_async_client_of_many_event_loops_ends_each_quietly(buffer: Client) -> None:
+    command = [sys.executable, "-c", LOOPS, buffer.address]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nothing_is_lost_when_the_server_is_killed(own_server: ServerProcess) -> None:
     consumed: list[str] = []
 

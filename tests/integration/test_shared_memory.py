@@ -10,7 +10,6 @@ import mmap
 import os
 import queue
 import signal
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -349,78 +348,6 @@ async def test_the_async_client_shares_memory_too(shared_server: Server, name: s
             assert stream._memory._memory is None, "a closed stream keeps none"
             assert found == PAYLOADS
     assert shared_streams(shared_server) == before + 3
-
-
-def test_pushes_that_follow_one_another_share_memory(
-    shared_server: Server, client: Client, name: str
-) -> None:
-    """The first is a call, the second asks for it."""
-    client.create_buffer(config(name))
-    before = shared_streams(shared_server)
-    for group in GROUPS:
-        assert client.push(group, buffer=name).num_stored == GROUP_SIZE
-    assert client.push(GROUPS[3], buffer=name).num_duplicates == GROUP_SIZE
-    assert shared_streams(shared_server) == before + 1
-    stream = client._lane._stream
-    assert stream is not None
-    memory: Any = stream.memory._memory
-    assert memory._free.num_bytes == len(memory._memory) == PUSH_BYTES, "nothing is left in it"
-    assert bytes(memory._memory[:4]) == b"TRXP"
-    for consumer in FORMATS:
-        assert sampled(client, name, consumer) == PAYLOADS
-
-
-async def test_pushes_of_the_async_client_share_memory(shared_server: Server, name: str) -> None:
-    before = shared_streams(shared_server)
-    async with AsyncClient(shared_server.address) as client:
-        await client.create_buffer(config(name))
-        for group in GROUPS:
-            assert (await client.push(group, buffer=name)).num_stored == GROUP_SIZE
-        assert shared_streams(shared_server) == before + 1
-        memory: Any = client._lane._memory._memory
-        assert memory._free.num_bytes == PUSH_BYTES
-        assert bytes(memory._memory[:4]) == b"TRXP"
-        for group in GROUPS:
-            for one in group:
-                found = await client.get(one.eid.uid, buffer=name)
-                assert found.payload == PAYLOADS[one.eid.uid]
-        client._lane.close()
-        assert client._lane._memory._memory is None, "nothing is kept of a stream that is gone"
-
-
-def test_a_push_without_room_is_pushed_again_from_where_it_was(
-    shared_server: Server, client: Client, name: str
-) -> None:
-    """Another one uses its place meanwhile."""
-    num_bytes = sum(len(PAYLOADS[one.eid.uid]) for one in GROUPS[0])
-    client.create_buffer(
-        BufferConfig(
-            name,
-            group_size=GROUP_SIZE,
-            max_bytes=num_bytes * 5 // 2,
-            full_timeout_seconds=0.01,
-            consumers=(ConsumerConfig("trxp", unit="group"),),
-        )
-    )
-    client.create_buffer(config(f"{name}-other"))
-    for group in GROUPS[:2]:
-        client.push(group, buffer=name)
-    found: list[Any] = []
-    waiting = threading.Thread(
-        target=lambda: found.append(client.push(GROUPS[2], buffer=name, timeout=30))
-    )
-    waiting.start()
-    for group in GROUPS[3:]:
-        client.push(group, buffer=f"{name}-other")
-    assert not found
-    with client.stream(1, buffer=name, consumer="trxp") as stream:
-        for _ in range(3):
-            batch = next(stream)
-            got = {one.eid.uid: trxp.encode([one]) for one in batch.experiences}
-            assert got == {uid: PAYLOADS[uid] for uid in got}
-            batch.ack()
-    waiting.join(30)
-    assert found[0].num_stored == GROUP_SIZE
 
 
 def test_larger_than_the_memory_goes_over_grpc(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from experience_buffer._async.push_lane import AsyncPushLane
 from experience_buffer._messages import calls, push_bytes
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
@@ -20,8 +18,6 @@ from experience_buffer.errors import ExperienceBufferError
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from experience_buffer._messages.push_body import PushBody
 
 T = TypeVar("T")
 
@@ -32,7 +28,6 @@ class AsyncConnection(ClientSettings):
     def _prepare(self) -> None:
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
-        self._lane = AsyncPushLane()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -52,7 +47,6 @@ class AsyncConnection(ClientSettings):
         self._closed = True
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None and self._loop is asyncio.get_running_loop():
-            self._lane.close()
             await channel.close()
 
     @property
@@ -63,7 +57,11 @@ class AsyncConnection(ClientSettings):
         attempts = Attempts(self._options.retry, self._seconds(timeout))
         while True:
             try:
-                return call.parse(await self._answer(call, attempts.remaining()))
+                return call.parse(
+                    await getattr(self._get_stub(), call.method)(
+                        call.request, timeout=attempts.remaining(), metadata=self._metadata
+                    )
+                )
             except grpc.RpcError as error:
                 failure = self._translate(error, call.method)
             except ExperienceBufferError as error:
@@ -74,20 +72,6 @@ class AsyncConnection(ClientSettings):
                     raise closed_error("client") from None
                 raise
             await asyncio.sleep(attempts.delay_after(failure, idempotent=call.idempotent))
-
-    async def _answer(self, call: calls.Call[T], timeout: float) -> Any:
-        """What the server says; a push that soon follows another one needs no call of its own."""
-        method = getattr(self._get_stub(), call.method)
-        if call.method != "Push":
-            return await method(call.request, timeout=timeout, metadata=self._metadata)
-        lane, body = self._lane, cast("PushBody", call.request)
-        deadline = time.monotonic() + timeout
-        answer: Any = await lane.push(self, body, timeout)
-        if answer is None:
-            rest = max(deadline - time.monotonic(), 0.0)
-            answer = await method(body.request(), timeout=rest, metadata=self._metadata)
-        lane.pushed()
-        return answer
 
     def _open(self, method: str, requests: AsyncIterator[Any] | None) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""
@@ -108,7 +92,6 @@ class AsyncConnection(ClientSettings):
                 )
             )
             self._stub = push_bytes.make_stub(self._channel)
-            self._lane = AsyncPushLane()
             self._loop = loop
         return self._stub
 

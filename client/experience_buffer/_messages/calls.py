@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from experience_buffer._messages import convert
 from experience_buffer._messages.build import build
 from experience_buffer._messages.names import STATE
-from experience_buffer._messages.push_body import PushBody
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.outcomes import AnnotateOutcome
 from experience_buffer.v1 import service_pb2 as pb
@@ -37,15 +36,15 @@ class Call(Generic[T]):
     """One unary call."""
 
     method: str
-    request: Message | PushBody
+    request: Message | bytes
     parse: Callable[[Any], T]
     idempotent: bool = True
     """Doing it twice is as good as doing it once."""
 
 
-def push(body: PushBody) -> Call[pb.PushResponse]:
-    """Store one request's share of a push."""
-    return Call("Push", body, lambda response: response)
+def push(request: bytes) -> Call[pb.PushResponse]:
+    """Store one request's share of a push; see `push_bytes.push_request`."""
+    return Call("Push", request, lambda response: response)
 
 
 def seal_group(group: str, *, buffer: str, group_size: int) -> Call[SealedGroup]:

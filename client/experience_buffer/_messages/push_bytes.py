@@ -64,14 +64,9 @@ def push_request(fields: bytes, payloads: Iterable[Pieces]) -> bytes:
     return b"".join(_push_parts(fields, payloads))
 
 
-def push_stream_request(
-    sequence: int, fields: bytes, payloads: Iterable[Pieces], *, timeout_seconds: float = 0.0
-) -> bytes:
-    """A `PushStreamRequest`; see `push_request`.
-
-    It may wait for room for `timeout_seconds`; 0: as long as the buffer's settings say.
-    """
-    head = pb.PushStreamRequest(sequence=sequence, timeout_seconds=timeout_seconds)
+def push_stream_request(sequence: int, fields: bytes, payloads: Iterable[Pieces]) -> bytes:
+    """A `PushStreamRequest`; see `push_request`."""
+    head = pb.PushStreamRequest(sequence=sequence)
     parts = _push_parts(fields, payloads)
     return b"".join([head.SerializeToString(), _PUSH, varint(sum(map(len, parts))), *parts])
 
@@ -80,11 +75,9 @@ def push_by_spans(
     sequence: int,
     fields: bytes,
     spans: Iterable[types_pb2.MemorySpan],
-    *,
-    timeout_seconds: float = 0.0,
 ) -> bytes:
     """A `PushStreamRequest` whose payloads lie in shared memory; see `push_stream_request`."""
-    head = pb.PushStreamRequest(sequence=sequence, timeout_seconds=timeout_seconds, spans=spans)
+    head = pb.PushStreamRequest(sequence=sequence, spans=spans)
     return b"".join([head.SerializeToString(), _PUSH, varint(len(fields)), fields])
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._messages import convert, push_bytes
-from experience_buffer._messages.push_body import PushBody
 from experience_buffer._messages.push_bytes import Pieces
 from experience_buffer.errors import InvalidRequestError, MessageTooLargeError, TrxpError
 from experience_buffer.options import ClientOptions, WriterOptions
@@ -28,8 +27,8 @@ ENVELOPE_BYTES: Final = 16 * 1024
 class Chunk:
     """One request's share of a push."""
 
-    body: PushBody
-    """The request to send."""
+    request: bytes
+    """The `PushRequest` to send, with its own copy of what is pushed."""
     positions: Sequence[int]
     """Each item's position in what the caller pushed; empty when the payload is the caller's."""
 
@@ -94,7 +93,7 @@ def split(
     if isinstance(experiences, (bytes, bytearray, memoryview)):
         payload = bytes(experiences)
         check_size(len(payload), "the payload", options)
-        yield Chunk(PushBody(fields(tombstones=tombstones), [payload]), ())
+        yield Chunk(push_bytes.push_request(fields(tombstones=tombstones), [[payload]]), ())
         return
     if not hasattr(experiences, "__len__"):
         kind = type(experiences).__name__
@@ -104,11 +103,11 @@ def split(
         )
     alike = fields()
     for start, end, pieces in encode_pieces(experiences, options):
-        yield Chunk(PushBody(alike, pieces), range(start, end))
+        yield Chunk(push_bytes.push_request(alike, [pieces]), range(start, end))
     for start in range(0, len(tombstones), options.max_push_items):
         part = tombstones[start : start + options.max_push_items]
         first = len(experiences) + start
-        yield Chunk(PushBody(fields(tombstones=part)), range(first, first + len(part)))
+        yield Chunk(fields(tombstones=part), range(first, first + len(part)))
 
 
 def encode_pieces(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
 from experience_buffer._messages import calls, push_bytes
-from experience_buffer._sync.push_lane import PushLane
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.settings import ClientSettings, closed_error
@@ -21,11 +19,9 @@ from experience_buffer.errors import ExperienceBufferError
 if TYPE_CHECKING:
     from typing import Self
 
-    from experience_buffer._messages.push_body import PushBody
-
 T = TypeVar("T")
 _INHERITED: Final[list[object]] = []
-"""Channels and streams of a parent process: never used here, and never finalised, which could hang."""
+"""Channels of a parent process: never used here, and never finalised, which could hang."""
 
 
 class Connection(ClientSettings):
@@ -36,7 +32,6 @@ class Connection(ClientSettings):
         self._stopped = threading.Event()
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
-        self._lane = PushLane()
         self._pid = 0
 
     def __enter__(self) -> Self:
@@ -56,7 +51,6 @@ class Connection(ClientSettings):
         with self._lock:
             channel, self._channel, self._stub = self._channel, None, None
             if channel is not None and self._pid == os.getpid():
-                self._lane.close()
                 channel.close()
 
     @property
@@ -67,27 +61,15 @@ class Connection(ClientSettings):
         attempts = Attempts(self._options.retry, self._seconds(timeout))
         while True:
             try:
-                return call.parse(self._answer(call, attempts.remaining()))
+                return call.parse(
+                    self._begin(call.method, call.request, timeout=attempts.remaining())
+                )
             except grpc.RpcError as error:
                 failure = self._translate(error, call.method)
             except ExperienceBufferError as error:
                 failure = error
             if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
                 raise closed_error("client") from failure
-
-    def _answer(self, call: calls.Call[T], timeout: float) -> Any:
-        """What the server says; a push that soon follows another one needs no call of its own."""
-        if call.method != "Push":
-            return self._begin(call.method, call.request, timeout=timeout)
-        self._get_stub()  # In a process that was forked off the lane is a new one.
-        lane, body = self._lane, cast("PushBody", call.request)
-        deadline = time.monotonic() + timeout
-        answer: Any = lane.push(self, body, timeout)
-        if answer is None:
-            rest = max(deadline - time.monotonic(), 0.0)
-            answer = self._begin(call.method, body.request(), timeout=rest)
-        lane.pushed()
-        return answer
 
     def _open(self, method: str, requests: Iterator[Any]) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""
@@ -109,8 +91,7 @@ class Connection(ClientSettings):
                 raise closed_error("client")
             if self._stub is None or self._pid != os.getpid():
                 if self._channel is not None:
-                    _INHERITED.extend((self._channel, self._lane))
-                    self._lane = PushLane()
+                    _INHERITED.append(self._channel)
                 _channel.note_use()
                 arguments = _channel.arguments(self._options, self._tls, target=self._target)
                 self._channel = (

@@ -60,10 +60,6 @@ class PushMemory:
             self._memory = memory
             self._free.add(0, len(memory) // _LINE_BYTES * _LINE_BYTES)
 
-    def has_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes have room there when it is empty."""
-        return self._memory is not None and num_bytes <= len(self._memory)
-
     def place(self, pieces: Pieces, *, pending_bytes: int) -> Payload:
         """Join a payload there, where it stays until it is settled, or else anywhere.
 
@@ -136,9 +132,7 @@ class PushMemory:
                 memory[start : start + len(payload)] = payload
                 free += _whole_lines(len(payload))
             spans.append(types_pb2.MemorySpan(offset=start, num_bytes=len(payload)))
-        return push_bytes.push_by_spans(
-            *(request.sequence, request.fields, spans), timeout_seconds=request.timeout_seconds
-        )
+        return push_bytes.push_by_spans(request.sequence, request.fields, spans)
 
     def answered(self, sequence: int) -> None:
         """The server has read a request: what was copied for it may be written over."""

@@ -60,14 +60,11 @@ class Request:
     """Of its experiences, counted since the writer was opened."""
     num_bytes: int
     """Of all payloads."""
-    timeout_seconds: float = 0.0
-    """For which it may wait at the server; 0: as long as the buffer's settings say."""
 
     def message(self) -> bytes:
         """The `PushStreamRequest` to send: a copy of the payloads, not to be made under a lock."""
         return push_bytes.push_stream_request(
-            *(self.sequence, self.fields, [(payload,) for payload in self.payloads]),
-            timeout_seconds=self.timeout_seconds,
+            self.sequence, self.fields, [(payload,) for payload in self.payloads]
         )
 
 

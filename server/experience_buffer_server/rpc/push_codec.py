@@ -7,7 +7,6 @@ write is cut: whatever else is in a request, or wrong with it, protobuf reads al
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -38,8 +37,6 @@ _LENGTH_FIRST: Final = (
 _GROUP_SIZE: Final = _tag(service_pb2.PushRequest, "group_size", wire_type=0)
 _SEQUENCE: Final = _tag(service_pb2.PushStreamRequest, "sequence", wire_type=0)
 _PUSH: Final = _tag(service_pb2.PushStreamRequest, "push")
-_TIMEOUT: Final = _tag(service_pb2.PushStreamRequest, "timeout_seconds", wire_type=1)
-_double: Final = struct.Struct("<d")
 _MAX_LENGTH_BYTES: Final = 4
 _MAX_NUMBER_BYTES: Final = 9
 """A number of ten bytes may exceed 64 bits: that is protobuf's to read."""
@@ -68,8 +65,6 @@ class PushStreamRequest:
 
     sequence: int
     push: PushRequest
-    timeout_seconds: float = 0.0
-    """For which it may wait for room; 0: as long as the buffer's settings say."""
     asked: types_pb2.MemoryRequest | None = None
     """It asks for shared memory, and is no push."""
     spans: Sequence[types_pb2.MemorySpan] = ()
@@ -116,22 +111,18 @@ def read_push_stream(data: bytes, *, max_payloads: int) -> PushStreamRequest:
     return PushStreamRequest(
         sequence=message.sequence,
         push=push,
-        timeout_seconds=message.timeout_seconds,
         asked=message.memory if message.HasField("memory") else None,
         spans=message.spans,
     )
 
 
 def _split_push_stream(view: memoryview) -> PushStreamRequest | None:
-    """A request of numbers, and of a push that goes up to the end; None for any other."""
-    sequence, timeout_seconds, start, end = 0, 0.0, 0, len(view)
+    """A request of its number, and of a push that goes up to the end; None for any other."""
+    sequence, start, end = 0, 0, len(view)
     if start < end and view[start] == _SEQUENCE:
         sequence, start = _number(view, 1, _MAX_NUMBER_BYTES)
         if not start:
             return None
-    if start + _double.size < end and view[start] == _TIMEOUT:
-        (timeout_seconds,) = _double.unpack_from(view, start + 1)
-        start += 1 + _double.size
     if start == end or view[start] != _PUSH:
         return None
     length, start = _number(view, start + 1, _MAX_LENGTH_BYTES)
@@ -140,7 +131,7 @@ def _split_push_stream(view: memoryview) -> PushStreamRequest | None:
     push = _split_push(view[start:])
     if push is None:
         return None
-    return PushStreamRequest(sequence=sequence, push=push, timeout_seconds=timeout_seconds)
+    return PushStreamRequest(sequence=sequence, push=push)
 
 
 def _split_push(view: memoryview) -> PushRequest | None:

@@ -146,7 +146,7 @@ class PushSession:
     async def _push(self, request: PushStreamRequest) -> bytes:
         try:
             push = self._with_lent(request)
-            pushed = await self._backend.push(push, remaining_seconds=_patience(request))
+            pushed = await self._backend.push(push)
         except (errors.ExperienceBufferError, StoreError) as error:
             return service_pb2.PushStreamResponse(
                 sequence=request.sequence, error=to_request_error(as_client_error(error))
@@ -178,20 +178,6 @@ async def policy_versions(
                 waiting.cancel()
     finally:
         stopping.cancel()
-
-
-def _patience(request: PushStreamRequest) -> float | None:
-    """For how long a push may wait for room; None: as long as the buffer's settings say.
-
-    Raises:
-        InvalidRequestError: It isn't a time.
-    """
-    if not request.timeout_seconds >= 0:
-        raise errors.InvalidRequestError(
-            f"timeout_seconds {request.timeout_seconds} must be at least 0",
-            subject="timeout_seconds",
-        )
-    return request.timeout_seconds or None
 
 
 def _taken(queue: asyncio.Queue[_T]) -> Iterator[_T]:

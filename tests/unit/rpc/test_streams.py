@@ -133,31 +133,6 @@ async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Bac
     assert backend.buffer("math").contents.num_items == 100
 
 
-async def test_a_streamed_push_waits_for_room_no_longer_than_it_says(backend: Backend) -> None:
-    full = settings(max_items=1, on_full="block", full_timeout_seconds=600)
-    await backend.registry.create("full", full)
-
-    async def answer(number: int, timeout_seconds: float) -> Any:
-        message = service_pb2.PushStreamRequest(
-            sequence=number,
-            push=service_pb2.PushRequest(buffer="full", payload=payload((number, 0))),
-            timeout_seconds=timeout_seconds,
-        )
-        [written] = [
-            each async for each in PushSession(backend, saying([streamed(message)])).responses()
-        ]
-        return service_pb2.PushStreamResponse.FromString(written)
-
-    assert (await answer(1, 0.0)).HasField("response")
-    assert (await answer(2, 0.3)).error.reason == "BUFFER_FULL"
-    for seconds in (-1.0, float("nan")):
-        refused = await answer(3, seconds)
-        assert (refused.error.subject, refused.error.reason) == (
-            "timeout_seconds",
-            "INVALID_REQUEST",
-        )
-
-
 async def test_a_drain_ends_both_streams(backend: Backend) -> None:
     hold = asyncio.Event()
     sessions = [

@@ -79,7 +79,7 @@ def test_a_split_push_is_what_was_given_in_order() -> None:
     tombstones = [Tombstone(EID(1, 2, run), "gone") for run in range(7, 11)]
     options = ClientOptions(max_push_items=3)
     chunks = list(push_split.split(pushed, tombstones, options, buffer="math", group_size=11))
-    requests = [pb.PushRequest.FromString(chunk.body.request()) for chunk in chunks]
+    requests = [pb.PushRequest.FromString(chunk.request) for chunk in chunks]
     assert {(one.buffer, one.group_size) for one in requests} == {("math", 11)}
     cuts = list(accumulate((3, 3, 1, 3, 1), initial=0))
     assert [list(chunk.positions) for chunk in chunks] == [
@@ -106,5 +106,5 @@ def test_a_raw_payload_is_sent_as_it_is_with_all_tombstones() -> None:
             buffer="b",
             group_size=0,
         )
-        request = pb.PushRequest.FromString(chunk.body.request())
+        request = pb.PushRequest.FromString(chunk.request)
         assert (request.payload, len(request.tombstones), len(chunk.positions)) == (b"raw", 3, 0)

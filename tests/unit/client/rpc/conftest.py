@@ -37,11 +37,6 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
         """Per push stream: requests stored before it breaks without answering the last one."""
         self.push_errors: deque[ExperienceBufferError] = deque()
         """Answers to the next requests on a push stream, in place of storing them."""
-        self.num_waiting_pushes = 0
-        """Requests of push streams that wait for the lock."""
-        self.num_ended_pushes = 0
-        """Push streams that have ended."""
-        self._push_contexts: list[Any] = []
         self.batches: deque[list[bytes]] = deque()
         """What sample streams deliver, a frame per experience."""
         self.break_sample_after: deque[int] = deque()
@@ -111,14 +106,10 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
     def PushStream(self, request_iterator: Any, context: Any) -> Iterator[pb.PushStreamResponse]:
         self._begin(None, context)
         limit = self.break_push_after.popleft() if self.break_push_after else None
-        context.add_callback(self._push_ended)
-        self._push_contexts.append(context)
         # It has no memory to share, and says nothing to who asks.
         pushes = (request for request in request_iterator if not request.HasField("memory"))
         for count, request in enumerate(pushes, 1):
-            self.num_waiting_pushes += 1
             with self.lock:
-                self.num_waiting_pushes -= 1
                 self.requests.append(request)
             if self.push_errors:
                 error = status.to_request_error(self.push_errors.popleft())
@@ -128,14 +119,6 @@ class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceB
             if count == limit:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "scripted break")
             yield pb.PushStreamResponse(sequence=request.sequence, response=response)
-
-    def _push_ended(self) -> None:
-        self.num_ended_pushes += 1
-
-    def end_pushes(self) -> None:
-        """End all push streams as a server does that stops."""
-        for context in self._push_contexts:
-            context.cancel()
 
     def Sample(self, request: pb.SampleRequest, context: Any) -> pb.SampleResponse:
         self._begin(request, context)

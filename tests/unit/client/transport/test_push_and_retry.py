@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from experience_buffer import trxp
 from experience_buffer._messages import push_split
-from experience_buffer._messages.push_body import PushBody
 from experience_buffer._transport.retry import Attempts
 from experience_buffer.errors import (
     BufferFullError,
@@ -92,7 +91,7 @@ def test_raw_payload_over_the_limit_is_refused() -> None:
 def test_outcomes_of_a_raw_payload_keep_the_servers_index() -> None:
     response = service_pb2.PushResponse()
     response.outcomes.add(index=7, uid="a", status=1)
-    [outcome] = push_split.Chunk(PushBody(b""), ()).outcomes(response)
+    [outcome] = push_split.Chunk(b"", ()).outcomes(response)
     assert (outcome.index, outcome.status) == (7, "stored")
 
 
