@@ -91,9 +91,8 @@ class ClientOptions:
     """A connection whose ping isn't answered in this time counts as dead."""
     retry: RetryOptions = field(default_factory=RetryOptions)
     shared_memory: bool = True
-    """True: writers, pushes that follow one another, and sample streams share memory with a server on the
-    same machine, where it has some and this process may: runs as the same user, in the same namespace of
-    processes."""
+    """True: writers and sample streams share memory with a server on the same machine, where it has some
+    and this process may: runs as the same user, in the same namespace of processes."""
     allow_insecure_token: bool = False
     """True: send the token also over an unencrypted connection to another host."""
 

@@ -131,15 +131,6 @@ def test_every_parameter_is_there_with_its_default_and_bounds(name: str) -> None
     }
 
 
-def test_links_between_the_pages_lead_somewhere() -> None:
-    pages = {"advantages.md": STAGES, "estimators.md": PAGE}
-    for own, text in pages.items():
-        for page, anchor in re.findall(r"\]\(([\w.]*)#([\w-]+)\)", text):
-            headings = re.findall(r"^#+ (.+)$", pages[page or own], re.MULTILINE)
-            anchors = [re.sub(r"[^\w -]", "", heading.lower()) for heading in headings]
-            assert anchor in {heading.replace(" ", "-") for heading in anchors}, f"{own}: {anchor}"
-
-
 def test_settings_for_those_who_come_from_elsewhere_are_accepted() -> None:
     settings = re.findall(r"`(estimator = [^`]+)`", PAGE)
     assert len(settings) > 35
