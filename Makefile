@@ -10,7 +10,7 @@ BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-server install-dev clean
+.PHONY: help run test lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-server install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -25,12 +25,16 @@ lint: install-dev ## Check style, types and contract.
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
+	$(RUN) scripts.generate_sync --check
 	@if [ -x .venv/bin/buf ]; then echo ".venv/bin/buf lint"; .venv/bin/buf lint; \
 	else echo "buf lint: not available on this platform, left out"; fi
 
 format: install-dev ## Reformat the code and fix what can be fixed safely.
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
+
+sync: install-dev ## Generate the sync client from the async one, after a change there.
+	@$(RUN) scripts.generate_sync
 
 proto: install-dev ## Generate the Python code after a change in proto/ (run and test do so too).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from experience_buffer._async.batch import AsyncBatch
 from experience_buffer._async.buffer_verbs import AsyncBufferVerbs
 from experience_buffer._async.content_verbs import AsyncContentVerbs
 from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
+from experience_buffer._async.primitives import in_thread
 from experience_buffer._async.stream import AsyncSampleStream
 from experience_buffer._async.writer import AsyncWriter
 from experience_buffer._messages import calls, delivery_calls, push_split
@@ -80,7 +80,7 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
         chunks = push_split.split(
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        while (chunk := await in_thread(next, chunks, None)) is not None:
             response = await self._run(calls.push(chunk.request), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
         result = push_split.join(outcomes, response)

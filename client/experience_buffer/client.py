@@ -1,3 +1,4 @@
+# Generated from aio.py by scripts/generate_sync.py; edit that file.
 """The sync client."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from experience_buffer._sync.batch import Batch
 from experience_buffer._sync.buffer_verbs import BufferVerbs
 from experience_buffer._sync.content_verbs import ContentVerbs
 from experience_buffer._sync.delivery_verbs import DeliveryVerbs
+from experience_buffer._sync.primitives import in_thread
 from experience_buffer._sync.stream import SampleStream
 from experience_buffer._sync.writer import Writer
 from experience_buffer._transport.retry import Deadline
@@ -80,7 +82,7 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
         chunks = push_split.split(
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
-        for chunk in chunks:
+        while (chunk := in_thread(next, chunks, None)) is not None:
             response = self._run(calls.push(chunk.request), deadline.remaining())
             outcomes.extend(chunk.outcomes(response))
         result = push_split.join(outcomes, response)

@@ -1,4 +1,4 @@
-"""A batch as the asynchronous client delivers it."""
+"""A batch that can be acknowledged, as the async client delivers it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from experience_buffer._messages import delivery_calls
 from experience_buffer._messages.batch_data import BatchData
 
 if TYPE_CHECKING:
-    from experience_buffer.aio import AsyncClient
+    from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class AsyncBatch(BatchData):
-    """A delivered batch that can be acknowledged."""
+    """A delivered batch that can be acknowledged. It belongs to one event loop."""
 
-    client: AsyncClient
-    settle: Callable[[int, int | None], Awaitable[int | None]] | None = field(default=None)
-    """Acknowledges on the stream that delivered this; None when that stream is gone."""
+    client: AsyncDeliveryVerbs
+    """The client that it came by."""
+    settle: Callable[[int, int | None], Callable[[], Awaitable[int | None]] | None] | None = field(
+        default=None
+    )
+    """Acknowledges on the stream that delivered this and returns what waits for the answer, which is
+    None when the stream ends before it; or returns None where the stream has ended already."""
 
     async def ack(self, step: int | None = None) -> int:
         """Say that the batch is consumed; returns after the server's commit. Idempotent.
@@ -39,14 +43,16 @@ class AsyncBatch(BatchData):
                 delivered again.
             ExperienceBufferError: No answer, or another failure.
         """
-        if not self.lease_id:
-            return 0
-        num_waiting = await self.settle(self.lease_id, step) if self.settle else None
-        if num_waiting is not None:
-            return num_waiting
-        call = delivery_calls.ack(self.lease_id, buffer=self.buffer, step=step, rank=self.rank)
-        acked = await self.client._run(call)
-        return acked.num_waiting_ranks
+        return await self.begin_ack(step).result()
+
+    def begin_ack(self, step: int | None = None) -> AsyncPendingAck:
+        """Do what `ack` does without waiting for the server's commit: its `result` does that.
+
+        So the commit goes on beside the next batch. The ack of a batch that no stream has delivered,
+        or whose stream has broken, is sent by `result`.
+        """
+        settle = self.settle if self.lease_id else None
+        return AsyncPendingAck(self, step, None if settle is None else settle(self.lease_id, step))
 
     async def nack(self, reason: str = "") -> None:
         """Give the batch back: its experiences are offered again at once.
@@ -82,3 +88,27 @@ class AsyncBatch(BatchData):
         # It is the one field that changes.
         object.__setattr__(self, "expire_time", time.monotonic() + seconds)
         return seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AsyncPendingAck:
+    """An ack that may be under way. It belongs to one event loop."""
+
+    batch: AsyncBatch
+    step: int | None
+    wait: Callable[[], Awaitable[int | None]] | None
+    """Waits for the answer on the batch's stream; None where there is none."""
+
+    async def result(self) -> int:
+        """Wait until the batch is consumed; see `AsyncBatch.ack` for what is returned and raised."""
+        batch = self.batch
+        if not batch.lease_id:
+            return 0
+        num_waiting = None if self.wait is None else await self.wait()
+        if num_waiting is not None:
+            return num_waiting
+        call = delivery_calls.ack(
+            batch.lease_id, buffer=batch.buffer, step=self.step, rank=batch.rank
+        )
+        acked = await batch.client._run(call)
+        return acked.num_waiting_ranks

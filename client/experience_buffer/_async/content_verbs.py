@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from experience_buffer._async.connection import AsyncConnection
+from experience_buffer._async.primitives import in_thread
 from experience_buffer._messages import annotate as _annotate
 from experience_buffer._messages import calls
 from experience_buffer._transport.retry import Deadline
@@ -86,7 +86,7 @@ class AsyncContentVerbs(AsyncConnection):
         """
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[AnnotateOutcome] = []
-        requests = await asyncio.to_thread(
+        requests = await in_thread(
             _annotate.requests, annotations, buffer=buffer, options=self._options
         )
         for request in requests:

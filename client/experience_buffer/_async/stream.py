@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
 from experience_buffer._async.batch import AsyncBatch
+from experience_buffer._async.primitives import Answer, Condition, Outbox, Worker
 from experience_buffer._messages import buffer_calls, delivery_calls
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.sample_memory import SampleMemory
 from experience_buffer._transport.settings import closed_error
-from experience_buffer._transport.signal import Signal
 from experience_buffer.errors import (
     DeadlineExceededError,
     ExperienceBufferError,
@@ -31,12 +30,11 @@ from experience_buffer.v1 import service_pb2
 if TYPE_CHECKING:
     from typing import Self
 
+    from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
     from experience_buffer._messages import sample_bytes
-    from experience_buffer.aio import AsyncClient
 
 logger = logging.getLogger("experience_buffer")
 Message: TypeAlias = "sample_bytes.Received[service_pb2.SampleStreamResponse]"
-Outbox: TypeAlias = "asyncio.Queue[service_pb2.SampleStreamRequest | None]"
 
 
 class AsyncSampleStream:
@@ -48,13 +46,14 @@ class AsyncSampleStream:
     that was taken here.
     """
 
-    def __init__(self, client: AsyncClient, plan: sample_plan.StreamPlan) -> None:
+    def __init__(self, client: AsyncDeliveryVerbs, plan: sample_plan.StreamPlan) -> None:
         self._client = client
         self._plan = plan
-        self._signal = Signal()
+        self._changed = Condition()
         self._ready: deque[AsyncBatch] = deque()
-        self._acks: dict[int, asyncio.Future[service_pb2.LeaseResult | None]] = {}
-        self._outbox: Outbox | None = None
+        self._acks: dict[int, Answer[service_pb2.LeaseResult | None]] = {}
+        self._outbox: Outbox[service_pb2.SampleStreamRequest] | None = None
+        self._call: Any = None
         self._connection = 0
         self._assembler = sample_plan.FrameAssembler(plan)
         self._memory = SampleMemory()
@@ -64,12 +63,17 @@ class AsyncSampleStream:
         self._waiting = ""
         self._failure: ExperienceBufferError | None = None
         self._closed = False
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: Worker | None = None
 
     @property
     def waiting(self) -> str:
         """What the server last said it waits for; empty since a batch came."""
         return self._waiting
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it will deliver nothing more."""
+        return self._closed or (self._failure is not None and not self._ready)
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -97,40 +101,42 @@ class AsyncSampleStream:
                 for `RetryOptions.reconnect_seconds`.
         """
         self._start()
-        while True:
-            limit = None if self._has_delivered else self._plan.first_timeout
-            if not await self._signal.wait_for(self._has_news, limit):
-                break
-            if self._closed:
-                raise StopAsyncIteration
-            if not self._ready:
-                assert self._failure is not None
-                raise self._failure
-            batch = self._take()
-            if time.monotonic() < batch.expire_time:
-                return batch
-            logger.warning("%r expired before it was asked for: lower prefetch", batch)
+        with self._changed:
+            while True:
+                limit = None if self._has_delivered else self._plan.first_timeout
+                if not await self._changed.wait_for(self._has_news, limit):
+                    break
+                if self._closed:
+                    raise StopAsyncIteration
+                if not self._ready:
+                    assert self._failure is not None
+                    raise self._failure
+                batch = self._take()
+                if time.monotonic() < batch.expire_time:
+                    return batch
+                logger.warning("%r expired before it was asked for: lower prefetch", batch)
         waiting = self._waiting or await self._ask_what_it_waits_for()
         raise sample_plan.no_first_batch(self._plan, waiting)
 
     async def close(self) -> None:
         """Cancel the call, which gives back every lease that isn't acked. Idempotent."""
-        self._closed = True
-        self._drop_connection()
-        reader = self._reader
-        if reader is not None and not reader.done():
-            reader.cancel()
-            await asyncio.wait([reader])
+        with self._changed:
+            self._closed = True
+            self._drop_connection()
+            call, reader = self._call, self._reader
+        if call is not None:
+            call.cancel()
+        if reader is not None:
+            await reader.stop()
 
     def _has_news(self) -> bool:
         return bool(self._ready) or self._failure is not None or self._closed
 
     def _take(self) -> AsyncBatch:
-        """Take the next batch and let the server send another."""
+        """Take the next batch and let the server send another. Call with the lock held."""
         batch = self._ready.popleft()
         assert self._outbox is not None
-        for request in self._plan.credits(1, batch.num_bytes):
-            self._outbox.put_nowait(request)
+        self._outbox.put(*self._plan.credits(1, batch.num_bytes))
         self._last_lease = batch.lease_id or self._last_lease
         self._has_delivered = True
         return batch
@@ -146,8 +152,9 @@ class AsyncSampleStream:
         return sample_plan.wait_reason(stats, self._plan)
 
     def _start(self) -> None:
-        if self._reader is None and not self._closed:
-            self._reader = asyncio.create_task(self._read(), name="experience-buffer-stream")
+        with self._changed:
+            if self._reader is None and not self._closed:
+                self._reader = Worker(self._read, "experience-buffer-stream")
 
     async def _read(self) -> None:
         """Keep a stream open and take in what comes, until closed or failed for good."""
@@ -167,17 +174,21 @@ class AsyncSampleStream:
                     error = self._client._translate(rpc_error, "SampleStream")
                 finally:
                     call.cancel()
-                self._drop_connection()
-                attempts = attempts or Attempts(retry, retry.reconnect_seconds)
-                delay = attempts.delay_after(error, idempotent=True)
-                logger.info("sample stream: %s; reconnecting in %.1f s", error, delay)
-                await self._signal.wait_for(lambda: self._closed, delay)
+                with self._changed:
+                    self._drop_connection()
+                    if self._closed:
+                        return
+                    attempts = attempts or Attempts(retry, retry.reconnect_seconds)
+                    delay = attempts.delay_after(error, idempotent=True)
+                    logger.info("sample stream: %s; reconnecting in %.1f s", error, delay)
+                    await self._changed.wait_for(lambda: self._closed, delay)
         except ExperienceBufferError as error:
             self._failure = error
         finally:
-            # Also when this task dies of a bug: nobody may wait for it forever.
-            self._failure = self._failure or closed_error("sample stream")
-            self._drop_connection()
+            # Also when this ends by a bug: nobody may wait for it forever.
+            with self._changed:
+                self._failure = self._failure or closed_error("sample stream")
+                self._drop_connection()
             self._memory = SampleMemory()  # A closed stream keeps none.
 
     async def _return_dropped(self) -> None:
@@ -198,51 +209,54 @@ class AsyncSampleStream:
             self._dropped.pop()
 
     def _connect(self) -> Any:
-        outbox: Outbox = asyncio.Queue()
-        for request in self._plan.opening(after_lease_id=self._last_lease):
-            outbox.put_nowait(request)
-        call = self._client._open("SampleStream", _requests(outbox))
-        self._outbox = outbox
-        self._connection += 1
-        self._assembler = sample_plan.FrameAssembler(self._plan)
-        self._memory = SampleMemory()
+        outbox: Outbox[service_pb2.SampleStreamRequest] = Outbox()
+        outbox.put(*self._plan.opening(after_lease_id=self._last_lease))
+        call = self._client._open("SampleStream", outbox.requests())
+        with self._changed:
+            self._call, self._outbox = call, outbox
+            self._connection += 1
+            self._assembler = sample_plan.FrameAssembler(self._plan)
+            self._memory = SampleMemory()
+            if self._closed:
+                self._drop_connection()
+                call.cancel()
         return call
 
     def _receive(self, received: Message) -> None:
         message = received.message
         kind = message.WhichOneof("message")
+        answers, fields = [], None
         if kind == "memory":
-            self._say(*self._memory.offered(message.memory))
+            answers = self._memory.offered(message.memory)
         elif kind == "span":
-            received, released = self._memory.read(message.span)
-            self._say(*released)
+            received, answers = self._memory.read(message.span)
             message, kind = received.message, "frame"
-        if kind == "waiting":
-            self._waiting = message.waiting
-            logger.info("sample stream waits: %s", message.waiting)
-        elif kind == "lease_result":
-            future = self._acks.pop(message.lease_result.lease_id, None)
-            if future is not None and not future.done():
-                future.set_result(message.lease_result)
-        elif kind == "frame":
+        if kind == "frame":
+            # Nobody else adds to it, and copying a batch takes too long to keep others waiting.
             fields = self._assembler.add(received, received_time=time.monotonic())
             if fields is not None:
-                self._say(*self._memory.joined())
+                answers += self._memory.joined()
+        with self._changed:
+            if self._outbox is None:
+                return
+            self._outbox.put(*answers)
+            if kind == "waiting":
+                self._waiting = message.waiting
+                logger.info("sample stream waits: %s", message.waiting)
+            elif kind == "lease_result":
+                answer = self._acks.pop(message.lease_result.lease_id, None)
+                if answer is not None:
+                    answer.set(message.lease_result)
+            elif fields is not None:
                 self._waiting = ""
-                settle = functools.partial(self._ack, connection=self._connection)
+                settle = functools.partial(self._begin_ack, connection=self._connection)
                 self._ready.append(AsyncBatch(client=self._client, settle=settle, **fields))
-                self._signal.notify()
-
-    def _say(self, *requests: service_pb2.SampleStreamRequest) -> None:
-        """Say something on the present connection, if there is one."""
-        for request in requests:
-            if self._outbox is not None:
-                self._outbox.put_nowait(request)
+                self._changed.notify_all()
 
     def _drop_connection(self) -> None:
-        """Forget everything that belongs to the present connection."""
+        """Forget everything that belongs to the present connection. Call with the lock held."""
         if self._outbox is not None:
-            self._outbox.put_nowait(None)
+            self._outbox.end()
             self._outbox = None
         # A server that died still holds them as leased when it is back.
         if self._plan.returns_leases:
@@ -250,30 +264,36 @@ class AsyncSampleStream:
             self._dropped += self._assembler.partial_leases
         self._assembler = sample_plan.FrameAssembler(self._plan)
         self._ready.clear()
-        for future in self._acks.values():
-            if not future.done():
-                future.set_result(None)
+        for answer in self._acks.values():
+            answer.set(None)
         self._acks.clear()
-        self._signal.notify()
+        self._changed.notify_all()
 
-    async def _ack(self, lease_id: int, step: int | None, *, connection: int) -> int | None:
-        """Acknowledge on the connection that delivered the batch; None when it is gone."""
+    def _begin_ack(
+        self, lease_id: int, step: int | None, *, connection: int
+    ) -> Callable[[], Awaitable[int | None]] | None:
+        """Acknowledge on the connection that delivered the batch.
+
+        Returns:
+            What waits for the answer, which is None when that connection ends before; or None when
+            it has.
+        """
         request = sample_plan.ack(lease_id, step)
-        if self._outbox is None or connection != self._connection:
-            return None
-        future = self._acks.get(lease_id)
-        if future is None:
-            future = self._acks[lease_id] = asyncio.get_running_loop().create_future()
-            self._outbox.put_nowait(request)
+        with self._changed:
+            if self._outbox is None or connection != self._connection:
+                return None
+            answer = self._acks.get(lease_id)
+            if answer is None:
+                answer = self._acks[lease_id] = Answer()
+                self._outbox.put(request)
+        return functools.partial(self._ack_result, lease_id, answer)
+
+    async def _ack_result(
+        self, lease_id: int, answer: Answer[service_pb2.LeaseResult | None]
+    ) -> int | None:
         timeout = self._client._seconds(None)
         try:
-            # Shielded: several tasks may wait for the same answer.
-            result = await asyncio.wait_for(asyncio.shield(future), timeout)
+            result = await answer.wait(timeout)
         except TimeoutError:
             raise sample_plan.unanswered_ack(lease_id, timeout) from None
         return None if result is None else sample_plan.check_result(result)
-
-
-async def _requests(outbox: Outbox) -> AsyncIterator[service_pb2.SampleStreamRequest]:
-    while (request := await outbox.get()) is not None:
-        yield request

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from experience_buffer._async.primitives import Condition
 from experience_buffer._messages import push_split
 from experience_buffer._transport import push_queue
 from experience_buffer._transport.push_memory import PushMemory
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.settings import closed_error
-from experience_buffer._transport.signal import Signal
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
 from experience_buffer.options import WriterOptions
 from experience_buffer.values import WriterCounts
@@ -25,7 +25,7 @@ from experience_buffer.values import WriterCounts
 if TYPE_CHECKING:
     from typing import Self
 
-    from experience_buffer.aio import AsyncClient
+    from experience_buffer._async.connection import AsyncConnection
     from experience_buffer.experience import Experience
 
 logger = logging.getLogger("experience_buffer")
@@ -43,7 +43,7 @@ class AsyncWriter:
     """
 
     def __init__(
-        self, client: AsyncClient, *, buffer: str, group_size: int, options: WriterOptions
+        self, client: AsyncConnection, *, buffer: str, group_size: int, options: WriterOptions
     ) -> None:
         self._client = client
         options = push_split.fitting(options, client.options)
@@ -54,9 +54,9 @@ class AsyncWriter:
             options=options,
             clock=time.monotonic,
         )
-        self._work = Signal()
+        self._work = Condition()
         """Something to send, or the connection ended; this writer's task and gRPC's wait for it."""
-        self._progress = Signal()
+        self._progress = Condition()
         """Outcomes, or the end; callers wait for it."""
         self._connection = 0
         self._memory = self._new_memory()
@@ -109,7 +109,7 @@ class AsyncWriter:
             # No thread could do this beside the loop, which the copying keeps from running anyway.
             payload = self._memory.place(pieces, pending_bytes=self._queue.pending_bytes)
             if self._queue.add(payload, end - start):
-                self._work.notify()
+                self._work.notify_all()
             self._start()
 
     async def flush(self, *, timeout: float | None = None) -> None:
@@ -125,7 +125,7 @@ class AsyncWriter:
         """
         seconds = self._client._seconds(timeout)
         mark = self._queue.hurry()
-        self._work.notify()
+        self._work.notify_all()
         done = await self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
         self._raise_errors(None if done else push_queue.flush_error(self._queue, seconds))
 
@@ -194,8 +194,8 @@ class AsyncWriter:
                         memory.settled(self._queue.answered(message, delay=delay))
                         if message.HasField("error") or self._is_short:
                             self._is_short = False
-                            self._work.notify()
-                        self._progress.notify()
+                            self._work.notify_all()
+                        self._progress.notify_all()
                     error = UnavailableError("the server ended the push stream")
                 except grpc.RpcError as rpc_error:
                     error = self._client._translate(rpc_error, "PushStream")
@@ -203,7 +203,7 @@ class AsyncWriter:
                     call.cancel()
                 self._connection += 1
                 self._queue.rewind()
-                self._work.notify()
+                self._work.notify_all()
                 attempts = attempts or Attempts(retry, retry.reconnect_seconds)
                 delay = attempts.delay_after(error, idempotent=True)
                 logger.info("writer: %s; reconnecting in %.1f s", error, delay)
@@ -227,7 +227,7 @@ class AsyncWriter:
             # Also when this task dies of a bug: nobody may wait for it forever.
             self._failure = self._failure or closed_error("writer")
             self._memory = self._new_memory()  # A closed writer keeps none.
-            self._progress.notify()
+            self._progress.notify_all()
 
     def _new_memory(self) -> PushMemory:
         is_wanted = self._client.options.shared_memory

@@ -1,4 +1,5 @@
-"""Batches that can be acknowledged, of both clients."""
+# Generated from _async/batch.py by scripts/generate_sync.py; edit that file.
+"""A batch that can be acknowledged, as the sync client delivers it."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ from experience_buffer._messages import delivery_calls
 from experience_buffer._messages.batch_data import BatchData
 
 if TYPE_CHECKING:
-    from experience_buffer.client import Client
+    from experience_buffer._sync.delivery_verbs import DeliveryVerbs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Batch(BatchData):
     """A delivered batch that can be acknowledged. It can be shared between threads."""
 
-    client: Client
-    settle: Callable[[int, int | None], Callable[[], int | None]] | None = field(default=None)
-    """Acknowledges on the stream that delivered this, and returns what waits for the answer, which is
-    None when that stream is gone."""
+    client: DeliveryVerbs
+    """The client that it came by."""
+    settle: Callable[[int, int | None], Callable[[], int | None] | None] | None = field(
+        default=None
+    )
+    """Acknowledges on the stream that delivered this and returns what waits for the answer, which is
+    None when the stream ends before it; or returns None where the stream has ended already."""
 
     def ack(self, step: int | None = None) -> int:
         """Say that the batch is consumed; returns after the server's commit. Idempotent.
@@ -107,4 +111,5 @@ class PendingAck:
         call = delivery_calls.ack(
             batch.lease_id, buffer=batch.buffer, step=self.step, rank=batch.rank
         )
-        return batch.client._run(call).num_waiting_ranks
+        acked = batch.client._run(call)
+        return acked.num_waiting_ranks

@@ -1,3 +1,4 @@
+# Generated from _async/buffer_verbs.py by scripts/generate_sync.py; edit that file.
 """The sync client's verbs about buffers: configuration, policy versions, pacing, statistics."""
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the sync client's verbs run on: its channel, and one call with its retries."""
+"""What the sync client's verbs run on: its channel, and one call with its retries.
+
+Written by hand: here there is a channel per process, in `_async/connection.py` one per event loop.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# Generated from _async/content_verbs.py by scripts/generate_sync.py; edit that file.
 """The sync client's verbs about stored experiences and their groups."""
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from typing import Any
 from experience_buffer._messages import annotate as _annotate
 from experience_buffer._messages import calls
 from experience_buffer._sync.connection import Connection
+from experience_buffer._sync.primitives import in_thread
 from experience_buffer._transport.retry import Deadline
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
 from experience_buffer.values import (
@@ -85,7 +87,7 @@ class ContentVerbs(Connection):
         """
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[AnnotateOutcome] = []
-        requests = _annotate.requests(annotations, buffer=buffer, options=self._options)
+        requests = in_thread(_annotate.requests, annotations, buffer=buffer, options=self._options)
         for request in requests:
             answer = self._run(calls.annotate(request), deadline.remaining())
             outcomes.extend(answer)

@@ -1,3 +1,4 @@
+# Generated from _async/delivery_verbs.py by scripts/generate_sync.py; edit that file.
 """The sync client's verbs about delivery: leases, the training timeline, priorities."""
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class DeliveryVerbs(Connection):
             LeaseNotFoundError: It expired or was given back.
         """
         call = delivery_calls.ack(lease_id, buffer=buffer, step=step, rank=rank)
-        return self._run(call).num_experiences
+        acked = self._run(call)
+        return acked.num_experiences
 
     def nack(self, lease_id: int, *, buffer: str = "default", reason: str = "") -> int:
         """End a lease: its experiences are offered again; how many these are.

@@ -1,4 +1,8 @@
-"""Iterators over a buffer's policy versions, of both clients."""
+"""The policy versions of a buffer as an iterator.
+
+Written by hand: a thread that waits is woken by the end of the call, where `_async/policy_watch.py`
+tells a cancelled task from a cancelled call, and closing from another thread needs a lock.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import grpc.aio
 
+from experience_buffer._transport.policy_watch import METHOD, WatchedVersions
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
 
 if TYPE_CHECKING:
     from typing import Self
 
     from experience_buffer._sync.connection import Connection
-
-from experience_buffer._transport.policy_watch import METHOD, WatchedVersions
 
 
 class PolicyVersions:

@@ -1,22 +1,21 @@
+# Generated from _async/stream.py by scripts/generate_sync.py; edit that file.
 """The stream that delivers batches to the sync client."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
 from experience_buffer._messages import buffer_calls, delivery_calls
 from experience_buffer._sync.batch import Batch
+from experience_buffer._sync.primitives import Answer, Condition, Outbox, Worker
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.sample_memory import SampleMemory
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from experience_buffer._messages import sample_bytes
-    from experience_buffer.client import Client
+    from experience_buffer._sync.delivery_verbs import DeliveryVerbs
 
 logger = logging.getLogger("experience_buffer")
 Message: TypeAlias = "sample_bytes.Received[service_pb2.SampleStreamResponse]"
-Outbox: TypeAlias = "queue.SimpleQueue[service_pb2.SampleStreamRequest | None]"
 
 
 class SampleStream:
@@ -48,13 +46,13 @@ class SampleStream:
     the server delivers them again. A rank goes on after the last shared batch that was taken here.
     """
 
-    def __init__(self, client: Client, plan: sample_plan.StreamPlan) -> None:
+    def __init__(self, client: DeliveryVerbs, plan: sample_plan.StreamPlan) -> None:
         self._client = client
         self._plan = plan
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._ready: deque[Batch] = deque()
-        self._acks: dict[int, futures.Future[service_pb2.LeaseResult | None]] = {}
-        self._outbox: Outbox | None = None
+        self._acks: dict[int, Answer[service_pb2.LeaseResult | None]] = {}
+        self._outbox: Outbox[service_pb2.SampleStreamRequest] | None = None
         self._call: Any = None
         self._connection = 0
         self._assembler = sample_plan.FrameAssembler(plan)
@@ -65,7 +63,7 @@ class SampleStream:
         self._waiting = ""
         self._failure: ExperienceBufferError | None = None
         self._closed = False
-        self._reader: threading.Thread | None = None
+        self._reader: Worker | None = None
 
     @property
     def waiting(self) -> str:
@@ -117,7 +115,8 @@ class SampleStream:
                 if time.monotonic() < batch.expire_time:
                     return batch
                 logger.warning("%r expired before it was asked for: lower prefetch", batch)
-        raise sample_plan.no_first_batch(self._plan, self._waiting or self._ask_what_it_waits_for())
+        waiting = self._waiting or self._ask_what_it_waits_for()
+        raise sample_plan.no_first_batch(self._plan, waiting)
 
     def close(self) -> None:
         """Cancel the call, which gives back every lease that isn't acked. Idempotent."""
@@ -127,8 +126,8 @@ class SampleStream:
             call, reader = self._call, self._reader
         if call is not None:
             call.cancel()
-        if reader is not None and reader is not threading.current_thread():
-            reader.join()
+        if reader is not None:
+            reader.stop()
 
     def _has_news(self) -> bool:
         return bool(self._ready) or self._failure is not None or self._closed
@@ -137,8 +136,7 @@ class SampleStream:
         """Take the next batch and let the server send another. Call with the lock held."""
         batch = self._ready.popleft()
         assert self._outbox is not None
-        for request in self._plan.credits(1, batch.num_bytes):
-            self._outbox.put(request)
+        self._outbox.put(*self._plan.credits(1, batch.num_bytes))
         self._last_lease = batch.lease_id or self._last_lease
         self._has_delivered = True
         return batch
@@ -156,30 +154,30 @@ class SampleStream:
     def _start(self) -> None:
         with self._changed:
             if self._reader is None and not self._closed:
-                self._reader = threading.Thread(
-                    target=self._read, name="experience-buffer-stream", daemon=True
-                )
-                self._reader.start()
+                self._reader = Worker(self._read, "experience-buffer-stream")
 
     def _read(self) -> None:
         """Keep a stream open and take in what comes, until closed or failed for good."""
         attempts: Attempts | None = None
+        retry = self._client.options.retry
         try:
             while not self._closed:
                 error: ExperienceBufferError
                 self._return_dropped()
+                call = self._connect()
                 try:
-                    for message in self._connect():
+                    for message in call:
                         attempts = None
                         self._receive(message)
                     error = UnavailableError("the server ended the sample stream")
                 except grpc.RpcError as rpc_error:
                     error = self._client._translate(rpc_error, "SampleStream")
+                finally:
+                    call.cancel()
                 with self._changed:
                     self._drop_connection()
                     if self._closed:
                         return
-                    retry = self._client.options.retry
                     attempts = attempts or Attempts(retry, retry.reconnect_seconds)
                     delay = attempts.delay_after(error, idempotent=True)
                     logger.info("sample stream: %s; reconnecting in %.1f s", error, delay)
@@ -187,7 +185,7 @@ class SampleStream:
         except ExperienceBufferError as error:
             self._failure = error
         finally:
-            # Also when this thread dies of a bug: nobody may wait for it forever.
+            # Also when this ends by a bug: nobody may wait for it forever.
             with self._changed:
                 self._failure = self._failure or closed_error("sample stream")
                 self._drop_connection()
@@ -210,11 +208,10 @@ class SampleStream:
                 return
             self._dropped.pop()
 
-    def _connect(self) -> Iterator[Message]:
-        outbox: Outbox = queue.SimpleQueue()
-        for request in self._plan.opening(after_lease_id=self._last_lease):
-            outbox.put(request)
-        call = self._client._open("SampleStream", iter(outbox.get, None))
+    def _connect(self) -> Any:
+        outbox: Outbox[service_pb2.SampleStreamRequest] = Outbox()
+        outbox.put(*self._plan.opening(after_lease_id=self._last_lease))
+        call = self._client._open("SampleStream", outbox.requests())
         with self._changed:
             self._call, self._outbox = call, outbox
             self._connection += 1
@@ -223,7 +220,7 @@ class SampleStream:
             if self._closed:
                 self._drop_connection()
                 call.cancel()
-        return cast("Iterator[Message]", call)
+        return call
 
     def _receive(self, received: Message) -> None:
         message = received.message
@@ -242,25 +239,24 @@ class SampleStream:
         with self._changed:
             if self._outbox is None:
                 return
-            for answer in answers:
-                self._outbox.put(answer)
+            self._outbox.put(*answers)
             if kind == "waiting":
                 self._waiting = message.waiting
                 logger.info("sample stream waits: %s", message.waiting)
             elif kind == "lease_result":
-                future = self._acks.pop(message.lease_result.lease_id, None)
-                if future is not None:
-                    future.set_result(message.lease_result)
+                answer = self._acks.pop(message.lease_result.lease_id, None)
+                if answer is not None:
+                    answer.set(message.lease_result)
             elif fields is not None:
                 self._waiting = ""
-                settle = functools.partial(self._ack, connection=self._connection)
+                settle = functools.partial(self._begin_ack, connection=self._connection)
                 self._ready.append(Batch(client=self._client, settle=settle, **fields))
                 self._changed.notify_all()
 
     def _drop_connection(self) -> None:
         """Forget everything that belongs to the present connection. Call with the lock held."""
         if self._outbox is not None:
-            self._outbox.put(None)
+            self._outbox.end()
             self._outbox = None
         # A server that died still holds them as leased when it is back.
         if self._plan.returns_leases:
@@ -268,33 +264,36 @@ class SampleStream:
             self._dropped += self._assembler.partial_leases
         self._assembler = sample_plan.FrameAssembler(self._plan)
         self._ready.clear()
-        for future in self._acks.values():
-            future.set_result(None)
+        for answer in self._acks.values():
+            answer.set(None)
         self._acks.clear()
         self._changed.notify_all()
 
-    def _ack(self, lease_id: int, step: int | None, *, connection: int) -> Callable[[], int | None]:
+    def _begin_ack(
+        self, lease_id: int, step: int | None, *, connection: int
+    ) -> Callable[[], int | None] | None:
         """Acknowledge on the connection that delivered the batch.
 
         Returns:
-            What waits for the answer; None is the answer when that connection is gone.
+            What waits for the answer, which is None when that connection ends before; or None when
+            it has.
         """
         request = sample_plan.ack(lease_id, step)
         with self._changed:
             if self._outbox is None or connection != self._connection:
-                return lambda: None
-            future = self._acks.get(lease_id)
-            if future is None:
-                future = self._acks[lease_id] = futures.Future()
+                return None
+            answer = self._acks.get(lease_id)
+            if answer is None:
+                answer = self._acks[lease_id] = Answer()
                 self._outbox.put(request)
-        return functools.partial(self._ack_result, lease_id, future)
+        return functools.partial(self._ack_result, lease_id, answer)
 
     def _ack_result(
-        self, lease_id: int, future: futures.Future[service_pb2.LeaseResult | None]
+        self, lease_id: int, answer: Answer[service_pb2.LeaseResult | None]
     ) -> int | None:
         timeout = self._client._seconds(None)
         try:
-            result = future.result(timeout)
-        except futures.TimeoutError:
+            result = answer.wait(timeout)
+        except TimeoutError:
             raise sample_plan.unanswered_ack(lease_id, timeout) from None
         return None if result is None else sample_plan.check_result(result)

@@ -1,4 +1,8 @@
-"""The sync client's background writer: a thread that moves a `PushQueue` over a stream."""
+"""The sync client's background writer: a thread that moves a `PushQueue` over a stream.
+
+Written by hand, as `_async/writer.py` is: processes that are forked off and those that end with a writer
+open are the threads' concern alone, cancelled tasks and event loops that end the tasks'.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from experience_buffer.values import WriterCounts
 if TYPE_CHECKING:
     from typing import Self
 
-    from experience_buffer.client import Client
+    from experience_buffer._sync.connection import Connection
     from experience_buffer.experience import Experience
 
 _EXIT_SECONDS = 10.0
@@ -56,7 +60,7 @@ class Writer:
     """
 
     def __init__(
-        self, client: Client, *, buffer: str, group_size: int, options: WriterOptions
+        self, client: Connection, *, buffer: str, group_size: int, options: WriterOptions
     ) -> None:
         self._client = client
         options = push_split.fitting(options, client.options)

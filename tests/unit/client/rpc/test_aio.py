@@ -81,7 +81,7 @@ async def test_refused_items_raise(script: Any, buffer: AsyncClient) -> None:
 
 
 async def test_no_server_is_explained() -> None:
-    async with AsyncClient("127.0.0.1:1", timeout=0.3) as client:
+    async with AsyncClient("127.0.0.1:1", timeout=1.0) as client:
         with pytest.raises(UnavailableError, match=r"GetStats to 127\.0\.0\.1:1 failed"):
             await client.get_stats()
 
@@ -163,6 +163,29 @@ async def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: Asyn
         await second.ack()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_an_ack_goes_on_beside_the_next_batch(script: Any, buffer: AsyncClient) -> None:
+    script.batches += [[payload(1)], [payload(2)], [payload(3)]]
+    async with buffer.stream(1, prefetch=1) as stream:
+        first = await anext(stream)
+        pending = first.begin_ack(7)
+        second = await anext(stream)
+        assert (await pending.result(), await pending.result()) == (0, 0)
+        assert script.acks == [(first.lease_id, 7, None)]
+        assert await second.begin_ack().result() == 0
+        third = await anext(stream)
+        assert script.acked == [first.lease_id, second.lease_id]
+    assert await acquired(script.ended_streams)
+    late = third.begin_ack()
+    with pytest.raises(LeaseNotFoundError):
+        await late.result()
+    script.batches.append([payload(4)])
+    fourth = await buffer.sample(1)
+    unsent = fourth.begin_ack(8)
+    assert fourth.lease_id not in script.acked
+    assert await unsent.result() == 0
+    assert script.acks[-1] == (fourth.lease_id, 8, None)
 
 
 async def test_stream_reconnects_and_old_acks_go_unary(script: Any, buffer: AsyncClient) -> None:

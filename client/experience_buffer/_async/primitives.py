@@ -1,0 +1,120 @@
+"""How the tasks of one event loop wait for one another.
+
+`_sync/primitives.py` has the same names for threads: what is generated from the modules here uses
+them, and so says once what both clients do. Locks are taken here as there, though one loop needs
+none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar
+
+T = TypeVar("T")
+in_thread: Final = asyncio.to_thread
+"""Do work that takes long without keeping the event loop from running."""
+
+
+class Condition:
+    """Wakes the tasks that wait for a condition. As `threading.Condition`, without a lock."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def __enter__(self) -> None:
+        """Take no lock: nobody else runs before the next `await`."""
+
+    def __exit__(self, *raised: object) -> None:
+        """Release none."""
+
+    def notify_all(self) -> None:
+        """Let every waiting task look at its condition again."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Wait for the next `notify_all`, or for the seconds to pass; None: no end."""
+        event = self._event
+        await self.wait_for(event.is_set, timeout)
+
+    async def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until the condition holds.
+
+        Args:
+            condition: Looked at now and after each `notify_all`.
+            timeout: Seconds; None: no end.
+
+        Returns:
+            Whether it held in time.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not condition():
+                    await self._event.wait()
+        except TimeoutError:
+            return condition()
+        return True
+
+
+class Answer(Generic[T]):
+    """What a stream is asked for, once it is there; several may wait for it."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def set(self, answer: T) -> None:
+        """It is there."""
+        if not self._future.done():
+            self._future.set_result(answer)
+
+    async def wait(self, timeout: float) -> T:
+        """Wait for it.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            TimeoutError: It isn't there in time.
+        """
+        # Shielded: who waits no longer doesn't end it for the others.
+        return await asyncio.wait_for(asyncio.shield(self._future), timeout)
+
+
+class Outbox(Generic[T]):
+    """What is to be said on a stream, in order."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[T | None] = asyncio.Queue()
+
+    def put(self, *requests: T) -> None:
+        """Say something."""
+        for request in requests:
+            self._queue.put_nowait(request)
+
+    def end(self) -> None:
+        """Say nothing more."""
+        self._queue.put_nowait(None)
+
+    async def requests(self) -> AsyncIterator[T]:
+        """What gRPC takes: all that is said until the end."""
+        while (request := await self._queue.get()) is not None:
+            yield request
+
+
+class Worker:
+    """What goes on in the background until it ends or is stopped; it begins at once.
+
+    Args:
+        target: Runs in a task of this loop.
+        name: The task's.
+    """
+
+    def __init__(self, target: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._task: asyncio.Task[None] = asyncio.create_task(target(), name=name)
+
+    async def stop(self) -> None:
+        """Cancel it and wait for its end."""
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
