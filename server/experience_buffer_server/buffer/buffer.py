@@ -25,6 +25,7 @@ from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.leaving.retention import Retention
 from experience_buffer_server.buffer.settings_change import SettingsChanges
 from experience_buffer_server.buffer.state.buffer_row import StoredRow
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.runtime import clock
@@ -66,7 +67,9 @@ class Buffer:
         self._metrics = metrics
         self._tasks = tasks = Tasks()
         self._next_prune = 0.0
-        self.computing = Computing(self, store, computer, metrics, tasks)
+        self.changes = changes = Changes(store, tasks)
+        """What is under way to the disk, or owed to it."""
+        self.computing = Computing(self, store, changes, computer, metrics, tasks)
         self.desk = desk = Desk(self, contents, store, metrics, tasks, limits)
         self.delivery, self.leasing = desk.delivery, desk.leasing
         desk.leasing.table.reserve(row.lease_floor)
@@ -102,7 +105,7 @@ class Buffer:
             self, contents, self.removal, self.grouping, desk.progress, metrics, tasks
         )
         self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
-        self.stored_row = StoredRow(self, store, tasks)
+        self.stored_row = StoredRow(self, changes, tasks)
         self._changing = SettingsChanges(
             self, contents, desk, store, computer, tasks, self.stored_row
         )
@@ -212,6 +215,7 @@ class Buffer:
         self.closed = self.leasing.closed = True
         self.version_changed.set()
         self.ingest.line.look()
+        self.changes.close()
         self.computing.close()
         self.delivery.close()
 
@@ -306,7 +310,7 @@ class Buffer:
 
     def describe_wait(self) -> str:
         """What keeps experiences from being sampled; empty when nothing does."""
-        waits = (self.grouping.describe(), self.describe_computing())
+        waits = (self.grouping.describe(), self.describe_computing(), self.changes.describe())
         return "; ".join(wait for wait in waits if wait)
 
     def describe_computing(self) -> str:
@@ -322,11 +326,11 @@ class Buffer:
 
     def tick(self, now: float) -> None:
         """Do what time asks for: expire leases, close groups at their deadline, forget."""
+        self.changes.tick(now)
         self.leasing.expire(now)
         self.grouping.expire(now)
         self.removal.tick(now)
         self.pacing.tick(now)
-        self.stored_row.tick(now)
         self.eviction.tick(now)
         # What they remove could not be taken back.
         if not self._changing.is_pending:

@@ -16,7 +16,7 @@ class Tasks:
     """Background tasks of one owner. Not thread-safe; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
 
     async def finish(self, work: Awaitable[_T]) -> _T:
         """Wait for work that goes on to its end even if the waiting call is cancelled."""
@@ -48,6 +48,11 @@ class Tasks:
         """Start work that nobody waits for; its failure is logged."""
         self.start(work).add_done_callback(_log_failure)
 
+    def include(self, work: asyncio.Future[Any]) -> None:
+        """Let `drain` wait for work that others see to."""
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+
     async def drain(self) -> None:
         """Wait until nothing is running."""
         while self._running:
@@ -55,8 +60,7 @@ class Tasks:
 
     def _keep(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self.include(task)
         task.add_done_callback(_retrieve)
         return task
 

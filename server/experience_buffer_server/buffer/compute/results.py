@@ -9,12 +9,13 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
 from experience_buffer_server.buffer.state.buffer_row import StoredRow
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.runtime.metrics import Metrics
@@ -28,8 +29,6 @@ from experience_buffer_server.store.interface import (
     WriteBatch,
 )
 
-_RETRY_SECONDS = 1.0
-"""Between attempts to store advantages that found no room."""
 _PART_BYTES = 32 * 1024
 """Advantages that are stored with one commit, about: what a push may have to wait for."""
 
@@ -86,18 +85,19 @@ class Results:
         self,
         owner: Owner,
         store: Store,
+        changes: Changes,
         metrics: Metrics,
         tasks: Tasks,
         release: Callable[[Job], None],
     ) -> None:
         self._owner = owner
         self._store = store
+        self._changes = changes
         self._metrics = metrics
         self._tasks = tasks
         self._release = release
         self._waiting: deque[_Computed] = deque()
         self._is_storing = False
-        self._next_retry = 0.0
 
     def add(
         self, work: Work, results: Sequence[Result], moments: str | None
@@ -110,13 +110,11 @@ class Results:
         self._begin()
         return done
 
-    def tick(self, now: float) -> None:
-        """Try again to store what found no room."""
-        if now >= self._next_retry:
-            self._next_retry = now + _RETRY_SECONDS
-            self._begin()
+    def close(self) -> None:
+        """The buffer was deleted: let go of what found no room."""
+        self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, _: Sequence[object] = ()) -> None:
         if self._waiting and not self._is_storing:
             self._is_storing = True
             self._tasks.spawn(self._store_all())
@@ -131,6 +129,8 @@ class Results:
                 await asyncio.sleep(rest * (time.monotonic() - started))
         finally:
             self._is_storing = False
+            if self._waiting:
+                self._changes.owe_again(self._begin, [None])
 
     async def _store_part(self) -> None:
         part = self._next_part()
@@ -139,21 +139,19 @@ class Results:
             # All is computed again, from the moments that hold.
             self._start_over(first)
             return
-        batch = self._store.batch()
+        batch = self._changes.batch()
         for of_one in part:
             of_one.results = [r for r in of_one.results if self._judge(r, of_one.work, batch)]
         sound = [result for of_one in part for result in of_one.results]
         if (sound or first.moments is not None) and not self._owner.closed:
             try:
-                await self._commit(batch, sound, first)
+                await self._commit(batch, part, sound)
             except StoreError:
-                self._waiting.extendleft(reversed(part))
                 if self._owner.closed:
                     return  # Deleted meanwhile: nothing of it is stored any more, or tried again.
                 raise
-            for result in sound:
-                self._stored(result)
-        self._end(part)
+        else:
+            self._end(part)
 
     def _counts_what_is_void(self, of_one: _Computed) -> bool:
         """Whether running moments count experiences that have changed, or ones of settings before."""
@@ -235,26 +233,35 @@ class Results:
         # have it counted again.
         self._owner.withhold(group, batch)
 
-    async def _commit(self, batch: WriteBatch, results: Sequence[Result], first: _Computed) -> None:
-        row, moments = self._owner.row, first.moments
+    def _commit(
+        self, batch: WriteBatch, part: Sequence[_Computed], results: Sequence[Result]
+    ) -> Awaitable[None]:
+        row, first = self._owner.row, part[0]
         for result in results:
             for advantages in result.rows:
                 magnitude = advantages.details["mean_magnitude"]
                 batch.put_advantages(row.id, advantages, magnitude=magnitude)
-        if moments is None or first.work.estimator != self._owner.settings.advantage.estimator:
-            # Moments of another estimator are another quantity's.
-            await self._store.ride(batch)
-            return
-        before, row.moments = row.moments, moments
-        batch.put_buffer(row)
-        # At once: an annotation that comes while this is under way has to know it.
-        entries = [entry for result in results for entry in result.job.entries]
-        fresh = [entry for entry in entries if not entry.counted]
-        for entry in fresh:
-            entry.counted = True
-        try:
-            await self._store.ride(batch)
-        except StoreError:
+        moments, before, fresh = first.moments, row.moments, list[Entry]()
+        if first.work.estimator != self._owner.settings.advantage.estimator:
+            moments = None  # Of another estimator they are another quantity's.
+        if moments is not None:
+            row.moments = moments
+            batch.put_buffer(row)
+            # At once: an annotation that comes while this is under way has to know it.
+            entries = [entry for result in results for entry in result.job.entries]
+            fresh = [entry for entry in entries if not entry.counted]
+            for entry in fresh:
+                entry.counted = True
+
+        def stored() -> None:
+            for result in results:
+                self._stored(result)
+            self._end(part)
+
+        def failed(error: BaseException) -> None:
+            self._waiting.extendleft(reversed(part))
+            if moments is None:
+                return
             if row.moments is moments:
                 # Else another estimator was set, and they are void.
                 row.moments = before
@@ -262,7 +269,8 @@ class Results:
             self._owner.stored_row.taken_back()
             for entry in fresh:
                 entry.counted = False
-            raise
+
+        return self._changes.submit(batch, stored, failed, rides=True)
 
     def _stored(self, result: Result) -> None:
         self._release(result.job)

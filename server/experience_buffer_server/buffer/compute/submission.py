@@ -6,12 +6,12 @@ Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Sequence
 
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
 from experience_buffer_server.buffer.compute.results import Owner, Results
 from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
@@ -24,7 +24,13 @@ class Computing:
     """Submits entries and stores their advantages. Not thread-safe."""
 
     def __init__(
-        self, owner: Owner, store: Store, computer: Computer, metrics: Metrics, tasks: Tasks
+        self,
+        owner: Owner,
+        store: Store,
+        changes: Changes,
+        computer: Computer,
+        metrics: Metrics,
+        tasks: Tasks,
     ) -> None:
         self.num_jobs = 0
         """Submitted, and not stored or failed yet."""
@@ -34,7 +40,7 @@ class Computing:
         """Jobs of the statistics batch that isn't full yet."""
         self._gather_time = 0.0
         """When the first of them came, seconds since the Unix epoch."""
-        self._results = Results(owner, store, metrics, tasks, self._release)
+        self._results = Results(owner, store, changes, metrics, tasks, self._release)
 
     @property
     def id(self) -> int:
@@ -114,14 +120,13 @@ class Computing:
             self._release(job)
 
     def tick(self, now: float) -> None:
-        """Do what time asks for: send a batch that doesn't fill, store what found no room."""
+        """Do what time asks for: send a batch that doesn't fill."""
         plan = self._owner.settings.advantage.plan
         wait = plan.parameters.batch_wait_seconds if plan is not None else 0.0
         if self._gathered and wait and now >= self._gather_time + wait:
             self._gather_anew()
             if self._gathered:
                 self._send_gathered()
-        self._results.tick(now)
 
     def describe(self) -> str:
         """What the computation waits for, in words; empty when it waits for nothing."""
@@ -151,7 +156,7 @@ class Computing:
         for work in self._computer.withdraw(self):
             for job in work.jobs:
                 self._release(job)
-        self._results.tick(math.inf)
+        self._results.close()
 
     def _release(self, job: Job) -> None:
         self.num_jobs -= 1

@@ -7,15 +7,13 @@ with another one. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Sequence
 from typing import Protocol
 
 from experience_buffer import errors
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.store.interface import BufferRow, Store, StoreFullError
-
-_RETRY_SECONDS = 1.0
-"""Between attempts to store the row again."""
+from experience_buffer_server.store.interface import BufferRow, WriteBatch
 
 
 class Owner(Protocol):
@@ -35,14 +33,11 @@ class Owner(Protocol):
 class StoredRow:
     """Stores the row. Not thread-safe."""
 
-    def __init__(self, owner: Owner, store: Store, tasks: Tasks) -> None:
+    def __init__(self, owner: Owner, changes: Changes, tasks: Tasks) -> None:
         self._owner = owner
-        self._store = store
+        self._changes = changes
         self._tasks = tasks
         self._turn = asyncio.Lock()
-        self._is_ahead = False
-        """The disk may have what was refused."""
-        self._next_retry = 0.0
 
     async def publish(self, version: int) -> int | None:
         """Note the policy version that the trainer has published; returns the one before.
@@ -64,37 +59,23 @@ class StoredRow:
                 )
             row = self._owner.row
             previous, row.policy_version = row.policy_version, version
-            try:
-                await self._stored()
-            except BaseException as error:
+            batch = self._changes.batch()
+            batch.put_buffer(row)
+
+            def stored() -> int | None:
+                if not self._owner.closed:
+                    self._owner.published(version)
+                return previous
+
+            def failed(error: BaseException) -> None:
                 row.policy_version = previous
-                if isinstance(error, StoreFullError):
-                    self.taken_back()
-                raise
-            if not self._owner.closed:
-                self._owner.published(version)
-            return previous
+                self.taken_back()
+
+            return await self._changes.submit(batch, stored, failed)
 
     def taken_back(self) -> None:
-        """A change was refused for lack of room: store what holds again, until there is room."""
-        self._is_ahead = True
-        self._tasks.spawn(self._correct())
+        """A change was refused: the disk may have it, with another one, until the row is stored again."""
+        self._changes.store_again(self._put, [self._owner.row.id])
 
-    def tick(self, now: float) -> None:
-        """Try again what found no room."""
-        if self._is_ahead and now >= self._next_retry:
-            self._next_retry = now + _RETRY_SECONDS
-            self._tasks.spawn(self._correct())
-
-    async def _correct(self) -> None:
-        self._is_ahead = False
-        try:
-            await self._stored()
-        except StoreFullError:
-            self._is_ahead = True
-            raise
-
-    def _stored(self) -> Awaitable[None]:
-        batch = self._store.batch()
+    def _put(self, batch: WriteBatch, _: Sequence[int]) -> None:
         batch.put_buffer(self._owner.row)
-        return self._store.commit(batch)
