@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+from xxhash import xxh3_64_digest
 
 from experience_buffer_server.runtime.memory_arena import Buffer
+
+LARGE_PAYLOAD_BYTES: Final = 64 * 1024
+"""Payloads from this size on stay in pieces until they are stored, and are read ahead: see
+`interface.Store.fetched`."""
+CHECKSUM_BYTES: Final = 8
+
+
+def checksum(payload: bytes | memoryview) -> bytes:
+    """What tells a damaged payload, for whoever stores it."""
+    return xxh3_64_digest(payload)
+
+
+def checksum_of_digest(digest: bytes) -> bytes:
+    """The same from the digest (`Record.digest`) of a payload, whose lower half it is.
+
+    Only of more than 240 bytes: XXH3 makes both from one run over them then.
+    """
+    return digest[-CHECKSUM_BYTES:]
 
 
 class Scattered:
@@ -17,7 +37,7 @@ class Scattered:
         self.parts = parts
         """One behind the other; views are of bytes."""
         self.checksum = checksum
-        """Of them joined, as `seal.checksum` makes it; empty where it isn't known."""
+        """Of them joined, see `checksum`; empty where it isn't known."""
         self._num_bytes = sum(map(len, parts))
 
     def __len__(self) -> int:

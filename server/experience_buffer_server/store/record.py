@@ -16,7 +16,7 @@ _NUM_PARTS = 5
 def cut_of(batch: str, task: str) -> int:
     """Where batch and task end within a uid, as `Record.cut` has it.
 
-    A uid has at most 500 characters; see `base.MAX_KEY_BYTES`.
+    A uid has at most 500 characters; see `rows.MAX_KEY_BYTES`.
     """
     return len(batch) << _CUT_BITS | len(batch) + 1 + len(task)
 
@@ -52,7 +52,7 @@ class Record:
     fields: int = 0
     """Which of an estimator's inputs it carries: one bit each, and one for being counted already."""
     priority: float = 1.0
-    """0 to `base.MAX_PRIORITY`: as pushed, or as updated since. A larger one that is stored counts as that."""
+    """0 to `rows.MAX_PRIORITY`: as pushed, or as updated since. A larger one that is stored counts as that."""
     version: int = 0
     """The number, of those that `seq` counts, given with the last update of its priority; 0: none."""
 

@@ -12,7 +12,7 @@ import pytest
 from experience_buffer import EID
 from experience_buffer_server.store import Record
 from experience_buffer_server.store.interface import cut_of
-from experience_buffer_server.store.lmdb.disk.row_codec import decode_record, encode_record
+from experience_buffer_server.store.row_codec import decode_record, encode_record
 
 MakeRecord = Callable[..., Record]
 

@@ -19,6 +19,7 @@ from typing import Final, Generic, TypeVar
 
 import lmdb
 
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     BufferRow,
@@ -31,7 +32,6 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.interning import Interner, Numbers
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.opening import CURE
 from experience_buffer_server.store.lmdb.disk.seal import unseal

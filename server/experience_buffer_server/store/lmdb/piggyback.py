@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from experience_buffer_server.store.lmdb.batch import LmdbWriteBatch
+from experience_buffer_server.store.batch import WriteBatch
 
 _RIDE_SECONDS = 0.02
 """For how long a batch waits for an append that it can commit with."""
@@ -22,7 +22,7 @@ _RIDE_SECONDS = 0.02
 class Rider:
     """A batch that waits for an append to commit with."""
 
-    batch: LmdbWriteBatch
+    batch: WriteBatch
     done: asyncio.Future[None]
 
     def arrive(self, submitted: asyncio.Future[Any]) -> None:
@@ -44,7 +44,7 @@ class Riders:
         submit: Submits a batch now.
     """
 
-    def __init__(self, submit: Callable[[LmdbWriteBatch], asyncio.Future[Any]]) -> None:
+    def __init__(self, submit: Callable[[WriteBatch], asyncio.Future[Any]]) -> None:
         self._submit = submit
         self._append_time = -math.inf
         """When an experience was last appended, by `time.monotonic`."""
@@ -55,7 +55,7 @@ class Riders:
         """Whether experiences are being appended now: who waits won't wait in vain."""
         return time.monotonic() - self._append_time <= _RIDE_SECONDS
 
-    def wait(self, batch: LmdbWriteBatch) -> asyncio.Future[None]:
+    def wait(self, batch: WriteBatch) -> asyncio.Future[None]:
         """Wait for an append, but not for long; the future ends with the commit."""
         loop = asyncio.get_running_loop()
         rider = Rider(batch, loop.create_future())
@@ -63,7 +63,7 @@ class Riders:
         loop.call_later(_RIDE_SECONDS, self._wait_no_longer, rider)
         return rider.done
 
-    def board(self, batch: LmdbWriteBatch) -> list[Rider]:
+    def board(self, batch: WriteBatch) -> list[Rider]:
         """Let an append take along all who wait, before its own operations; who they are."""
         self._append_time = time.monotonic()
         riders, self._waiting = self._waiting, []

@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 
 import lmdb
 
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     DamagedRecordError,
@@ -21,7 +22,6 @@ from experience_buffer_server.store.interface import (
     StoreFailedError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.disk.seal import unseal

@@ -24,13 +24,13 @@ from experience_buffer_server.store.interface import (
     WriteBatch,
 )
 from experience_buffer_server.store.lmdb import writer_protocol
-from experience_buffer_server.store.lmdb.batch import LmdbWriteBatch
 from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
 from experience_buffer_server.store.lmdb.piggyback import Riders
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.shared_outbox import Outbox
+from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.writer_link import WriterLink, start_writer
 from experience_buffer_server.store.lmdb.writer_protocol import PRUNE, PRUNE_LIMITS, Status, Work
 
@@ -107,7 +107,7 @@ class LmdbStore:
         self.failed = asyncio.Event()
         """Set when the store can't go on; watch it to shut down. `failure` says why."""
         self.failure: StoreFailedError | None = None
-        self._riders = Riders(lambda batch: self._submit(batch, counts=False))
+        self._riders = Riders(lambda batch: self._submit(Translation(batch.operations)))
         self.backlog = Backlog()
         """What was submitted and has not ended."""
         self.stats = StoreStats()
@@ -171,9 +171,9 @@ class LmdbStore:
             raise StoreFailedError(f"the store at {self._path} is closed")
         return self._reader
 
-    def batch(self) -> LmdbWriteBatch:
+    def batch(self) -> WriteBatch:
         """Start a batch of changes."""
-        return LmdbWriteBatch(self._pack)
+        return WriteBatch(self._pack)
 
     def commit(self, batch: WriteBatch) -> Awaitable[None]:
         """Submit a batch now; the awaitable ends when it is as durable as configured.
@@ -185,23 +185,22 @@ class LmdbStore:
             StoreError: From the awaitable: a key or value is too long; nothing of it is stored.
             StoreFailedError: From the awaitable: the store can't go on; whether the batch is
                 stored is not known.
-            TypeError: The batch is another store's.
         """
-        if not isinstance(batch, LmdbWriteBatch):
-            raise TypeError(f"a batch of this store is needed, got {type(batch).__name__}")
-        if not batch.append_bytes:
+        if not batch.has_appends:
             self._riders.dismount()
-            return self._submit(batch, counts=False)
+            return self._submit(Translation(batch.operations))
         riders = self._riders.board(batch)
-        submitted = self._submit(batch, counts=False)
+        submitted = self._submit(Translation(batch.operations))
         for rider in riders:
             submitted.add_done_callback(rider.arrive)
         return submitted
 
     def ride(self, batch: WriteBatch) -> Awaitable[None]:
-        """Commit a small batch with the next append; see `store.base.Store.ride`."""
-        if not isinstance(batch, LmdbWriteBatch) or batch.append_bytes:
-            raise TypeError("a batch of this store is needed, and one without appends")
+        """Commit a small batch with the next append; see `interface.Store.ride`."""
+        if batch.has_appends:
+            raise TypeError(
+                "a batch without appends is needed; others ride along with one that has some"
+            )
         return self._riders.wait(batch) if self.is_taking_in else self.commit(batch)
 
     @property
@@ -211,13 +210,13 @@ class LmdbStore:
 
     def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
         """Forget up to `limit` values remembered before `before_time`; how many were forgotten."""
-        batch = self.batch()
         self._riders.dismount()
+        pruning = Translation(())
         limits = PRUNE_LIMITS.pack(before_time, limit)
-        batch.operations.append((PRUNE, disk.buffer_key(buffer_id), limits))
-        return self._submit(batch, counts=True)
+        pruning.operations.append((PRUNE, disk.buffer_key(buffer_id), limits))
+        return self._submit(pruning, counts=True)
 
-    def _submit(self, batch: LmdbWriteBatch, *, counts: bool) -> asyncio.Future[Any]:
+    def _submit(self, batch: Translation, *, counts: bool = False) -> asyncio.Future[Any]:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         failure = self.failure
         if self._closing or self._transport is None:
@@ -323,17 +322,17 @@ class LmdbStore:
     def stored(
         self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
     ) -> AbstractContextManager[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
-        """Payloads, uncopied, and what was computed; see `store.base.Store.stored`."""
+        """Payloads, uncopied, and what was computed; see `interface.Store.stored`."""
         return self.reader.stored(buffer_id, uids, seqs)
 
     def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
-        """Have large payloads in memory within the block; see `store.base.Store.fetched`."""
+        """Have large payloads in memory within the block; see `interface.Store.fetched`."""
         if self._fetching is None:
             raise StoreFailedError(f"the store at {self._path} is closed")
         return self._fetching.fetched(buffer_id, uids)
 
     def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
-        """Read large payloads ahead; see `store.base.Store.expect`."""
+        """Read large payloads ahead; see `interface.Store.expect`."""
         if self._fetching is None:
             raise StoreFailedError(f"the store at {self._path} is closed")
         return self._fetching.expect(buffer_id, payloads)

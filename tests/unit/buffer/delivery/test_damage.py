@@ -18,6 +18,7 @@ from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.response_bytes import Hold
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.tally import Tally
+from experience_buffer_server.store.batch import Kind
 from experience_buffer_server.store.interface import Record
 from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.builders import World, push, sampling, uid, want
@@ -211,7 +212,7 @@ async def test_numbers_are_noted_once_for_many_removals(world: World) -> None:
     for run in (0, 1, 4, 3):
         batch = world.store.batch()
         buffer.desk.retirement.leave(batch, [entry_of(buffer, 1, run)], "deleted")
-        noted.append(sum(table == 12 for table, _, _ in batch.operations))
+        noted.append(sum(kind == Kind.LAST_SEQ for kind, *_ in batch.operations))
         await buffer.ingest.push(push((2, run)))
     assert noted == [1, 0, 0, 0]
 

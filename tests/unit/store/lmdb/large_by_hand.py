@@ -19,9 +19,10 @@ from experience_buffer_server.store.lmdb.disk.format import (
     decode_extent,
     encode_extent,
 )
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum, seal, unseal
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, seal, unseal
 from experience_buffer_server.store.lmdb.large.payload_file import NAME, PayloadWriter
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads
+from experience_buffer_server.store.payload import checksum
 
 Tables: TypeAlias = "list[lmdb._Database]"
 

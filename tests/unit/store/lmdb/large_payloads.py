@@ -15,9 +15,10 @@ from experience_buffer_server.store.interface import cut_of
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
-from experience_buffer_server.store.lmdb.disk.seal import checksum, seal, unseal
+from experience_buffer_server.store.lmdb.disk.seal import seal, unseal
 from experience_buffer_server.store.lmdb.large.payload_file import PayloadWriter
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads
+from experience_buffer_server.store.payload import checksum
 from tests.unit.store.conftest import MEBI, OpenStore
 
 _bytes = random.Random(5).randbytes

@@ -20,8 +20,8 @@ from experience_buffer_server.store import (
     ProgressRow,
     Record,
     StoreError,
+    row_codec,
 )
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (
     LAST_BUFFER_KEY,
@@ -309,7 +309,7 @@ async def test_what_the_store_cannot_hold_is_refused_when_it_is_noted(
 ) -> None:
     store = await open_store()
     batch = store.batch()
-    with pytest.raises(ValueError, match="513 bytes"):
+    with pytest.raises(ValueError, match="509 bytes"):
         batch.append(1, make_record(1, uid="3/math-1/5/7/".ljust(509, "u")), b"")
     with pytest.raises(ValueError, match="NUL"):
         batch.remember(1, "a\0b", "key", b"", 1.0)
@@ -335,7 +335,7 @@ async def test_a_batch_that_cannot_be_applied_fails_alone(
     batches = [store.batch() for _ in range(3)]
     for seq, batch in enumerate(batches, 1):
         batch.append(1, make_record(seq), b"payload")
-    batches[1].operations.append((2, b"k" * 600, b""))
+    batches[1].append(1, make_record(1, uid="3/math-1/5/8/"), b"its seq is taken")
     commits = [store.commit(batch) for batch in batches]
     first, second, third = await asyncio.gather(*commits, return_exceptions=True)
     assert first is None

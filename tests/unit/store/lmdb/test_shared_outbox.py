@@ -9,13 +9,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from experience_buffer_server.runtime import memory_arena
 from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES, Place, whole_blocks
 from experience_buffer_server.store import LmdbStore, Record, StoreFullError
+from experience_buffer_server.store.batch import Kind
 from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
@@ -216,7 +216,7 @@ async def test_a_batch_that_can_t_be_packed_leaves_its_room(
     room = store._outbox.free_bytes
     batch = store.batch()
     batch.append(1, make_record(1), in_pieces(bytes(MEBI)))
-    cast("list[object]", batch.operations).append((3, b"key", object()))
+    batch.operations.append((int(Kind.RECORD), 1, 2, object()))
     with pytest.raises(TypeError):
         store.commit(batch)
     assert store._outbox.free_bytes == room

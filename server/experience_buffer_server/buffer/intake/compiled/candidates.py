@@ -27,8 +27,12 @@ from experience_buffer_server.buffer.intake.compiled.scan import Scanner
 from experience_buffer_server.buffer.state.candidate import ORDINARY, Candidate, check_uid
 from experience_buffer_server.runtime.memory_arena import Buffer
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Payload, Scattered
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
+from experience_buffer_server.store.payload import (
+    LARGE_PAYLOAD_BYTES,
+    Payload,
+    Scattered,
+    checksum_of_digest,
+)
 
 _MARGIN_NODES: Final = 1024
 """What an experience written alone may take more than its part of a payload: keys of its own."""
@@ -186,8 +190,7 @@ def _canonical(pieces: list[memoryview], *, is_lent: bool) -> tuple[Payload, byt
     for part in parts:
         hashed.update(part)
     digest = hashed.digest()
-    # Its lower half is what the same hash of 64 bits says of more than 240 bytes.
-    return Scattered(parts, digest[-SEAL_BYTES:]), digest
+    return Scattered(parts, checksum_of_digest(digest)), digest
 
 
 def _text(head: memoryview, start: int, num_bytes: int) -> str:

@@ -8,17 +8,16 @@ misread needs another `FORMAT_VERSION`. Nothing here opens a store.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
 from experience_buffer_server.store.lmdb.disk.version import FORMAT_KEY as FORMAT_KEY
 from experience_buffer_server.store.lmdb.disk.version import FORMAT_VALUE as FORMAT_VALUE
 from experience_buffer_server.store.lmdb.disk.version import FORMAT_VERSION as FORMAT_VERSION
 from experience_buffer_server.store.lmdb.disk.version import MAGIC as MAGIC
 from experience_buffer_server.store.lmdb.disk.version import check_format as check_format
+from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
 
 MAX_LMDB_KEY_BYTES = 511
 """Longest key that LMDB takes as built by default."""
@@ -71,9 +70,6 @@ _EXTENT = struct.Struct(">QQ8s")
 _FREED = struct.Struct(">4xQQ")
 _MAX_FILE_BYTES = 2**62
 
-Pack = Callable[[Any], bytes]
-"""Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
-
 buffer_key = _BUFFER.pack
 """(buffer id): the key of a buffer's row and its counter, and the prefix of all its rows, 4 bytes."""
 
@@ -118,19 +114,7 @@ def payload_key(buffer_id: int, uid: str) -> bytes:
 
 def memory_key(buffer_id: int, kind: str, key: str) -> bytes:
     """The key of a remembered value."""
-    if "\0" in kind:
-        raise ValueError(f"kind {kind!r} holds a NUL character")
     return _checked(_BUFFER.pack(buffer_id) + kind.encode() + b"\0" + key.encode())
-
-
-def check_time(time: float) -> None:
-    """Refuse what can't be an instant.
-
-    Raises:
-        ValueError: It is negative, or not a number.
-    """
-    if not time >= 0:
-        raise ValueError(f"time {time!r} is not a number of seconds since the Unix epoch")
 
 
 def memory_log_key(remembered: bytes, time: float) -> bytes:
@@ -139,7 +123,6 @@ def memory_log_key(remembered: bytes, time: float) -> bytes:
     Non-negative doubles, big endian, sort as their bytes do. The digest keeps apart what is
     remembered at the same instant; a hash because both keys together would be too long for LMDB.
     """
-    check_time(time)
     return remembered[:4] + _TIME.pack(time) + blake2b(remembered, digest_size=16).digest()
 
 

@@ -21,14 +21,6 @@ def seal(table: int, key: bytes, value: bytes) -> bytes:
     return value + xxh3_64_digest(value, xxh3_64_intdigest(key, table))
 
 
-def checksum(value: bytes | memoryview) -> bytes:
-    """Of a value that lies elsewhere than its row, which has this and is sealed by itself.
-
-    It is the lower half of the value's digest (`Record.digest`) where there are more than 240 bytes.
-    """
-    return xxh3_64_digest(value)
-
-
 def seal_in_place(table: int, key: bytes, row: memoryview) -> memoryview:
     """The row as it is stored, made of a value that has `SEAL_BYTES` of room at its end."""
     value = row[:-SEAL_BYTES]

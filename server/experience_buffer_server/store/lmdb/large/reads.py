@@ -15,8 +15,8 @@ from experience_buffer_server.runtime.memory_arena import whole_blocks
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
-from experience_buffer_server.store.lmdb.disk.seal import checksum
 from experience_buffer_server.store.lmdb.large.payload_file import DAMAGE_CODES, NAME, PayloadReader
+from experience_buffer_server.store.payload import checksum
 
 MOST_AT_ONCE_BYTES: Final = 4 << 20
 """Of neighbours in one read: what more brings is little, and all of it is kept until the last is used."""

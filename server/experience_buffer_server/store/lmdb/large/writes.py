@@ -20,7 +20,7 @@ from experience_buffer_server.store.interface import DamagedRecordError, StoreFo
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.opening import CURE
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum, seal, unseal
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, seal, unseal
 from experience_buffer_server.store.lmdb.large.extents import Extents, Freed
 from experience_buffer_server.store.lmdb.large.payload_file import (
     NAME,
@@ -28,6 +28,7 @@ from experience_buffer_server.store.lmdb.large.payload_file import (
     PayloadWriter,
     Placed,
 )
+from experience_buffer_server.store.payload import checksum
 
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 Tables: TypeAlias = "Sequence[lmdb._Database]"

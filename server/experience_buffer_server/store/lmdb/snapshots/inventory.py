@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 
 import lmdb
 
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.seal import is_sound, unseal
 from experience_buffer_server.store.lmdb.snapshots.manifest import BufferManifest, ConsumerManifest

@@ -19,6 +19,7 @@ from pathlib import Path
 import lmdb
 import msgpack
 
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import (
     LEASES_PER_SECOND,
     DamagedRecordError,
@@ -27,7 +28,7 @@ from experience_buffer_server.store.interface import (
     StoreFullError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk import private_files, row_codec
+from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.private_files import make_folder, sync

@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container
 from typing import Final
 
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import GroupRow
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.verify.payloads import (
     PAYLOAD_TABLES,

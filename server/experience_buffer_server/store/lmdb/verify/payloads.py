@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import OTHER_DIGEST, Record
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound
 from experience_buffer_server.store.lmdb.verify.report import Kind

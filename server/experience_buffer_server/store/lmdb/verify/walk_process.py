@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
+from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import (
     BufferRow,
     DamagedRecordError,
@@ -22,7 +23,6 @@ from experience_buffer_server.store.interface import (
     StoreFormatError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.commit_number import COMMIT_KEY, commit_problem
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read

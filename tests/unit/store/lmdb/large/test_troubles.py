@@ -19,7 +19,7 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
 from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.large import payload_file
 from experience_buffer_server.store.lmdb.large.payload_file import (
@@ -36,6 +36,7 @@ from experience_buffer_server.store.lmdb.large.reads import (
 )
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.writer_protocol import REMOVE, Request, Status
+from experience_buffer_server.store.payload import checksum
 from tests.damaging import flip
 
 MEBI = 1 << 20

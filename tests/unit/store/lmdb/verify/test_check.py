@@ -35,6 +35,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
     payload_key,
 )
+from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from tests.damaging import flip, raw
@@ -165,7 +166,6 @@ async def test_what_does_not_fit_together_is_found(
         (Table.MAGNITUDES, numbered_key(1, 15), None),
         (Table.GROUPS, numbered_key(997, 1), b"of no buffer"),
     ]
-    batch.operations += [(int(table), key, value) for table, key, value in operations]
     batch.put_record(
         1, make_record(4, payload_bytes=len(payload(4)), group_id=2, fields=OTHER_DIGEST)
     )
@@ -182,7 +182,9 @@ async def test_what_does_not_fit_together_is_found(
             note="set aside before",
         ),
     )
-    await store.commit(batch)
+    translation = Translation(batch.operations)
+    translation.operations[:0] = [(int(table), key, value) for table, key, value in operations]
+    await store._submit(translation)
     await store.close()
     report = check(filled)
     assert kinds(report) == {
@@ -320,14 +322,15 @@ import sys
 from pathlib import Path
 import msgpack
 from experience_buffer_server.store import BufferRow
-from experience_buffer_server.store.lmdb.batch import LmdbWriteBatch
+from experience_buffer_server.store.batch import WriteBatch
 from experience_buffer_server.store.lmdb.engine import Engine
+from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.writer_protocol import Request
-batch = LmdbWriteBatch(msgpack.Packer().pack)
+batch = WriteBatch(msgpack.Packer().pack)
 batch.put_buffer(BufferRow(id=2, name="new", config="{}", policy_version=None, create_time=0.0))
 batch.remember(2, "uid", "one", b"digest", 1.0)
 engine = Engine(Path(sys.argv[1]), sync=True, initial_map_bytes=1 << 24, max_map_bytes=1 << 26)
-((result,), _) = engine.write([Request(1, 0, batch.operations)])
+((result,), _) = engine.write([Request(1, 0, Translation(batch.operations).operations)])
 assert result.status == 0, result
 engine.close()
 """

@@ -14,9 +14,15 @@ import msgpack
 import pytest
 import xxhash
 
-from experience_buffer_server.store import BufferRow, GroupRow, LmdbStore, Record, StoreFailedError
+from experience_buffer_server.store import (
+    BufferRow,
+    GroupRow,
+    LmdbStore,
+    Record,
+    StoreFailedError,
+    row_codec,
+)
 from experience_buffer_server.store.interface import OTHER_DIGEST
-from experience_buffer_server.store.lmdb.disk import row_codec
 from experience_buffer_server.store.lmdb.disk.format import (
     Extent,
     Table,
@@ -25,11 +31,12 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
     payload_key,
 )
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, checksum
+from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
 from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from experience_buffer_server.store.lmdb.snapshots.inventory import problem_of
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
+from experience_buffer_server.store.payload import checksum
 from tests.damaging import flip, flip_key, raw
 from tests.unit.store.lmdb.large_by_hand import (
     extent_of,

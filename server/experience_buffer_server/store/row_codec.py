@@ -1,25 +1,27 @@
-"""How each row becomes bytes and is read back; keys and tables are in `format`.
+"""How each row becomes bytes and is read back, whatever engine keeps them. Pure.
 
-A change here that an older or newer server would misread needs another `FORMAT_VERSION`. Pure.
+A change here that an older or newer server would misread needs another format version of each engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 
-from experience_buffer_server.store.interface import (
+from experience_buffer_server.store.record import Record, cut_of
+from experience_buffer_server.store.rows import (
     AdvantageRow,
     BufferRow,
     ConsumerRow,
     GroupRow,
     LeaseRow,
     ProgressRow,
-    Record,
-    cut_of,
 )
-from experience_buffer_server.store.lmdb.disk.format import Pack
+
+Pack = Callable[[Any], bytes]
+"""Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
 
 
 def encode_buffer(row: BufferRow, pack: Pack) -> bytes:
