@@ -12,9 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.batch_picking import Picking
-from experience_buffer_server.buffer.delivery.wait_reasons import Wait, explain, wait_of, window_of
-from experience_buffer_server.buffer.state.consumers import Consumer, Taken, WaitClock, Waiter, Want
+from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
+from experience_buffer_server.buffer.delivery.wait_reasons import (
+    Wait,
+    explain,
+    wait_of,
+    window_of,
+    words_beyond,
+    words_of_window,
+)
+from experience_buffer_server.buffer.state.consumers import (
+    Consumer,
+    Cut,
+    Taken,
+    WaitClock,
+    Waiter,
+    Want,
+)
 from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.staleness import Verdict
@@ -81,29 +95,34 @@ class Line:
         return units, self._shortfall(consumer, want, taken)
 
     async def _take(self, consumer: Consumer, want: Want, stop: asyncio.Event) -> Taken:
+        taken = Taken([])
         if self._is_next(consumer):
             # What didn't fit then needn't be what comes next now: each call is tried itself.
             consumer.unfit = (0, "")
             if (taken := self._try(consumer, want)).units:
                 return taken
-        was_first = self._is_next(consumer)
+        was_first, is_beyond = self._is_next(consumer), taken.cut_by == "window"
         if want.timeout_seconds > 0 and not stop.is_set():
-            waiter, was_first = await self._wait_in_line(consumer, want, stop)
+            waiter, was_first = await self._wait_in_line(consumer, want, stop, taken.cut_by)
             taken = _result(waiter)
             if consumer.closed:
                 self.put_back(consumer, taken.units)
             elif taken.units:
                 return taken
+            is_beyond = waiter.is_beyond_window
         taken = Taken([], words="" if was_first else "other calls came earlier")
         if was_first and not consumer.closed and not stop.is_set():
             taken = self._take_fewer(consumer, want)
         self.serve(consumer)
-        return taken
+        return taken._replace(cut_by="window") if is_beyond and not taken.cut_by else taken
 
     async def _wait_in_line(
-        self, consumer: Consumer, want: Want, stop: asyncio.Event
+        self, consumer: Consumer, want: Want, stop: asyncio.Event, cut_by: Cut
     ) -> tuple[Waiter, bool]:
-        """The wait that has ended, and whether nobody had come earlier then."""
+        """The wait that has ended, and whether nobody had come earlier then.
+
+        What cut a first try says whether others are to wait, too.
+        """
         num_waiting = sum(len(other.waiters) for other in self._consumers.values())
         if num_waiting >= self._max_waiting:
             raise errors.ResourceExhaustedError(
@@ -116,7 +135,8 @@ class Line:
             reason = "line"
         self._metrics.wait_began(self._owner.name, consumer.name, reason, len(consumer.ready))
         loop = asyncio.get_running_loop()
-        waiter = Waiter(want, loop.create_future(), WaitClock(reason, time.monotonic()))
+        since = WaitClock(reason or cut_by, time.monotonic())
+        waiter = Waiter(want, loop.create_future(), since, cut_by == "window")
         consumer.waiters.append(waiter)
         stopping = loop.create_task(stop.wait())
         was_first = False
@@ -151,8 +171,9 @@ class Line:
                 del consumer.waiters[place]
                 waiter.taken.set_result(taken)
                 continue
-            reason = self.wait_of(consumer, waiter.want.batch_size).label
+            reason = taken.cut_by or self.wait_of(consumer, waiter.want.batch_size).label
             waiter.clock.look(reason, time.monotonic())
+            waiter.is_beyond_window |= taken.cut_by == "window"
             if not self._is_beyond_window(consumer, waiter):
                 return
             place += 1
@@ -164,20 +185,26 @@ class Line:
 
     def _is_beyond_window(self, consumer: Consumer, waiter: Waiter) -> bool:
         """Whether its batch never goes: it gets fewer when its time is up, and others needn't wait."""
-        return waiter.want.batch_size > window_of(consumer, self._max_leased)
+        return waiter.is_beyond_window or (
+            waiter.want.batch_size > window_of(consumer, self._max_leased)
+        )
 
     def _try(self, consumer: Consumer, want: Want) -> Taken:
-        """A batch that is full, or as full as a message may be; or nothing."""
+        """A batch that is full, or as full as a message or all that may be leased; or nothing."""
         if self.wait_of(consumer, want.batch_size).label:
             return Taken([])
         picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, self._clock())
-        is_cut = picked.cut_by == "message"
-        full = is_cut or len(picked.units) == want.batch_size
+        cut_by = _most_cut_by(consumer, picked)
+        full = (
+            cut_by == "message"
+            or len(picked.units) == want.batch_size
+            or (cut_by == "window" and len(picked.units) >= want.min_batch_size)
+        )
         if not full:
             consumer.unfit = (want.batch_size if picked.cut_by else 0, picked.cut_by)
             self._picking.put_back(consumer, picked.units)
         self._owner.set_aside(consumer, picked.stale)
-        return Taken(picked.units if full else [], is_cut)
+        return Taken(picked.units if full else [], cut_by)
 
     def _take_fewer(self, consumer: Consumer, want: Want) -> Taken:
         """The largest batch that may go now, at least `min_batch_size`; or nothing."""
@@ -187,13 +214,14 @@ class Line:
             return Taken([])
         words = self.wait_of(consumer, want.batch_size).words
         picked = self._picking.pick(consumer, size, want.max_bytes, self._clock())
+        cut_by = _most_cut_by(consumer, picked)
+        if not words and picked.cut_by in ("experiences", "bytes"):
+            words = words_of_window(consumer, picked.cut_by, self._max_leased)
         enough = len(picked.units) >= want.min_batch_size
         if not enough:
             self._picking.put_back(consumer, picked.units)
         self._owner.set_aside(consumer, picked.stale)
-        if not enough:
-            return Taken([])
-        return Taken(picked.units, picked.cut_by == "message", words)
+        return Taken(picked.units if enough else [], cut_by, words)
 
     def _largest(self, consumer: Consumer, want: Want) -> int:
         """The most units that nothing keeps from going, by bisection; 0: not even one may."""
@@ -223,6 +251,8 @@ class Line:
     def explain_wait(self, consumer: Consumer, batch_size: int, words: str = "") -> str:
         """What a sample call waits for, in words; those given are of before its units were taken."""
         wait = self.wait_of(consumer, batch_size)
+        if consumer.unfit == (batch_size, "experiences") and not consumer.num_leased:
+            words = words_beyond(window_of(consumer, self._max_leased))
         wait = wait if wait.words else Wait(wait.label, words)
         return explain(consumer, batch_size, wait, self._owner.describe_wait())
 
@@ -230,13 +260,22 @@ class Line:
         if consumer.closed:
             return f"consumer {consumer.name!r} was removed from buffer {self._owner.name!r}"
         size = f"{len(taken.units)} of {want.batch_size} {consumer.settings.unit}s"
-        if taken.units and taken.is_cut:
+        if taken.cut_by == "window":
+            return f"{size}: {words_beyond(window_of(consumer, self._max_leased))}"
+        if taken.units and taken.cut_by == "message":
             return (
                 f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "
                 "SampleStream sends any batch in frames"
             )
         why = self.explain_wait(consumer, want.batch_size, taken.words)
         return f"{size} after waiting {want.timeout_seconds:g} s: {why}"
+
+
+def _most_cut_by(consumer: Consumer, picked: Picked) -> Cut:
+    """What keeps even the largest batch that may ever go from taking more."""
+    if picked.cut_by == "message":
+        return "message"
+    return "window" if picked.cut_by == "experiences" and not consumer.num_leased else ""
 
 
 def _result(waiter: Waiter) -> Taken:

@@ -63,18 +63,36 @@ def _window(consumer: Consumer, batch_size: int, max_leased: int) -> Wait:
             "ask for fewer",
         )
     if leased + batch_size > bound or (did_not_fit and cut_by == "experiences"):
-        return Wait(
-            "window",
-            f"{leased} experiences are leased and max_leased_experiences is {bound:g}; acknowledge "
-            "some",
-        )
+        return Wait("window", words_of_window(consumer, "experiences", max_leased))
     most = settings.max_leased_bytes
     if most and ((leased and num_bytes >= most) or (did_not_fit and cut_by == "bytes")):
-        return Wait(
-            "window",
-            f"{num_bytes} bytes are leased and max_leased_bytes is {most}; acknowledge some",
-        )
+        return Wait("window", words_of_window(consumer, "bytes", max_leased))
     return Wait("", "")
+
+
+def words_of_window(consumer: Consumer, cut_by: str, max_leased: int) -> str:
+    """Why a batch has no room beside what is leased.
+
+    Args:
+        consumer: Whose batch.
+        cut_by: What it has too many of: "experiences" or "bytes".
+        max_leased: The server's bound on experiences leased at once.
+    """
+    leased, num_bytes = consumer.num_leased_experiences, consumer.num_leased_bytes
+    bound, most = window_of(consumer, max_leased), consumer.settings.max_leased_bytes
+    if cut_by == "bytes":
+        return f"{num_bytes} bytes are leased and max_leased_bytes is {most}; acknowledge some"
+    return (
+        f"{leased} experiences are leased and max_leased_experiences is {bound:g}; acknowledge some"
+    )
+
+
+def words_beyond(bound: float) -> str:
+    """Why a batch doesn't go, or not as a whole, even where nothing is leased."""
+    return (
+        f"a batch of that size has more experiences than max_leased_experiences, {bound:g}, "
+        "allows; ask for fewer"
+    )
 
 
 def explain(consumer: Consumer, batch_size: int, wait: Wait, buffer_waits: str) -> str:
@@ -89,11 +107,6 @@ def explain(consumer: Consumer, batch_size: int, wait: Wait, buffer_waits: str) 
     words = [f"{len(consumer.ready)} ready of {batch_size} {consumer.settings.unit}s"]
     if wait.words:
         words.append(wait.words)
-    elif consumer.unfit[0] and not consumer.num_leased:
-        words.append(
-            "a batch of that size has more experiences than max_leased_experiences allows; ask for "
-            "fewer"
-        )
     if consumer.num_leased:
         words.append(f"{consumer.num_leased} leased and not acknowledged")
     if consumer.held:

@@ -12,7 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.limiter import Counts
@@ -56,12 +56,15 @@ class WaitClock:
         return self._seconds
 
 
+Cut: TypeAlias = Literal["", "message", "window"]
+"""What a batch that is short has too much for: a message, or all that may be leased at once."""
+
+
 class Taken(NamedTuple):
     """Units of a batch; why there are fewer than asked for, as known before they were taken."""
 
     units: list[Unit]
-    is_cut: bool = False
-    """More would exceed a message."""
+    cut_by: Cut = ""
     words: str = ""
 
 
@@ -72,6 +75,8 @@ class Waiter:
     want: Want
     taken: asyncio.Future[Taken]
     clock: WaitClock
+    is_beyond_window: bool
+    """The units that were its turn have more experiences than may be leased at once."""
 
 
 @dataclass(slots=True)

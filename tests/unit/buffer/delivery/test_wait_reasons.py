@@ -84,3 +84,65 @@ async def test_a_batch_that_never_goes_keeps_nobody_from_a_smaller_one(world: Wo
     assert not first.done()
     first.cancel()
     await asyncio.wait([first])
+
+
+BEYOND = "a batch of that size has more experiences than max_leased_experiences, 7, allows"
+
+
+async def grouped(world: World, count: int) -> Buffer:
+    """Groups of 3, of which two may be leased at once."""
+    trainer = {"name": "trainer", "unit": "group", "max_leased_experiences": 7}
+    buffer = await world.create(group_size=3, consumers=[trainer])
+    await push_groups(buffer, range(count))
+    return buffer
+
+
+async def push_groups(buffer: Buffer, tasks: range) -> None:
+    for task in tasks:
+        await buffer.ingest.push(push(*((task, run) for run in range(3))))
+
+
+@pytest.mark.parametrize("num_before", [0, 4])
+async def test_groups_that_are_more_than_may_be_leased_go_short_at_once(
+    world: World, num_before: int
+) -> None:
+    buffer = await grouped(world, num_before)
+    call = asyncio.create_task(sample(buffer, 3, 3600.0))
+    await asyncio.sleep(0.01)
+    await push_groups(buffer, range(num_before, 4))
+    assert await asyncio.wait_for(call, 30.0) == (2, f"2 of 3 groups: {BEYOND}; ask for fewer")
+
+
+async def test_who_wants_more_groups_than_may_be_leased_or_none_is_told(world: World) -> None:
+    buffer = await grouped(world, 4)
+    all_or_none = want(3, min_batch_size=3)
+    found = await buffer.desk.sample("trainer", all_or_none, asyncio.Event())
+    assert found == (None, f"0 of 3 groups: {BEYOND}; ask for fewer")
+
+
+@pytest.mark.parametrize("num_before", [0, 4])
+async def test_groups_that_can_not_be_leased_together_keep_nobody_waiting(
+    world: World, num_before: int
+) -> None:
+    buffer = await grouped(world, num_before)
+    all_or_none = want(3, min_batch_size=3, timeout_seconds=3600.0)
+    first = asyncio.create_task(buffer.desk.sample("trainer", all_or_none, asyncio.Event()))
+    await asyncio.sleep(0.01)
+    await push_groups(buffer, range(num_before, 4))
+    assert BEYOND in buffer_stats(buffer).consumers[0].waiting_for
+    assert await sample(buffer, 1, 60.0) == (1, "")
+    second = asyncio.create_task(sample(buffer, 2, 60.0))
+    await asyncio.sleep(0.01)
+    await buffer.desk.ack(next(iter(buffer.delivery.consumers["trainer"].leases)))
+    assert await second == (2, "")
+    assert not first.done()
+    first.cancel()
+    await asyncio.wait([first])
+
+
+async def test_leases_that_leave_no_room_for_another_group_are_named(world: World) -> None:
+    buffer = await grouped(world, 4)
+    assert (await sample(buffer, 1))[0] == 1
+    count, why = await sample(buffer, 2)
+    assert count == 1
+    assert "3 experiences are leased and max_leased_experiences is 7; acknowledge some" in why
