@@ -1,13 +1,15 @@
 """TransferQueue: one partition, a put per group, batches by `get_meta` and `get_data`.
 
 Columns are tensors with a row per experience; what isn't a number travels as bytes in a tensor,
-its fastest way. What was read is cleared, as a consumer does before its partition grows.
+its fastest way. What was read is cleared, as a consumer does before its partition grows. Its Ray
+cluster is its own: one that runs on the machine, or was left there, is neither joined nor disturbed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -37,15 +39,24 @@ _MANY_GROUPS = 8
 def serve(folder: Path, size: Size, variant: str) -> Iterator[tuple[str, Mapping[str, int]]]:
     """Run a local Ray cluster with the controller and two storage units, its defaults."""
     del folder, size, variant
-    context = ray.init(
-        num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False
-    )
-    try:
-        tq.init()
-        yield context.address_info["gcs_address"], {}
-    finally:
-        tq.close()
-        ray.shutdown()
+    _forget_others()
+    # Not in the benchmark's folder: the path of a Unix socket has room for 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as own:
+        # Without an address it would join the cluster that /tmp/ray names, and refuse `num_cpus`.
+        context = ray.init(
+            address="local",
+            num_cpus=8,
+            include_dashboard=False,
+            _temp_dir=own,
+            _node_ip_address="127.0.0.1",
+            log_to_driver=False,
+        )
+        try:
+            tq.init()
+            yield context.address_info["gcs_address"], {}
+        finally:
+            tq.close()
+            ray.shutdown()
 
 
 def writer(address: str, size: Size, writer: int, mode: str) -> PartitionWriter:
@@ -175,9 +186,16 @@ class PartitionReader:
 def _connect(address: str) -> Any:
     torch.set_num_threads(1)
     if not ray.is_initialized():
+        _forget_others()
         ray.init(address=address, _node_ip_address="127.0.0.1", log_to_driver=False)
         tq.init()
     return tq.get_client()
+
+
+def _forget_others() -> None:
+    """Drop what the environment says of another cluster."""
+    for name in ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR"):
+        os.environ.pop(name, None)
 
 
 def _stack(arrays: Sequence[Any]) -> torch.Tensor:
