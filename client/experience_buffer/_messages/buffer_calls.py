@@ -88,11 +88,7 @@ def reserve_groups(groups: Sequence[str], *, buffer: str, ttl_seconds: float) ->
     return Call(
         "ReserveGroups",
         request,
-        lambda response: Reservation(
-            granted=tuple(response.granted),
-            reason=response.reason,
-            retry_delay_seconds=response.retry_delay_seconds,
-        ),
+        lambda response: convert.value_of(Reservation, response),
     )
 
 
@@ -106,14 +102,7 @@ def snapshot(label: str) -> Call[SnapshotResult]:
     return Call(
         "Snapshot",
         build(pb.SnapshotRequest, label=label),
-        lambda response: SnapshotResult(
-            name=response.name,
-            num_bytes=response.num_bytes,
-            num_experiences=response.num_experiences,
-            seconds=response.seconds,
-            create_time=response.create_time,
-            removed=tuple(response.removed),
-        ),
+        lambda response: convert.value_of(SnapshotResult, response),
         idempotent=False,
     )
 

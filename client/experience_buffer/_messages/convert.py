@@ -5,10 +5,12 @@ The configurations of buffers are translated in `config.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from collections.abc import Iterable, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct
 
 from experience_buffer._messages.batch_data import LazyPacked, LazyPayloads
@@ -30,6 +32,10 @@ from experience_buffer.values import (
     Tombstone,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Value = TypeVar("_Value", bound="DataclassInstance")
 _COUNTS: Final = frozenset({"members", "votes", "batch_groups", "batch_members", "running_count"})
 """Entries of a computation that are whole numbers; in a struct every number is a float."""
 
@@ -151,31 +157,14 @@ def _counted(value: Any) -> Any:
 
 def summary(message: types_pb2.ExperienceSummary) -> ExperienceSummary:
     """Translate a summary."""
-    return ExperienceSummary(
-        uid=message.uid,
-        tid=message.tid,
-        rid=message.rid,
-        sid=message.sid,
-        state=STATE.name(message.state, "waiting_for_group"),
-        reward=_optional(message, "reward"),
-        response_tokens=message.response_tokens,
-        payload_bytes=message.payload_bytes,
-        min_policy_version=_optional(message, "min_policy_version"),
-        max_policy_version=_optional(message, "max_policy_version"),
-        push_time=message.push_time,
-        message=message.message,
-        priority=message.priority,
-        generation=message.generation,
+    return value_of(
+        ExperienceSummary, message, state=STATE.name(message.state, "waiting_for_group")
     )
 
 
 def stats(message: service_pb2.GetStatsResponse) -> Stats:
     """Translate a server's statistics."""
-    return Stats(
-        buffers=tuple(_buffer_stats(buffer) for buffer in message.buffers),
-        server_version=message.server_version,
-        uptime_seconds=message.uptime_seconds,
-    )
+    return value_of(Stats, message, buffers=tuple(map(_buffer_stats, message.buffers)))
 
 
 def policy_version(message: Any) -> int | None:
@@ -184,46 +173,30 @@ def policy_version(message: Any) -> int | None:
 
 
 def _buffer_stats(message: service_pb2.BufferStats) -> BufferStats:
-    return BufferStats(
-        name=message.name,
-        num_items=message.num_items,
-        num_bytes=message.num_bytes,
-        num_open_groups=message.num_open_groups,
-        num_overdue_groups=message.num_overdue_groups,
-        num_computing_groups=message.num_computing_groups,
-        num_quarantined_groups=message.num_quarantined_groups,
-        num_waiting_for_fields=message.num_waiting_for_fields,
-        computing_waits_for=message.computing_waits_for,
-        num_damaged=message.num_damaged,
-        num_reserved_groups=message.num_reserved_groups,
-        keep_ratio=_optional(message, "keep_ratio"),
-        num_waiting_pushes=message.num_waiting_pushes,
-        pushes_wait_for=message.pushes_wait_for,
-        oldest_open_group=message.oldest_open_group,
-        policy_version=policy_version(message),
-        consumers=tuple(_consumer_stats(consumer) for consumer in message.consumers),
-    )
+    return value_of(BufferStats, message, consumers=tuple(map(_consumer_stats, message.consumers)))
 
 
 def _consumer_stats(message: service_pb2.ConsumerStats) -> ConsumerStats:
-    return ConsumerStats(
-        name=message.name,
-        unit=UNIT.name(message.unit, "item"),
-        num_ready_units=message.num_ready_units,
-        num_leased_units=message.num_leased_units,
-        num_leases=message.num_leases,
-        num_waiting=message.num_waiting,
-        waiting_for=message.waiting_for,
-        num_acked_units=message.num_acked_units,
-        num_redelivered_units=message.num_redelivered_units,
-        num_quarantined_units=message.num_quarantined_units,
-        num_held_units=message.num_held_units,
-        num_stale_units=message.num_stale_units,
-        num_retained_experiences=message.num_retained_experiences,
-        last_step=_optional(message, "last_step"),
-        safe_step=_optional(message, "safe_step"),
-        pushes_wait_for=message.pushes_wait_for,
-    )
+    return value_of(ConsumerStats, message, unit=UNIT.name(message.unit, "item"))
+
+
+def value_of(kind: type[_Value], message: Message, **given: Any) -> _Value:
+    """Fill a dataclass from the message's fields of the same names.
+
+    What is absent is None, what is repeated a tuple.
+
+    Args:
+        kind: The dataclass.
+        message: Has a field for each of its fields.
+        given: Those that are something else in the message.
+    """
+    of = message.DESCRIPTOR.fields_by_name
+    for name in (each.name for each in dataclasses.fields(kind) if each.name not in given):
+        value = None
+        if not of[name].has_presence or message.HasField(name):
+            value = getattr(message, name)
+        given[name] = tuple(value) if isinstance(value, MutableSequence) else value
+    return kind(**given)
 
 
 def _optional(message: Any, field: str) -> Any:

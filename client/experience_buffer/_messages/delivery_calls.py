@@ -111,10 +111,7 @@ def ack(lease_id: int, *, buffer: str, step: int | None, rank: int | None) -> Ca
     return Call(
         "Ack",
         request,
-        lambda response: Acked(
-            num_experiences=response.num_experiences,
-            num_waiting_ranks=response.num_waiting_ranks,
-        ),
+        lambda response: convert.value_of(Acked, response),
     )
 
 
@@ -143,9 +140,7 @@ def rewind(step: int, *, buffer: str, consumer: str) -> Call[RewindResult]:
     return Call(
         "Rewind",
         request,
-        lambda response: RewindResult(
-            num_experiences=response.num_experiences, num_leases=response.num_leases
-        ),
+        lambda response: convert.value_of(RewindResult, response),
     )
 
 
@@ -155,10 +150,7 @@ def declare_safe(step: int, *, buffer: str, consumer: str) -> Call[SafeResult]:
     return Call(
         "DeclareSafe",
         request,
-        lambda response: SafeResult(
-            num_experiences=response.num_experiences,
-            safe_step=response.safe_step if response.HasField("safe_step") else None,
-        ),
+        lambda response: convert.value_of(SafeResult, response),
     )
 
 
@@ -233,10 +225,6 @@ def _priorities_call(updates: list[pb.PriorityUpdate], buffer: str) -> Call[Prio
     return Call(
         "UpdatePriorities",
         request,
-        lambda response: PriorityResult(
-            num_updated=response.num_updated,
-            unknown_uids=tuple(response.unknown_uids),
-            outdated_uids=tuple(response.outdated_uids),
-        ),
+        lambda response: convert.value_of(PriorityResult, response),
         idempotent=not any(update.generation for update in updates),
     )

@@ -4,68 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from experience_buffer import values
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStats:
-    """The state of one consumer."""
+class BufferStats(values.BufferStats):
+    """The state of one buffer: what callers are told, and what is only counted."""
 
-    name: str
-    unit: str
-    num_ready_units: int
-    num_leased_units: int
-    num_leases: int
-    num_waiting: int
-    waiting_for: str
-    """What the longest-waiting call waits for; empty when none waits."""
-    num_acked_units: int
-    num_redelivered_units: int
-    num_quarantined_units: int
-    num_held_units: int
-    """Of policy versions that aren't published yet."""
-    num_retained_experiences: int
-    """Acknowledged deliveries that can be rewound."""
-    last_step: int | None
-    safe_step: int | None
-    num_stale_units: int
-    pushes_wait_for: str
-    """What keeps pushes from being accepted, by its limiter; empty when nothing does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferStats:
-    """The state of one buffer."""
-
-    name: str
-    num_items: int
-    num_bytes: int
-    num_open_groups: int
-    num_overdue_groups: int
-    num_computing_groups: int
-    num_quarantined_groups: int
-    oldest_open_group: str
-    policy_version: int | None
-    consumers: tuple[ConsumerStats, ...]
-    num_waiting_for_fields: int
-    """Experiences that lack a field the estimator needs."""
-    num_damaged: int
-    """Experiences set aside: a row of theirs can't be read back."""
-    num_reserved_groups: int
-    computing_waits_for: str
-    """Missing fields, or a batch that isn't full, in words; empty when it waits for nothing."""
     num_used: int
     """Experiences acknowledged for the first time, again after a rewind, since the start."""
     num_unused: int
     """Experiences that left without ever having been acknowledged, since the start."""
-    num_waiting_pushes: int
-    """Pushes that wait in line for room."""
-    pushes_wait_for: str
-    """What they wait for, in words; empty when none waits."""
-    keep_ratio: float | None
-    """Of those two, less what was rewound, the part that was used; None: neither happened yet."""
 
 
 def buffer_stats(buffer: Buffer) -> BufferStats:
@@ -116,9 +68,9 @@ def _num_overdue(buffer: Buffer) -> int:
     return num_open + sum(group.is_unfinished for group in groups_of(lacking))
 
 
-def _consumer_stats(buffer: Buffer, consumer: Consumer) -> ConsumerStats:
+def _consumer_stats(buffer: Buffer, consumer: Consumer) -> values.ConsumerStats:
     first = consumer.waiters[0] if consumer.waiters else None
-    return ConsumerStats(
+    return values.ConsumerStats(
         name=consumer.name,
         unit=consumer.settings.unit,
         num_ready_units=len(consumer.ready),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
 
 from experience_buffer import errors
 from experience_buffer._codec import payload as payload_codec
@@ -23,6 +25,7 @@ from experience_buffer_server.buffer.stats import BufferStats
 from experience_buffer_server.rpc.struct_values import StructValueError, plain_entries
 from experience_buffer_server.sampling.leases import Lease
 
+_Message = TypeVar("_Message", bound=Message)
 _UNIT: Final = {"item": config_pb2.UNIT_ITEM, "group": config_pb2.UNIT_GROUP}
 _ANNOTATE: Final = {
     AnnotateReason.UNKNOWN_UID: types_pb2.ANNOTATE_REFUSAL_UNKNOWN_UID,
@@ -154,45 +157,23 @@ def _place(consumer: Consumer, entry: Entry) -> types_pb2.ExperienceState.ValueT
 
 def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
     """The state of one buffer."""
-    return service_pb2.BufferStats(
-        name=stats.name,
-        num_items=stats.num_items,
-        num_bytes=stats.num_bytes,
-        num_open_groups=stats.num_open_groups,
-        num_overdue_groups=stats.num_overdue_groups,
-        num_computing_groups=stats.num_computing_groups,
-        num_quarantined_groups=stats.num_quarantined_groups,
-        oldest_open_group=stats.oldest_open_group,
-        policy_version=stats.policy_version,
-        consumers=[
-            service_pb2.ConsumerStats(
-                name=consumer.name,
-                unit=_UNIT[consumer.unit],
-                num_ready_units=consumer.num_ready_units,
-                num_leased_units=consumer.num_leased_units,
-                num_leases=consumer.num_leases,
-                num_waiting=consumer.num_waiting,
-                waiting_for=consumer.waiting_for,
-                num_acked_units=consumer.num_acked_units,
-                num_redelivered_units=consumer.num_redelivered_units,
-                num_quarantined_units=consumer.num_quarantined_units,
-                num_held_units=consumer.num_held_units,
-                num_retained_experiences=consumer.num_retained_experiences,
-                last_step=consumer.last_step,
-                safe_step=consumer.safe_step,
-                num_stale_units=consumer.num_stale_units,
-                pushes_wait_for=consumer.pushes_wait_for,
-            )
-            for consumer in stats.consumers
-        ],
-        num_waiting_for_fields=stats.num_waiting_for_fields,
-        computing_waits_for=stats.computing_waits_for,
-        num_damaged=stats.num_damaged,
-        num_reserved_groups=stats.num_reserved_groups,
-        keep_ratio=stats.keep_ratio,
-        num_waiting_pushes=stats.num_waiting_pushes,
-        pushes_wait_for=stats.pushes_wait_for,
-    )
+    consumers = [
+        filled(service_pb2.ConsumerStats, consumer, unit=_UNIT[consumer.unit])
+        for consumer in stats.consumers
+    ]
+    return filled(service_pb2.BufferStats, stats, consumers=consumers)
+
+
+def filled(kind: type[_Message], source: object, **given: Any) -> _Message:
+    """A message whose fields are the attributes of the same names; None leaves one absent.
+
+    Args:
+        kind: The message's class.
+        source: Has an attribute for each of its fields.
+        given: Those that are something else in the source.
+    """
+    names = set(kind.DESCRIPTOR.fields_by_name) - given.keys()
+    return kind(**given, **{name: getattr(source, name) for name in names})
 
 
 def annotation_from(message: service_pb2.Annotation) -> Annotation:

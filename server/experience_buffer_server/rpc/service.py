@@ -298,14 +298,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.SnapshotResponse:
         """Take a snapshot of the store."""
         taken = await self._backend.snapshots.take(request.label)
-        return service_pb2.SnapshotResponse(
-            name=taken.name,
-            num_bytes=taken.num_bytes,
-            num_experiences=taken.num_experiences,
-            seconds=taken.seconds,
-            create_time=taken.create_time,
-            removed=taken.removed,
-        )
+        return messages.filled(service_pb2.SnapshotResponse, taken)
 
     def _visible_buffers(self) -> list[Buffer]:
         """All buffers that the caller may see, by name."""
