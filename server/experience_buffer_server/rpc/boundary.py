@@ -17,7 +17,6 @@ from experience_buffer.status import to_status
 from experience_buffer_server.access.calls import GuardedCall
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.rpc import request_size
-from experience_buffer_server.rpc.call_places import Crowd
 from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Quotas
@@ -45,11 +44,9 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         quotas: Quotas,
         *,
         max_message_bytes: int,
-        max_calls: int,
         readers: Mapping[str, Callable[[bytes], Any]],
     ) -> None:
         self._metrics = metrics
-        self._crowd = Crowd(max_calls, metrics)
         self._guard = guard
         self._quotas = quotas
         self._max_message_bytes = max_message_bytes
@@ -72,7 +69,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
             self._guard, handler_call_details.method, handler_call_details.invocation_metadata
         )
         labels = (kind, service, method)
-        call = _Call(self._metrics, labels, guarded, self._quotas, self._crowd)
+        call = _Call(self._metrics, labels, guarded, self._quotas)
         if guarded.is_refused:
             refused: Handler = grpc.stream_stream_rpc_method_handler(call.refused)
             return refused
@@ -116,13 +113,11 @@ class _Call:
         labels: tuple[str, str, str],
         guarded: GuardedCall,
         quotas: Quotas,
-        crowd: Crowd,
     ) -> None:
         self._metrics = metrics
         self._labels = labels
         self._guarded = guarded
         self._quotas = quotas
-        self._crowd = crowd
         self._is_let_in = False
         """Whether anything of it may be read."""
 
@@ -172,7 +167,7 @@ class _Call:
     def _open_stream(self) -> contextlib.AbstractContextManager[None]:
         if self._guarded.is_anonymous:
             return contextlib.nullcontext()
-        return self._quotas.stream(caller_of())
+        return self._quotas.streams.within(caller_of())
 
     def _let_in(self) -> None:
         """Take a place among the calls under way, until gRPC is done with this one.
@@ -182,13 +177,13 @@ class _Call:
         """
         task = _task()
         if self._guarded.is_anonymous:
-            self._place = self._crowd.asking.take(caller_of(), task)
+            self._place = self._quotas.asking.take_for(caller_of(), task)
             # Whether it doesn't ask or doesn't read the answer.
             ending = asyncio.get_running_loop().call_later(_ANONYMOUS_SECONDS, task.cancel)
             self._ending = ending
             task.add_done_callback(lambda _: ending.cancel())
         else:
-            self._crowd.calls.take(caller_of(), task)
+            self._quotas.calls.take_for(caller_of(), task)
         self._is_let_in = True
 
     def _watch(self) -> None:
@@ -198,7 +193,7 @@ class _Call:
             ResourceExhaustedError: There is none.
         """
         if self._guarded.is_anonymous:
-            self._crowd.watching.take(caller_of(), _task())
+            self._quotas.watching.take_for(caller_of(), _task())
             self._place()
             self._ending.cancel()
 

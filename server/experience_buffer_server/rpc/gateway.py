@@ -161,7 +161,7 @@ class Backend:
         Raises:
             ResourceExhaustedError: The caller waits in too many calls.
         """
-        with self.quotas.waiting_sample(caller_of()):
+        with self.quotas.samples.within(caller_of()):
             return await buffer.desk.sample(
                 consumer, want, self.draining, rank_of=rank_of, prepare=prepare
             )

@@ -55,7 +55,6 @@ async def start(
                 guard,
                 backend.quotas,
                 max_message_bytes=settings.max_message_bytes,
-                max_calls=settings.max_calls,
                 readers={
                     f"/{SERVICE_NAME}/{method}": read
                     for method, read in readers(max_payloads=settings.max_push_items).items()

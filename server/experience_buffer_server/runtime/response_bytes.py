@@ -17,22 +17,16 @@ import asyncio
 import math
 import time
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from experience_buffer import errors
+from experience_buffer_server.runtime.quotas import Held, Report
 from experience_buffer_server.settings.server import ServerSection
 
 _DELAY_SECONDS: Final = 0.1
 """Before a call comes again: responses leave any moment."""
 _LARGEST_SHARE: Final = 4
 _Waiter = tuple[int, "asyncio.Future[Hold]"]
-
-
-class Report(Protocol):
-    """Where refusals are counted; reasons are of a fixed few."""
-
-    def call_refused(self, reason: str) -> None:
-        """A call or stream was told to come again."""
 
 
 class Hold:
@@ -65,15 +59,10 @@ class Responses:
     def __init__(self, limits: ServerSection, report: Report) -> None:
         self._most = limits.max_response_bytes
         self._report = report
-        self._num_bytes = 0
-        self._of: dict[str, int] = {}
+        self.held = Held()
+        """Bytes under way, by client."""
         self._waiting: dict[str, deque[_Waiter]] = {}
         """By client, those served last at the end."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes under way."""
-        return self._num_bytes
 
     def take(self, client: str, num_bytes: int) -> Hold:
         """Hold the bytes of a response.
@@ -123,10 +112,7 @@ class Responses:
 
     def give_back(self, client: str, num_bytes: int) -> None:
         """Bytes aren't held any more; those who wait may be next."""
-        self._num_bytes -= num_bytes
-        self._of[client] -= num_bytes
-        if not self._of[client]:
-            del self._of[client]  # Names are the clients': they must not pile up.
+        self.held.give_back(client, num_bytes)
         self._look()
 
     def _look(self) -> None:
@@ -148,22 +134,20 @@ class Responses:
             self._waiting[client] = waiters
 
     def _take(self, client: str, num_bytes: int) -> Hold:
-        self._num_bytes += num_bytes
-        self._of[client] = self._of.get(client, 0) + num_bytes
+        self.held.take(client, num_bytes)
         return Hold(self, client, num_bytes)
 
     def _counted(self, num_bytes: int) -> int:
         return max(min(num_bytes, self._most // _LARGEST_SHARE), 1)
 
     def _fits(self, client: str, num_bytes: int) -> bool:
-        left = self._most - self._num_bytes - num_bytes
-        have = self._of.get(client, 0)
-        return left >= 0 and (not have or have + num_bytes <= left)
+        held, most = self.held, self._most
+        return held.total + num_bytes <= most and not held.is_over_share(client, num_bytes, most)
 
     def _refusal(self, client: str, num_bytes: int) -> errors.ResourceExhaustedError:
         self._report.call_refused("max_response_bytes")
         return errors.ResourceExhaustedError(
-            f"{self._num_bytes} bytes of responses wait to be sent, {self._of.get(client, 0)} of "
+            f"{self.held.total} bytes of responses wait to be sent, {self.held.of[client]} of "
             f"them to client {client!r}, and {num_bytes} more are too many: the limit "
             f"server.max_response_bytes is {self._most}, and nobody may have more of it than is left "
             "for others; read what was sent, or raise the limit",

@@ -17,7 +17,6 @@ from experience_buffer_server.access.grants import Grants
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.rpc import boundary
 from experience_buffer_server.rpc.boundary import _Call
-from experience_buffer_server.rpc.call_places import Crowd
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Quotas
 from experience_buffer_server.settings.server import ServerSection
@@ -44,8 +43,8 @@ class Context:
 
 
 def _call(metrics: Metrics, kind: str) -> _Call:
-    quotas, crowd = Quotas(ServerSection(), metrics), Crowd(16, metrics)
-    return _Call(metrics, (kind, "S", "M"), GuardedCall(GUARD, "/S/M", ()), quotas, crowd)
+    quotas = Quotas(ServerSection(), metrics)
+    return _Call(metrics, (kind, "S", "M"), GuardedCall(GUARD, "/S/M", ()), quotas)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +121,7 @@ async def test_a_call_that_is_refused_unread_does_not_wait_for_its_peer() -> Non
     metrics = Metrics()
     context: Any = Unread()
     guarded = GuardedCall(by, "/S/M", ())
-    call = _Call(
-        metrics, ("unary", "S", "M"), guarded, Quotas(ServerSection(), metrics), Crowd(16, metrics)
-    )
+    call = _Call(metrics, ("unary", "S", "M"), guarded, Quotas(ServerSection(), metrics))
 
     async def handle() -> None:
         async for _ in call.refused(None, context):
@@ -133,27 +130,3 @@ async def test_a_call_that_is_refused_unread_does_not_wait_for_its_peer() -> Non
     done, _ = await asyncio.wait((asyncio.create_task(handle()),), timeout=20)
     assert [task.cancelled() for task in done] == [True]
     assert context.status.code is grpc.StatusCode.UNAUTHENTICATED
-
-
-async def test_places_are_shared_and_given_back() -> None:
-    crowd = Crowd(16, Metrics())
-    ends = asyncio.Event()
-    tasks = [asyncio.create_task(ends.wait()) for _ in range(16)]
-    for number, client in enumerate("a" * 8 + "b" * 8):
-        crowd.calls.take(client, tasks[number])
-    with pytest.raises(
-        errors.ResourceExhaustedError, match=r"client 'a' has 8 calls.+limit .+is 8"
-    ):
-        crowd.calls.take("a", tasks[0])
-    with pytest.raises(errors.ResourceExhaustedError, match="there are 16 calls under way"):
-        crowd.calls.take("c", tasks[0])
-    give_back = crowd.asking.take("x", tasks[0])
-    with pytest.raises(errors.ResourceExhaustedError, match="anonymous_calls is 1"):
-        crowd.asking.take("x", tasks[0])
-    give_back()
-    crowd.asking.take("y", tasks[0])
-    ends.set()
-    await asyncio.gather(*tasks)
-    await asyncio.sleep(0)
-    for places in (crowd.calls, crowd.asking):
-        assert (places.total, dict(places.of)) == (0, {})

@@ -436,11 +436,11 @@ async def test_a_stream_reads_no_more_than_its_reader_takes(backend: Backend, pa
         for _ in range(100):
             await asyncio.sleep(0)
         # This one is being sent, and at most the next one is read.
-        assert size <= backend.responses.num_bytes < 2 * size + 2 * packed * size
+        assert size <= backend.responses.held.total < 2 * size + 2 * packed * size
         num_batches += message.frame.last
     await stream.aclose()
     await asyncio.sleep(0)  # Its task ends by itself.
-    assert backend.responses.num_bytes == 0
+    assert backend.responses.held.total == 0
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -476,5 +476,5 @@ async def test_a_stream_waits_for_the_bytes_of_others(backend: Backend) -> None:
     # What it holds goes with it.
     await stream.aclose()
     held[1].release()
-    assert backend.responses.num_bytes == 0
+    assert backend.responses.held.total == 0
     await backend.buffer("math").drain()

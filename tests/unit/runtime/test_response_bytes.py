@@ -21,6 +21,9 @@ class Counted:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
+    def push_refused(self, buffer: str, reason: str) -> None:
+        raise AssertionError("no push was refused")
+
     def call_refused(self, reason: str) -> None:
         self.reasons.append(reason)
 
@@ -56,26 +59,26 @@ def test_nobody_has_more_than_is_left_for_others() -> None:
     assert counted.reasons == ["max_response_bytes"] * 2
     for hold in held + held:
         hold.release()
-    assert (responses.num_bytes, responses._of, responses._waiting) == (0, {}, {})
+    assert (responses.held.total, responses.held.of, responses._waiting) == (0, {}, {})
 
 
 async def test_what_is_in_memory_no_more_is_there_for_others() -> None:
     responses = make(mebi=40)
     hold = responses.take("one", 20 * MEBI)
     hold.keep(30 * MEBI)
-    assert responses.num_bytes == 10 * MEBI, "what is larger than a quarter counts as one"
+    assert responses.held.total == 10 * MEBI, "what is larger than a quarter counts as one"
     others = [responses.take(client, 10 * MEBI) for client in ("two", "three")]
     others.append(responses.take("four", 8 * MEBI))
     waiting = await begun(responses, "five", 4 * MEBI)
     assert not waiting.done()
     hold.keep(6 * MEBI)
     others.append(await waiting)
-    assert responses.num_bytes == 38 * MEBI
+    assert responses.held.total == 38 * MEBI
     hold.release()
     hold.keep(0)
     for each in others:
         each.release()
-    assert responses.num_bytes == 0
+    assert responses.held.total == 0
 
 
 async def test_the_largest_goes_while_somebody_never_reads() -> None:
@@ -88,7 +91,7 @@ async def test_the_largest_goes_while_somebody_never_reads() -> None:
                 responses.take(client, 10_000 * MEBI)
         else:
             responses.take(client, 10_000 * MEBI)
-    assert responses.num_bytes == 100 * MEBI
+    assert responses.held.total == 100 * MEBI
 
 
 async def test_those_behind_one_that_gives_up_are_served_and_as_many_as_fit() -> None:
@@ -139,7 +142,7 @@ async def test_a_wait_ends_with_its_deadline_or_its_call() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     held_too.release()
-    assert (responses.num_bytes, responses._of, responses._waiting) == (0, {}, {})
+    assert (responses.held.total, responses.held.of, responses._waiting) == (0, {}, {})
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -162,7 +165,7 @@ async def test_however_they_come_the_bound_holds_and_nobody_is_forgotten(seed: i
         for task in done:
             with suppress(asyncio.CancelledError):
                 held.append(task.result())
-        assert responses.num_bytes <= 8 * MEBI
+        assert responses.held.total <= 8 * MEBI
         assert not tasks or held
     while held:
         held.pop().release()
@@ -170,4 +173,4 @@ async def test_however_they_come_the_bound_holds_and_nobody_is_forgotten(seed: i
         held += [task.result() for task in tasks if task.done() and not task.cancelled()]
         tasks = [task for task in tasks if not task.done()]
     assert not tasks
-    assert (responses.num_bytes, responses._of, responses._waiting) == (0, {}, {})
+    assert (responses.held.total, responses.held.of, responses._waiting) == (0, {}, {})
