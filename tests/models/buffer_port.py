@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
@@ -15,11 +16,11 @@ from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store import LmdbStore
 from tests.models import buffer_view
+from tests.models.model import Model
 from tests.models.model_place import Reader
 from tests.models.model_stock import SIZE
 from tests.models.mortal_store import MortalStore
-from tests.models.timeline_model import Model
-from tests.models.timeline_port import Delivered, Item, Port, Refused
+from tests.models.port import Delivered, Item, Port, Refused
 from tests.unit.builders import World, eid, experience, want
 
 T = TypeVar("T")
@@ -35,13 +36,12 @@ def payload(items: Sequence[Item]) -> bytes:
     return _payloads[key] if key else b""
 
 
-def _config(readers: dict[str, Reader]) -> dict[str, Any]:
-    consumers = [{"name": name} | reader for name, reader in readers.items()]
-    return {"group_size": SIZE, "consumers": consumers}
+_GROUP_SECONDS = 20_000.0
+"""Longer than any lease."""
 
 
 class BufferPort:
-    """Drives one buffer; see `timeline_port.Port`."""
+    """Drives one buffer; see `port.LocalPort`."""
 
     clock_error_seconds = 0.0
 
@@ -52,13 +52,27 @@ class BufferPort:
         store: MortalStore,
         number: int,
         readers: dict[str, Reader],
+        *,
+        estimator: str = "",
     ) -> None:
         self._world = world
         self._loop = loop
         self._dies_meanwhile = False
+        self._seqs: set[int] = set()
+        self._last_seq = 0
+        self._estimator = estimator
         self._store = store
         world.store = cast(LmdbStore, store)
-        self.buffer = loop.run_until_complete(world.create(number, **_config(readers)))
+        self.buffer = loop.run_until_complete(world.create(number, **self._config(readers)))
+
+    def _config(self, readers: dict[str, Reader]) -> dict[str, Any]:
+        return {
+            "group_size": SIZE,
+            "group_deadline_seconds": _GROUP_SECONDS,
+            "on_group_deadline": "use_partial",
+            "consumers": [{"name": name} | reader for name, reader in readers.items()],
+            "advantage": {"estimator": self._estimator},
+        }
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to the end, and everything that it left to be done."""
@@ -69,9 +83,19 @@ class BufferPort:
             except errors.ExperienceBufferError as error:
                 raise Refused(error.status) from error
             finally:
-                await self.buffer.drain()
+                await self._settle()
 
         return self._loop.run_until_complete(all_of_it())
+
+    async def _settle(self) -> None:
+        """Wait for commits, and for computations and their commits."""
+        deadline = time.monotonic() + 60
+        while True:
+            await self.buffer.drain()
+            if not self.buffer.computing.num_jobs:
+                return
+            assert time.monotonic() < deadline, "a computation never ended"
+            await asyncio.sleep(0)
 
     async def _die_in(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
@@ -82,10 +106,23 @@ class BufferPort:
 
     def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
         """Push in one call."""
+        return self.run(self._push(live, dead))
+
+    async def _push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
         tombstones = [(eid(task, run), "gone") for task, run, _ in dead]
         payloads = [payload(live)] if live else []
-        push = Push(payloads=payloads, tombstones=tombstones)
-        return [outcome.status.value for outcome in self.run(self.buffer.ingest.push(push))]
+        outcomes = await self.buffer.ingest.push(Push(payloads=payloads, tombstones=tombstones))
+        return [outcome.status.value for outcome in outcomes]
+
+    def push_at_once(
+        self, pushes: Sequence[tuple[Sequence[Item], Sequence[Item]]]
+    ) -> list[list[str]]:
+        """Push in several calls, none of which waits for another one."""
+
+        async def all_at_once() -> list[list[str]]:
+            return await asyncio.gather(*(self._push(live, dead) for live, dead in pushes))
+
+        return self.run(all_at_once())
 
     def seal(self, key: str) -> None:
         """Close a group."""
@@ -119,13 +156,13 @@ class BufferPort:
             generations={record.uid: record.generation for record in found.values()},
         )
 
-    def ack(self, lease_id: int, step: int | None, rank: int | None) -> None:
-        """Acknowledge."""
-        self.run(self.buffer.desk.ack(lease_id, step=step, rank=rank))
+    def ack(self, lease_id: int, step: int | None, rank: int | None) -> int:
+        """Acknowledge; the experiences of the lease."""
+        return self.run(self.buffer.desk.ack(lease_id, step=step, rank=rank)).num_experiences
 
-    def nack(self, lease_id: int) -> None:
-        """Give back."""
-        self.run(self.buffer.leasing.nack(lease_id, reason="x"))
+    def nack(self, lease_id: int) -> int:
+        """Give back; the experiences of the lease."""
+        return self.run(self.buffer.leasing.nack(lease_id, reason="x"))
 
     def extend(self, lease_id: int, seconds: float) -> float:
         """The new deadline."""
@@ -171,7 +208,7 @@ class BufferPort:
         """Change the consumers."""
 
         async def change() -> None:
-            settings = BufferSettings.model_validate(_config(readers))
+            settings = BufferSettings.model_validate(self._config(readers))
             self.buffer.row.config = settings.model_dump_json()
             await self._store_row()
             self.buffer.change_settings(settings)
@@ -187,8 +224,15 @@ class BufferPort:
         """Let time pass until these leases have expired."""
         leases = [self.buffer.leasing.table.find(lease_id) for lease_id in lease_ids]
 
+        self._tick(max(lease.deadline for lease in leases if lease is not None))
+
+    def let_groups_close(self) -> None:
+        """Let time pass until every group's deadline is over; leases expire before."""
+        self._tick(time.time() + 1.5 * _GROUP_SECONDS)
+
+    def _tick(self, now: float) -> None:
         async def tick() -> None:
-            self.buffer.tick(max(lease.deadline for lease in leases if lease is not None))
+            self.buffer.tick(now)
 
         self.run(tick())
 
@@ -224,6 +268,10 @@ class BufferPort:
 
     def observed(self, *expected: dict[str, Any]) -> dict[str, Any]:
         """Everything that decides what is delivered."""
+        # Numbers go on where they were, also where the last that was given has left.
+        seqs = {entry.record.seq for entry in self.buffer.contents}
+        assert all(seq > self._last_seq for seq in seqs - self._seqs), "a number is given again"
+        self._seqs, self._last_seq = seqs, max(seqs | {self._last_seq})
         return buffer_view.observed(self.buffer)
 
     def expected(self, model: Model) -> dict[str, Any]:

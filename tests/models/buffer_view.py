@@ -6,14 +6,17 @@ from typing import Any
 
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.consumers import Consumer
+from tests.models.model import Model
 from tests.models.model_limiter import counted, difference
-from tests.models.timeline_model import Model
 
 
 def observed(buffer: Buffer) -> dict[str, Any]:
     contents = buffer.contents
     found: dict[str, Any] = {
         "members": {e.record.uid: e.record.priority for e in contents},
+        "order": [e.record.uid for e in sorted(contents, key=lambda e: e.record.seq)],
+        "num_items": contents.num_items,
+        "num_excess_bytes": contents.num_bytes - sum(e.record.payload_bytes for e in contents),
         "groups": {group.row.key: group.row.closed for group in contents.groups},
         "consumers": sorted(buffer.delivery.consumers),
     }
@@ -60,6 +63,9 @@ def expected(model: Model) -> dict[str, Any]:
     """What `observed` finds where the model is right."""
     found: dict[str, Any] = {
         "members": {m.uid: m.priority for m in model.members().values()},
+        "order": [m.uid for m in sorted(model.members().values(), key=lambda m: m.number)],
+        "num_items": sum(not m.dead for m in model.members().values()),
+        "num_excess_bytes": 0,
         "groups": {group.key: group.closed for group in model.groups.values()},
         "consumers": sorted(model.places),
     }

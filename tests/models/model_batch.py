@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.models.model import Model
 from tests.models.model_limiter import num_allowed
 from tests.models.model_stock import Member
-from tests.models.timeline_model import Model
 
 
 def sample(model: Model, name: str, wanted: int) -> list[str]:
@@ -55,12 +55,16 @@ def is_stale(model: Model, name: str, members: list[Member]) -> bool:
 def set_aside(model: Model, name: str, stale: list[list[Member]]) -> None:
     """Passed over; dropped for everybody where nobody holds it and no rewind may bring it back.
 
-    A single item would leave the group torn that the trainer takes.
+    A single item isn't where it would leave a group torn that somebody takes, or that is incomplete.
     """
     place = model.places[name]
     drop = place.reader.get("staleness", {}).get("on_stale") == "drop"
-    drop = drop and place.reader["unit"] == "group"
-    kept = [unit for unit in stale if not drop or is_wanted(model, name, unit)]
+    by_item = place.reader["unit"] == "item"
+    kept = [
+        unit
+        for unit in stale
+        if not drop or (by_item and is_needed(model, unit[0])) or is_wanted(model, name, unit)
+    ]
     model.leave([m for unit in stale if unit not in kept for m in unit], "dropped")
     passed = {m.unit_of(place.reader["unit"]) for unit in kept for m in unit}
     # Nobody owes its limiter their samples.
@@ -68,6 +72,12 @@ def set_aside(model: Model, name: str, stale: list[list[Member]]) -> None:
     place.given_up |= passed
     place.passed |= passed
     model.settle()
+
+
+def is_needed(model: Model, member: Member) -> bool:
+    """Its group is taken as one, or isn't whole yet where something is computed over it."""
+    is_taken = any(place.reader["unit"] == "group" for place in model.places.values())
+    return is_taken or (model.is_gated and not member.group.is_whole)
 
 
 def is_wanted(model: Model, name: str, unit: list[Member]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from tests.models.timeline_model import Model
+from tests.models.model import Model
 
 
 def counted(model: Model, name: str) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.models.timeline_model import Lease, Model
+from tests.models.model import Lease, Model
 
 
 def world_size(model: Model, name: str) -> int:

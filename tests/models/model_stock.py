@@ -29,6 +29,9 @@ class Group:
     number: int
     closed: str = ""
     was_whole: bool = False
+    num_consumed: int = 0
+    """Members that had left as consumed before it was closed."""
+
     members: list[Member] = field(default_factory=list)
 
     @property
@@ -43,7 +46,10 @@ class Group:
 class Stock(ABC):
     """Members come by `push`; a group that has none left goes with its tombstones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_gated: bool) -> None:
+        self.is_gated = is_gated
+        """Single experiences, too, wait for their group: something is computed over it."""
+
         self.groups: dict[str, Group] = {}
         self.past: dict[str, tuple[bool, int]] = {}
         self.past_groups: set[str] = set()
@@ -71,7 +77,10 @@ class Stock(ABC):
         groups = sorted(self.groups.values(), key=lambda group: group.number)
         if kind == "group":
             return {group.key: group.live for group in groups if group.is_whole and group.live}
-        live = [m for group in groups if group.closed != "dropped" for m in group.live]
+        closed = [
+            group for group in groups if group.is_whole or not (group.closed or self.is_gated)
+        ]
+        live = [m for group in closed for m in group.live]
         return {m.uid: [m] for m in sorted(live, key=lambda m: m.number)}
 
     def stored_of(self, kind: str) -> dict[str, list[Member]]:
@@ -93,7 +102,7 @@ class Stock(ABC):
         self.number += 1
         group = self.groups.setdefault(key, Group(key, self.number))
         group.members.append(Member(uid, group, self.number, dead, version))
-        if len(group.members) == SIZE:
+        if len(group.members) + group.num_consumed == SIZE:
             group.closed = "whole"
         return "stored"
 
@@ -104,15 +113,17 @@ class Stock(ABC):
         group = self.groups.get(key)
         if group is None:
             return SIZE
-        return 0 if group.closed else SIZE - len(group.members)
+        return 0 if group.closed else SIZE - len(group.members) - group.num_consumed
 
     def settle(self, reason: str = "consumed") -> None:
         """Let go what everybody has consumed for good, and what was dropped and isn't held."""
         for group in list(self.groups.values()):
             if group.closed == "dropped":
                 self.leave([m for m in group.members if not self.is_held(m)], "dropped")
-            self.leave([m for m in group.live if self.is_done(m)], reason)
-            if (group.closed and not group.live) or not group.members:
+            done = [m for m in group.live if self.is_done(m)]
+            group.num_consumed += 0 if group.closed else len(done)
+            self.leave(done, reason)
+            if _is_over(group):
                 self.bury(group, remember=bool(group.closed))
 
     def leave(self, members: Iterable[Member], reason: str) -> None:
@@ -134,7 +145,21 @@ class Stock(ABC):
         group.closed = "dropped"
         self.settle()
 
+    def close_overdue(self) -> None:
+        """The deadline of every open group: what is there is used, where anything is."""
+        for group in [group for group in self.groups.values() if not group.closed]:
+            if group.live or group.num_consumed:
+                group.closed = "deadline"
+            else:
+                self.drop(group)
+        self.settle()
+
     def delete(self, member: Member) -> None:
         self.leave([member], "deleted")
-        if not member.group.live and (member.group.closed or not member.group.members):
+        if _is_over(member.group):
             self.bury(member.group, remember=False)
+
+
+def _is_over(group: Group) -> bool:
+    """Nothing is left of a group that anybody could want, or that more could join."""
+    return not group.live if group.closed else not (group.members or group.num_consumed)

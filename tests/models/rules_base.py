@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
+from tests.models.model import Model
 from tests.models.model_place import Reader
-from tests.models.timeline_model import Model
-from tests.models.timeline_port import READERS, Choose, Item, Port, Refused
+from tests.models.port import READERS, Choose, Item, Port, Refused
 
 
 def key_of(task: int) -> str:
@@ -22,9 +22,9 @@ def is_limited(readers: Iterable[Reader]) -> bool:
 class Pair:
     """The two that a rule plays on."""
 
-    def __init__(self, port: Port, names: Sequence[str]) -> None:
+    def __init__(self, port: Port, names: Sequence[str], *, is_gated: bool = False) -> None:
         self.port = port
-        self.model = Model({name: READERS[name] for name in names})
+        self.model = Model({name: READERS[name] for name in names}, is_gated=is_gated)
         self.ended: dict[int, str] = {}
         """How leases have ended: acked, nacked or expired."""
         self.generations: dict[str, int] = {}

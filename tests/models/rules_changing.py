@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.models.port import GATED_READERS, READERS, Choose
 from tests.models.rules_base import Pair, is_limited
-from tests.models.timeline_port import READERS, Choose
 from tests.unit.builders import uid
 
 
@@ -79,7 +79,8 @@ class Changing(Pair):
 
     def change(self, choose: Choose) -> None:
         """Consumers come and go."""
-        names = [n for n in READERS if n == "trainer" or choose.number(0, 2) == 0]
+        possible = GATED_READERS if self.model.is_gated else READERS
+        names = [n for n in possible if choose.number(0, 2) == 0] or ["trainer"]
         gone = {i for i, le in self.model.leases.items() if le.consumer not in names}
         readers = {name: READERS[name] for name in names}
         is_future = any(self._is_future(m.version) for m in self.model.members().values())

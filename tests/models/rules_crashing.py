@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+from tests.models.port import Choose, Port
 from tests.models.rules_changing import Changing
 from tests.models.rules_ending import Ending
-from tests.models.timeline_port import Choose, Port
 
 
 class Crashing(Ending, Changing):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.models import model_ranks
+from tests.models.port import LONG_SECONDS, SHORT_SECONDS, Choose
 from tests.models.rules_sampling import Sampling
-from tests.models.timeline_port import LONG_SECONDS, SHORT_SECONDS, Choose
 
 
 class Ending(Sampling):
@@ -16,8 +16,14 @@ class Ending(Sampling):
 
     def ack_lease(self, lease_id: int, choose: Choose) -> None:
         step, rank = self.ack_arguments(lease_id, choose)
-        self.port.ack(lease_id, step, rank)
+        num_experiences = self.num_experiences(lease_id)
+        assert self.port.ack(lease_id, step, rank) == num_experiences
         self.acked(lease_id, step, rank)
+
+    def num_experiences(self, lease_id: int) -> int:
+        """How many it holds, those that are drawn again counted again."""
+        lease = self.model.leases[lease_id]
+        return len(self.model.experiences(lease.consumer, lease.units))
 
     def ack_arguments(self, lease_id: int, choose: Choose) -> tuple[int | None, int | None]:
         lease = self.model.leases[lease_id]
@@ -45,8 +51,9 @@ class Ending(Sampling):
 
     def ack_all(self, choose: Choose) -> None:
         """A trainer's life: sample and acknowledge at the next step."""
-        name = choose.one_of([n for n in self.model.places if n != "ranks"])
-        if (lease_id := self.sample_as_one(name, choose)) is not None:
+        if not (names := [n for n in self.model.places if n != "ranks"]):
+            return
+        if (lease_id := self.sample_as_one(choose.one_of(names), choose)) is not None:
             self.ack_lease(lease_id, choose)
 
     def ranks_go_on(self, choose: Choose) -> None:
@@ -60,7 +67,7 @@ class Ending(Sampling):
 
     def nack(self, choose: Choose) -> None:
         if (lease_id := self.some_lease(choose)) is not None:
-            self.port.nack(lease_id)
+            assert self.port.nack(lease_id) == self.num_experiences(lease_id)
             self.end_lease(lease_id, "nacked")
 
     def end_again(self, choose: Choose) -> None:
@@ -68,7 +75,7 @@ class Ending(Sampling):
         if not self.ended:
             return
         lease_id = choose.one_of(list(self.ended)[-5:])
-        calls: dict[str, Callable[[], None]] = {
+        calls: dict[str, Callable[[], object]] = {
             "acked": lambda: self.port.ack(lease_id, None, None),
             "nacked": lambda: self.port.nack(lease_id),
         }
@@ -96,7 +103,8 @@ class Ending(Sampling):
 
     def lapse(self, choose: Choose) -> None:
         """A delivery that nobody ends in time, where nothing else than waiting helps."""
-        name = choose.one_of([n for n in self.model.places if n != "ranks"])
-        if (lease_id := self.sample_as_one(name, choose, seconds=0.2)) is not None:
+        if not (names := [n for n in self.model.places if n != "ranks"]):
+            return
+        if (lease_id := self.sample_as_one(choose.one_of(names), choose, seconds=0.2)) is not None:
             self.port.let_expire([lease_id])
             self.end_lease(lease_id, "expired")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tests.models.model_limiter import may_insert
 from tests.models.model_stock import SIZE
+from tests.models.port import Choose, Item
 from tests.models.rules_base import Pair, key_of
-from tests.models.timeline_port import Choose, Item
 from tests.unit.builders import uid
 
 
@@ -25,18 +25,21 @@ class Pushing(Pair):
 
     def push_members(self, choose: Choose) -> None:
         """Members of several groups; some are there already, some come too late."""
-        live, dead = [], []
+        live: list[Item] = []
+        dead: list[Item] = []
         for _ in range(choose.number(1, 3)):
-            task = choose.number(max(self.num_tasks - 2, 1), self.num_tasks + 1)
-            run = choose.number(0, SIZE)
-            item = (task, run, self._version(choose))
-            known = self.pushed.get(uid(task, run), item)
-            if choose.number(0, 5):
-                live.append(known)
-            else:
-                dead.append((task, run, 0))
-            self.num_tasks = max(self.num_tasks, task)
+            item, is_live = self.some_member(choose)
+            (live if is_live else dead).append(item)
         self._push(list(dict.fromkeys(live)), list(dict.fromkeys(dead)))
+
+    def some_member(self, choose: Choose) -> tuple[Item, bool]:
+        """Of a recent group, or of the next one; whether it is alive."""
+        task = choose.number(max(self.num_tasks - 2, 1), self.num_tasks + 1)
+        run = choose.number(0, SIZE)
+        item = (task, run, self._version(choose))
+        self.num_tasks = max(self.num_tasks, task)
+        is_live = bool(choose.number(0, 5))
+        return self.pushed.get(uid(task, run), item) if is_live else (task, run, 0), is_live
 
     def _version(self, choose: Choose) -> int:
         return self._capped(max((self.model.published or 2) - choose.number(-1, 3), 0))
@@ -65,7 +68,12 @@ class Pushing(Pair):
             # Refused exactly where a limiter's inequality would break: else this push goes.
             self.refused("RESOURCE_EXHAUSTED", lambda: self.port.push(live, dead))
             return
-        found = self.port.push(live, dead)
+        self.pushed_now(live, dead, self.port.push(live, dead))
+        model.settle()
+
+    def pushed_now(self, live: Sequence[Item], dead: Sequence[Item], found: Sequence[str]) -> None:
+        """Note what a push has answered."""
+        model = self.model
         expected = [
             model.push(key_of(item[0]), uid(*item[:2]), dead=one is dead, version=item[2])
             for one in (live, dead)
@@ -75,7 +83,6 @@ class Pushing(Pair):
         for item, status in zip((*live, *dead), found, strict=True):
             if status == "stored":
                 self.pushed[uid(*item[:2])] = item
-        model.settle()
 
     def seal(self, choose: Choose) -> None:
         key = key_of(choose.number(max(self.num_tasks - 3, 1), self.num_tasks + 1))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.models import model_ranks
+from tests.models.model import Lease
 from tests.models.model_batch import sample
 from tests.models.model_limiter import counted, difference
+from tests.models.port import LONG_SECONDS, SHORT_SECONDS, Choose, Delivered
 from tests.models.rules_base import Pair
-from tests.models.timeline_model import Lease
-from tests.models.timeline_port import LONG_SECONDS, SHORT_SECONDS, Choose, Delivered
 
 
 class Sampling(Pair):

@@ -1,7 +1,7 @@
-"""Random histories of delivery against the model: leases, ranks, rewinds, limits, crashes.
+"""Random histories of a buffer against the model: groups, leases, ranks, rewinds, limits, crashes.
 
 A longer run, with other histories than the last one:
-`NUM_STEPS=1000000 pytest tests/models/test_delivery_histories.py`.
+`NUM_STEPS=1000000 pytest tests/models/test_histories.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -26,15 +26,24 @@ from hypothesis.stateful import (
 
 from tests.models.buffer_port import BufferPort
 from tests.models.mortal_store import MortalStore
-from tests.models.timeline_port import READERS
-from tests.models.timeline_rules import RULES, Player
+from tests.models.port import GATED_READERS, READERS, Choose
+from tests.models.rules import RULES
+from tests.models.rules_in_process import LocalPlayer
 from tests.unit.builders import World
 
 T = TypeVar("T")
 STEPS_PER_HISTORY = 100
-NUM_STEPS = int(os.environ.get("NUM_STEPS", "24000"))
+EVERY_RUN = 12_000
+NUM_STEPS = int(os.environ.get("NUM_STEPS", EVERY_RUN))
 
-WEIGHTS = RULES | {Player.expire: 4, Player.crash: 2, Player.crash_during: 3}
+WEIGHTS: dict[Callable[[LocalPlayer, Choose], None], int] = {
+    **{getattr(LocalPlayer, play.__name__): weight for play, weight in RULES.items()},
+    LocalPlayer.expire: 4,
+    LocalPlayer.crash: 2,
+    LocalPlayer.crash_during: 3,
+    LocalPlayer.push_at_once: 4,
+    LocalPlayer.overdue: 1,
+}
 PLAYS = {play.__name__: play for play in WEIGHTS}
 NAMES = [play.__name__ for play, weight in WEIGHTS.items() for _ in range(weight)]
 """One rule for all: chosen rule by rule, most histories would lack a push, a sample or an ack."""
@@ -62,16 +71,27 @@ class Histories(RuleBasedStateMachine):
     num_histories: ClassVar[int] = 0
     num_steps: ClassVar[int] = 0
     port: BufferPort
-    player: Player
+    player: LocalPlayer
 
-    @initialize(others=st.sets(st.sampled_from(sorted(READERS)), max_size=4))
-    def begin(self, others: set[str]) -> None:
+    @initialize(
+        some=st.sets(st.sampled_from(sorted(READERS)), min_size=1, max_size=5),
+        is_gated=st.sampled_from([True, False, False]),
+    )
+    def begin(self, some: set[str], is_gated: bool) -> None:
         failures.clear()
         Histories.num_histories += 1
-        names = [name for name in READERS if name == "trainer" or name in others]
+        possible = GATED_READERS if is_gated else READERS
+        names = [name for name in possible if name in some] or ["trainer"]
         readers = {name: READERS[name] for name in names}
-        self.port = BufferPort(self.world, self.loop, self.store, Histories.num_histories, readers)
-        self.player = Player(self.port, names)
+        self.port = BufferPort(
+            self.world,
+            self.loop,
+            self.store,
+            Histories.num_histories,
+            readers,
+            estimator="rloo" if is_gated else "",
+        )
+        self.player = LocalPlayer(self.port, names, is_gated=is_gated)
 
     def teardown(self) -> None:
         if hasattr(self, "port"):
@@ -100,6 +120,11 @@ class Failures(logging.Handler):
 failures: list[str] = []
 
 
+async def _open(world: World) -> None:
+    await world.open()
+    world.computer.start()
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[type[Histories]]:
     class Machine(Histories):
@@ -108,7 +133,7 @@ def machine(tmp_path: Path) -> Iterator[type[Histories]]:
 
     handler, logger = Failures(), logging.getLogger("experience_buffer_server.runtime.tasks")
     logger.addHandler(handler)
-    Machine.loop.run_until_complete(Machine.world.open())
+    Machine.loop.run_until_complete(_open(Machine.world))
     Machine.store = MortalStore(Machine.world.store)
     yield Machine
     Machine.loop.run_until_complete(Machine.world.close())
@@ -117,7 +142,7 @@ def machine(tmp_path: Path) -> Iterator[type[Histories]]:
     failures.clear()
 
 
-@pytest.mark.timeout(600 if NUM_STEPS <= 24_000 else 0)
+@pytest.mark.timeout(600 if NUM_STEPS <= EVERY_RUN else 0)
 def test_histories(machine: type[Histories]) -> None:
     Histories.num_steps = 0
     run_state_machine_as_test(
@@ -127,7 +152,7 @@ def test_histories(machine: type[Histories]) -> None:
             stateful_step_count=STEPS_PER_HISTORY,
             deadline=None,
             # What every run does must hold every time; the long run looks for what nobody has seen.
-            derandomize=NUM_STEPS <= 24_000,
+            derandomize=NUM_STEPS <= EVERY_RUN,
             # A history that fails is told as it is: making it smaller can take minutes.
             phases=(Phase.generate,),
             database=None,

@@ -16,10 +16,10 @@ from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import push_request, statuses, summaries
 from tests.integration.server import Server, eventually
 from tests.models.buffer_port import payload
+from tests.models.model import Model
 from tests.models.model_place import Reader
 from tests.models.model_stock import SIZE
-from tests.models.timeline_model import Model
-from tests.models.timeline_port import Delivered, Item, Port, Refused
+from tests.models.port import Delivered, Item, Port, Refused
 from tests.unit.builders import eid
 
 _PATIENCE_SECONDS = 5.0
@@ -28,7 +28,7 @@ _STATUSES = {1: "stored", 2: "duplicate", 3: "refused"}
 
 
 class ServerPort:
-    """Drives one buffer of a server; see `timeline_port.Port`."""
+    """Drives one buffer of a server; see `port.Port`."""
 
     clock_error_seconds = 2.0
 
@@ -106,16 +106,17 @@ class ServerPort:
         stats = self._consumer_stats()[name]
         return bool(stats.unit == config_pb2.UNIT_GROUP)
 
-    def ack(self, lease_id: int, step: int | None, rank: int | None) -> None:
-        """Acknowledge."""
+    def ack(self, lease_id: int, step: int | None, rank: int | None) -> int:
+        """Acknowledge; the experiences of the lease."""
         request = service_pb2.AckRequest(buffer=self._name, lease_id=lease_id, step=step, rank=rank)
         with _errors():
-            self._stub.Ack(request)
+            return self._stub.Ack(request).num_experiences
 
-    def nack(self, lease_id: int) -> None:
-        """Give back."""
+    def nack(self, lease_id: int) -> int:
+        """Give back; the experiences of the lease."""
+        request = service_pb2.NackRequest(buffer=self._name, lease_id=lease_id)
         with _errors():
-            self._stub.Nack(service_pb2.NackRequest(buffer=self._name, lease_id=lease_id))
+            return self._stub.Nack(request).num_experiences
 
     def extend(self, lease_id: int, seconds: float) -> float:
         """The new deadline, as near as messages tell."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.models.port import Choose
 from tests.models.rules_crashing import Crashing
 from tests.models.rules_pushing import Pushing
-from tests.models.timeline_port import Choose
 
 
 class Player(Pushing, Crashing):

@@ -25,8 +25,8 @@ class Lease:
 
 
 class Model(Stock):
-    def __init__(self, readers: dict[str, Reader]) -> None:
-        super().__init__()
+    def __init__(self, readers: dict[str, Reader], *, is_gated: bool = False) -> None:
+        super().__init__(is_gated=is_gated)
         self.places = {name: Place(reader) for name, reader in readers.items()}
         self.removed: dict[str, Place] = {}
         self.leases: dict[int, Lease] = {}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from tests.models.model import Model
 from tests.models.model_place import Reader
-from tests.models.timeline_model import Model
 
 T = TypeVar("T")
 Item = tuple[int, int, int]
@@ -46,7 +46,9 @@ READERS: dict[str, Reader] = {
     },
     "narrow": {"unit": "group", "max_leased_experiences": 5, "retain_steps": 2},
 }
-"""The consumers that a history may have; the first is always there."""
+"""The consumers that a history may have."""
+GATED_READERS = {name: reader for name, reader in READERS.items() if "limiter" not in reader}
+"""Those of a buffer that computes over groups; what limiters count there is for tests of their own."""
 SHORT_SECONDS, LONG_SECONDS = 100.0, 5000.0
 """How long leases are asked for."""
 
@@ -86,8 +88,8 @@ class Port(Protocol):
     def sample(
         self, name: str, wanted: int, seconds: float, rank_of: tuple[int, int, int] | None
     ) -> Delivered | None: ...
-    def ack(self, lease_id: int, step: int | None, rank: int | None) -> None: ...
-    def nack(self, lease_id: int) -> None: ...
+    def ack(self, lease_id: int, step: int | None, rank: int | None) -> int: ...
+    def nack(self, lease_id: int) -> int: ...
     def extend(self, lease_id: int, seconds: float) -> float: ...
     def rewind(self, name: str, step: int) -> tuple[int, int]: ...
     def declare_safe(self, name: str, step: int) -> None: ...
@@ -101,3 +103,12 @@ class Port(Protocol):
     def let_expire(self, lease_ids: Sequence[int]) -> None: ...
     def observed(self, *expected: dict[str, Any]) -> dict[str, Any]: ...
     def expected(self, model: Model) -> dict[str, Any]: ...
+
+
+class LocalPort(Port, Protocol):
+    """A buffer of this process: time passes and calls interleave as told."""
+
+    def push_at_once(
+        self, pushes: Sequence[tuple[Sequence[Item], Sequence[Item]]]
+    ) -> list[list[str]]: ...
+    def let_groups_close(self) -> None: ...
