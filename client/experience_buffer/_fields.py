@@ -1,4 +1,4 @@
-"""Attributes of `Experience` that are kept in its `extra` and `info`, and tensors made of lists.
+"""What `Experience` is made of: attributes kept in its `extra` and `info`, tensors made of lists.
 
 Torch is imported when a tensor is made, never by importing this module.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     from typing import Self
 
+    import torch
     from torch import Tensor
-
-    from experience_buffer.experience import Experience
 
     TensorLike: TypeAlias = Tensor | Sequence[Any] | Any
     """A tensor, or what becomes one: a (nested) list, tuple or NumPy array."""
@@ -31,20 +31,36 @@ INFO_INPUTS: Final[dict[str, type]] = {
 """Entries of `info` that are attributes too, and their types."""
 
 
+@dataclass(frozen=True, slots=True)
+class CustomField:
+    """A value of `info` that a trainer wants as a tensor of the batch."""
+
+    source_field: str
+    """Key in `Experience.info`."""
+    destination_field: str
+    """Name of the batch's attribute."""
+    data_type: torch.dtype
+    """Its dtype, such as `torch.float32`."""
+
+
+# Where everyone finds it, and pickles look for it.
+CustomField.__module__ = "experience_buffer.experience"
+
+
 class ExtraTensor:
     """An attribute that is the tensor of its name in `extra`; None where there is none."""
 
-    def __set_name__(self, owner: type[Experience], name: str) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     @overload
-    def __get__(self, experience: None, owner: type[Experience]) -> Self: ...
+    def __get__(self, experience: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, experience: Experience, owner: type[Experience]) -> Tensor | None: ...
-    def __get__(self, experience: Experience | None, owner: type[Experience]) -> Any:
+    def __get__(self, experience: Any, owner: type) -> Tensor | None: ...
+    def __get__(self, experience: Any, owner: type) -> Any:
         return self if experience is None else experience.extra.get(self._name)
 
-    def __set__(self, experience: Experience, value: TensorLike | None) -> None:
+    def __set__(self, experience: Any, value: TensorLike | None) -> None:
         if value is None:
             experience.extra.pop(self._name, None)
         else:
@@ -60,17 +76,17 @@ class InfoValue(Generic[T]):
     def __init__(self, kind: type[T]) -> None:
         self._kind: type[T] = kind
 
-    def __set_name__(self, owner: type[Experience], name: str) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     @overload
-    def __get__(self, experience: None, owner: type[Experience]) -> Self: ...
+    def __get__(self, experience: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, experience: Experience, owner: type[Experience]) -> T | None: ...
-    def __get__(self, experience: Experience | None, owner: type[Experience]) -> Any:
+    def __get__(self, experience: Any, owner: type) -> T | None: ...
+    def __get__(self, experience: Any, owner: type) -> Any:
         return self if experience is None else experience.info.get(self._name)
 
-    def __set__(self, experience: Experience, value: T | None) -> None:
+    def __set__(self, experience: Any, value: T | None) -> None:
         info = {key: entry for key, entry in experience.info.items() if key != self._name}
         if value is not None:
             info[self._name] = info_value(self._kind, value, self._name)

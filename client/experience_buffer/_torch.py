@@ -1,17 +1,19 @@
-"""Between experiences and payloads: the only part of the codec that needs torch."""
+"""Between experiences and payloads: the only part of the codec that needs torch.
+
+Who decodes says of which class the experiences are to be: `Experience` stands above this.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
-from experience_buffer import trxp
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.frame import aligned, frame_pieces
 from experience_buffer._codec.item import (
@@ -19,13 +21,17 @@ from experience_buffer._codec.item import (
     META_FIELDS,
     MULTI_MODAL_PREFIX,
     TENSOR_FIELDS,
+    Item,
 )
 from experience_buffer._codec.limits import Limits
 from experience_buffer._codec.metadata import plain_metas
+from experience_buffer._codec.payload import read
 from experience_buffer._codec.safetensors import ITEM_BYTES, MAX_DIMENSIONS, TensorView, too_large
+from experience_buffer._fields import CustomField
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
-from experience_buffer.experience import CustomField, Experience
+
+E = TypeVar("E")
 
 _DTYPES: Final = {
     "U64": torch.uint64,
@@ -105,12 +111,12 @@ def tensor(view: TensorView) -> Tensor:
     return flat if len(view.shape) == 1 else flat.view(view.shape)
 
 
-def encode(experiences: Sequence[Experience]) -> bytes:
+def encode(experiences: Sequence[Any]) -> bytes:
     """Do what `trxp.encode` says."""
     return b"".join(encode_pieces(experiences))
 
 
-def encode_pieces(experiences: Sequence[Experience]) -> list[bytes | memoryview]:
+def encode_pieces(experiences: Sequence[Any]) -> list[bytes | memoryview]:
     """Do what `encode` does, without joining.
 
     Returns:
@@ -127,12 +133,14 @@ def encode_pieces(experiences: Sequence[Experience]) -> list[bytes | memoryview]
     return frame_pieces(plain_metas([_meta(experience) for experience in experiences]), tensors)
 
 
-def decode(payload: bytes | bytearray | memoryview, *, limits: Limits) -> list[Experience]:
-    """Do what `trxp.decode` says."""
-    return decode_on(aligned(payload, limits), limits=limits)
+def decode(
+    payload: bytes | bytearray | memoryview, make: Callable[..., E], *, limits: Limits
+) -> list[E]:
+    """Do what `trxp.decode` says; `make` is `Experience`."""
+    return decode_on(aligned(payload, limits), make, limits=limits)
 
 
-def decode_on(payload: memoryview, *, limits: Limits) -> list[Experience]:
+def decode_on(payload: memoryview, make: Callable[..., E], *, limits: Limits) -> list[E]:
     """Make experiences whose tensors are views on the payload, which must be writable.
 
     A tensor that isn't aligned there is copied; see `frame.aligned`.
@@ -141,10 +149,10 @@ def decode_on(payload: memoryview, *, limits: Limits) -> list[Experience]:
         TrxpError: As `trxp.decode`.
     """
     experiences = []
-    for item in trxp.read(payload, limits=limits):
+    for item in read(payload, limits=limits):
         if isinstance(item, TrxpError):
             raise item
-        experiences.append(_experience(item))
+        experiences.append(_experience(item, make))
     return experiences
 
 
@@ -152,7 +160,7 @@ _read_meta = attrgetter(*META_FIELDS)
 _read_tensors = attrgetter(*TENSOR_FIELDS)
 
 
-def _meta(experience: Experience) -> dict[str, Any]:
+def _meta(experience: Any) -> dict[str, Any]:
     meta: dict[str, Any] = dict(zip(META_FIELDS, _read_meta(experience), strict=True))
     eid = meta["eid"]
     if isinstance(eid, EID):
@@ -171,7 +179,7 @@ def _custom_field(field: CustomField) -> dict[str, str]:
     }
 
 
-def _tensors(experience: Experience, index: int) -> list[tuple[str, Tensor]]:
+def _tensors(experience: Any, index: int) -> list[tuple[str, Tensor]]:
     found = [
         (name, value)
         for name, value in zip(TENSOR_FIELDS, _read_tensors(experience), strict=True)
@@ -197,7 +205,7 @@ def _tensors(experience: Experience, index: int) -> list[tuple[str, Tensor]]:
     return found
 
 
-def _experience(item: trxp.Item) -> Experience:
+def _experience(item: Item, make: Callable[..., E]) -> E:
     meta = item.meta
     given: dict[str, Any] = {name: meta[name] for name in META_FIELDS if name in meta}
     given["eid"] = item.eid
@@ -216,7 +224,7 @@ def _experience(item: trxp.Item) -> Experience:
         given["multi_modal_inputs"] = {
             key: tensor(item.tensors[f"{MULTI_MODAL_PREFIX}{key}"]) for key in keys
         }
-    return Experience(extra=extra, **given)
+    return make(extra=extra, **given)
 
 
 def _dtype(name: str) -> torch.dtype:

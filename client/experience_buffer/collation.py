@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from experience_buffer._data import framework_collation as framework
-from experience_buffer._data.framework_collation import Experiences, as_packed
+from experience_buffer._data.framework_collation import Collate, Experiences, as_packed
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.packed import PackedBatch
 
@@ -33,13 +33,6 @@ __all__ = [
     "varlen_collate",
     "verl_collate",
 ]
-
-
-class Collate(Protocol):
-    """Makes what a trainer takes of the experiences of one batch."""
-
-    def __call__(self, experiences: Any, /) -> Any:
-        """Lay out a `PackedBatch`, or a list of `Experience`."""
 
 
 def padded_collate(

@@ -6,38 +6,9 @@ exactly one status, and can be pickled. The translation to and from gRPC is in `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from experience_buffer.outcomes import AnnotateResult, PushResult
-
-
-class ExperienceBufferError(Exception):
-    """The base of all errors of this package.
-
-    The text says what was wrong, where, which limit, and what to do about it.
-
-    Args:
-        message: The text.
-        subject: What it is about: a buffer's name, a uid, a lease id, a field of a request.
-        retry_delay_seconds: When the same call may be tried again; None when that can't help.
-    """
-
-    status: ClassVar[str] = "INTERNAL"
-    """Name of the `grpc.StatusCode` that carries this error."""
-    reason: ClassVar[str] = "INTERNAL"
-    """Names this class on the wire (`google.rpc.ErrorInfo.reason`); part of the contract."""
-    resource_type: ClassVar[str] = ""
-    """What kind of thing `subject` names, for errors about a thing."""
-    cure: ClassVar[str] = ""
-    """What to do, added to messages that gRPC itself wrote."""
-
-    def __init__(
-        self, message: str = "", *, subject: str = "", retry_delay_seconds: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.subject = subject
-        self.retry_delay_seconds = retry_delay_seconds
+from experience_buffer._error_base import ExperienceBufferError as ExperienceBufferError
+from experience_buffer.outcomes import AnnotateRefusedError as AnnotateRefusedError
+from experience_buffer.outcomes import PushRefusedError as PushRefusedError
 
 
 class InvalidRequestError(ExperienceBufferError, ValueError):
@@ -66,32 +37,6 @@ class MessageTooLargeError(ExperienceBufferError, ValueError):
 
     status = "INVALID_ARGUMENT"
     reason = "MESSAGE_TOO_LARGE"
-
-
-class PushRefusedError(ExperienceBufferError, ValueError):
-    """The server refused some items of a push; all others are stored.
-
-    Raised by the client alone: on the wire a refusal is an outcome, not an error.
-    """
-
-    status = "INVALID_ARGUMENT"
-    reason = "PUSH_REFUSED"
-
-    result: PushResult
-    """Every outcome of the push, the stored ones included."""
-
-
-class AnnotateRefusedError(ExperienceBufferError, ValueError):
-    """The server refused some annotations; all others are stored.
-
-    Raised by the client alone: on the wire a refusal is an outcome, not an error.
-    """
-
-    status = "INVALID_ARGUMENT"
-    reason = "ANNOTATE_REFUSED"
-
-    result: AnnotateResult
-    """Every outcome of the call, the stored ones included."""
 
 
 class NotFoundError(ExperienceBufferError, LookupError):

@@ -10,31 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from experience_buffer import trxp
+from experience_buffer._codec.limits import DEFAULT_LIMITS
+from experience_buffer._fields import CustomField as CustomField
 from experience_buffer._fields import ExtraTensor, InfoValue
 from experience_buffer._fields import optional_tensor as _optional
 from experience_buffer._fields import tensor as _tensor
 from experience_buffer.eid import EID
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from experience_buffer._fields import TensorLike
 
 __all__ = ["EID", "CustomField", "Experience"]
-
-
-@dataclass(frozen=True, slots=True)
-class CustomField:
-    """A value of `info` that a trainer wants as a tensor of the batch."""
-
-    source_field: str
-    """Key in `Experience.info`."""
-    destination_field: str
-    """Name of the batch's attribute."""
-    data_type: torch.dtype
-    """Its dtype, such as `torch.float32`."""
 
 
 @dataclass(init=False, eq=False)
@@ -213,7 +201,7 @@ class Experience:
         Raises:
             TrxpError: It holds what TRXP can't, or what no reader may load.
         """
-        return trxp.encode([self])
+        return self.serialize_many([self])
 
     @classmethod
     def deserialize(cls, data: bytes | bytearray | memoryview) -> Experience:
@@ -233,12 +221,16 @@ class Experience:
     @staticmethod
     def serialize_many(experiences: Sequence[Experience]) -> bytes:
         """Write experiences as one TRXP payload; see `trxp.encode`."""
-        return trxp.encode(experiences)
+        from experience_buffer import _torch
+
+        return _torch.encode(experiences)
 
     @classmethod
     def deserialize_many(cls, data: bytes | bytearray | memoryview) -> list[Experience]:
         """Read a payload of any number of experiences; see `trxp.decode`."""
-        return trxp.decode(data)
+        from experience_buffer import _torch
+
+        return _torch.decode(data, Experience, limits=DEFAULT_LIMITS)
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the experience without its tensors; texts and messages only where given."""

@@ -1,11 +1,11 @@
-"""What became of pushed items and of annotations, one by one. Values only."""
+"""What became of pushed items and of annotations, one by one, and the errors that hold refusals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from experience_buffer.errors import AnnotateRefusedError, PushRefusedError
+from experience_buffer._error_base import ExperienceBufferError
 
 PushStatus: TypeAlias = Literal["stored", "duplicate", "refused"]
 """What became of one pushed item."""
@@ -68,6 +68,21 @@ class PushResult:
             raise refusal(self)
 
 
+class PushRefusedError(ExperienceBufferError, ValueError):
+    """The server refused some items of a push; all others are stored.
+
+    Raised by the client alone: on the wire a refusal is an outcome, not an error.
+    """
+
+    __module__ = "experience_buffer.errors"
+
+    status = "INVALID_ARGUMENT"
+    reason = "PUSH_REFUSED"
+
+    result: PushResult
+    """Every outcome of the push, the stored ones included."""
+
+
 def refusal(result: PushResult) -> PushRefusedError:
     """Make the error that reports the refused items of a result."""
     refused = result.refused
@@ -128,6 +143,21 @@ class AnnotateResult:
         )
         error.result = self
         raise error
+
+
+class AnnotateRefusedError(ExperienceBufferError, ValueError):
+    """The server refused some annotations; all others are stored.
+
+    Raised by the client alone: on the wire a refusal is an outcome, not an error.
+    """
+
+    __module__ = "experience_buffer.errors"
+
+    status = "INVALID_ARGUMENT"
+    reason = "ANNOTATE_REFUSED"
+
+    result: AnnotateResult
+    """Every outcome of the call, the stored ones included."""
 
 
 def _first(texts: list[str]) -> str:

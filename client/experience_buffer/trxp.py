@@ -8,17 +8,13 @@ the safetensors format. Payloads are read without unpickling; torch is needed by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from experience_buffer._codec.item import Item
 from experience_buffer._codec.limits import DEFAULT_LIMITS, Limits
+from experience_buffer._codec.payload import Buffer, merge, read, split, with_tensors
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer.errors import TrxpError
-
-if TYPE_CHECKING:
-    from experience_buffer.experience import Experience
-
-from experience_buffer._codec.payload import Buffer, merge, read, split, with_tensors
+from experience_buffer.experience import Experience
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -61,4 +57,4 @@ def decode(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Experien
     """
     from experience_buffer import _torch
 
-    return _torch.decode(payload, limits=limits)
+    return _torch.decode(payload, Experience, limits=limits)

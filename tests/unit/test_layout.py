@@ -24,6 +24,13 @@ SERVER_ROOMS = (
 """From the top down: a room imports from those after it. `__main__` and `app` are files."""
 BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state")
 """Inside of `buffer`, below its own files."""
+CLIENT_ROOMS = (
+    *("dataset", "collation", "collate", "_data", "client", "aio", "_sync", "_async", "_transport"),
+    *("_messages", "status", "values", "packed", "_packed", "trxp", "experience", "_torch"),
+    *("_fields", "_codec", "errors", "outcomes", "_error_base", "options", "consumer_options"),
+    *("eid", "pacing", "offpolicy", "kl"),
+)
+"""From the top down, as above. All but those that begin with `_` are files that users import."""
 MOST_LINES = 400
 GENERATED = "v1"
 
@@ -41,11 +48,10 @@ def modules(package: str) -> dict[str, Path]:
     return found
 
 
-def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[str, bool]]:
-    """The project's modules that a file imports, and whether it does so when it is loaded."""
+def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The project's modules that a file imports."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    at_load = {node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -60,22 +66,32 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[str
         for target in names:
             target = target if target in known else target.rpartition(".")[0]
             if target in known and target != name:
-                yield target, node in at_load
+                yield target
 
 
-def arrows(package: str, *, only_at_load: bool = False) -> set[tuple[str, str]]:
+def arrows(package: str) -> set[tuple[str, str]]:
     known = modules(package)
-    return {
-        (name, target)
-        for name, path in known.items()
-        for target, at_load in imports(name, path, known)
-        if at_load or not only_at_load
-    }
+    return {(name, target) for name, path in known.items() for target in imports(name, path, known)}
+
+
+def circles(arrows: set[tuple[str, str]]) -> dict[str, set[str]]:
+    """What is left when all are gone from where no arrow leads on, again and again."""
+    edges: dict[str, set[str]] = {}
+    for name, target in arrows:
+        edges.setdefault(name, set()).add(target)
+    while leaves := [name for name, targets in edges.items() if not targets & edges.keys()]:
+        for name in leaves:
+            del edges[name]
+    return edges
 
 
 def place(name: str, room: tuple[str, ...] = ()) -> str:
     """What stands directly in a room on the way to a module; empty: the room's own file."""
     return (*name.split(".")[1 + len(room) :], "")[0]
+
+
+def test_the_client_has_these_rooms_and_no_file_beside_them() -> None:
+    assert {place(name) for name in modules("experience_buffer")} - {""} == set(CLIENT_ROOMS)
 
 
 def test_the_server_has_these_rooms_and_no_file_beside_them() -> None:
@@ -85,12 +101,18 @@ def test_the_server_has_these_rooms_and_no_file_beside_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "rooms"), [((), SERVER_ROOMS), (("buffer",), BUFFER_ROOMS)], ids=["server", "buffer"]
+    ("package", "room", "rooms"),
+    [
+        ("experience_buffer", (), CLIENT_ROOMS),
+        ("experience_buffer_server", (), SERVER_ROOMS),
+        ("experience_buffer_server", ("buffer",), BUFFER_ROOMS),
+    ],
+    ids=["client", "server", "buffer"],
 )
-def test_no_arrow_runs_up(room: tuple[str, ...], rooms: tuple[str, ...]) -> None:
-    prefix = ".".join(("experience_buffer_server", *room)) + "."
+def test_no_arrow_runs_up(package: str, room: tuple[str, ...], rooms: tuple[str, ...]) -> None:
+    prefix = ".".join((package, *room)) + "."
     up = []
-    for name, target in arrows("experience_buffer_server"):
+    for name, target in arrows(package):
         if name.startswith(prefix) and target.startswith(prefix):
             upper, lower = place(name, room), place(target, room)
             # A room's own files stand above the rooms inside of it.
@@ -103,19 +125,22 @@ def test_no_arrow_runs_up(room: tuple[str, ...], rooms: tuple[str, ...]) -> None
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_room_meets_itself(package: str) -> None:
     """Folders, on every floor: of two that stand beside each other only one knows the other."""
-    edges: dict[str, set[str]] = {}
-    for name, target in arrows(package, only_at_load=package == "experience_buffer"):
+    between = set()
+    for name, target in arrows(package):
         ours, theirs = name.split("."), target.split(".")
         depth = 0
         while ours[depth : depth + 1] == theirs[depth : depth + 1] and depth < len(ours):
             depth += 1
         if depth < len(ours) and depth < len(theirs):
             parent = ".".join(ours[:depth])
-            edges.setdefault(f"{parent}.{ours[depth]}", set()).add(f"{parent}.{theirs[depth]}")
-    while leaves := [room for room, targets in edges.items() if not targets & edges.keys()]:
-        for room in leaves:
-            del edges[room]
-    assert not edges, f"rooms that meet themselves: {edges}"
+            between.add((f"{parent}.{ours[depth]}", f"{parent}.{theirs[depth]}"))
+    assert not circles(between)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_meets_itself(package: str) -> None:
+    """Nor files, in one room or in several."""
+    assert not circles(arrows(package))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

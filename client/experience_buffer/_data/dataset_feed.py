@@ -21,10 +21,10 @@ from experience_buffer._packed import select
 from experience_buffer.packed import PackedBatch
 
 if TYPE_CHECKING:
+    from experience_buffer._data.framework_collation import Collate
     from experience_buffer._sync.batch import Batch
     from experience_buffer._sync.stream import SampleStream
     from experience_buffer.client import Client
-    from experience_buffer.collation import Collate
     from experience_buffer.experience import Experience
 
 logger = logging.getLogger("experience_buffer")

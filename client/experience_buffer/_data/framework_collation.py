@@ -7,7 +7,7 @@ experiences, N the number of tokens of all of them. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,15 @@ from experience_buffer.packed import PackedBatch, PackedRow, pack
 
 Experiences: TypeAlias = PackedBatch | Sequence[Experience]
 """What a collation function takes."""
+
+
+class Collate(Protocol):
+    """Makes what a trainer takes of the experiences of one batch."""
+
+    def __call__(self, experiences: Any, /) -> Any:
+        """Lay out a `PackedBatch`, or a list of `Experience`."""
+
+
 _VERL: Final = {
     "logprobs": "rollout_log_probs",
     "token_level_reward": "token_level_scores",

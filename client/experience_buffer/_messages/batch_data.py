@@ -88,10 +88,11 @@ class LazyPayloads:
 
 def _decoded(payload: bytes | memoryview) -> list[Experience]:
     from experience_buffer import _torch
+    from experience_buffer.experience import Experience
 
     if isinstance(payload, memoryview) and not payload.readonly:
-        return _torch.decode_on(payload, limits=DEFAULT_LIMITS)
-    return _torch.decode(payload, limits=DEFAULT_LIMITS)
+        return _torch.decode_on(payload, Experience, limits=DEFAULT_LIMITS)
+    return _torch.decode(payload, Experience, limits=DEFAULT_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

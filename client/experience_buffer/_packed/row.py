@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, TypeAlias
 
-from experience_buffer import trxp
 from experience_buffer._codec import safetensors
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.frame import split_frame
 from experience_buffer._codec.item import MULTI_MODAL_PREFIX, Item
 from experience_buffer._codec.limits import DEFAULT_LIMITS
+from experience_buffer._codec.payload import read
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer.errors import DataLossError, TrxpError
 
@@ -146,7 +146,7 @@ def form_of(field: str, view: TensorView) -> FormKey:
 
 
 def _read_facts(row: PackedRow) -> Facts:
-    items = trxp.read(row.payload)
+    items = read(row.payload)
     if len(items) != 1:
         raise trxp_error(f"{len(items)} experiences, not 1", where="metadata")
     (item,) = items
