@@ -79,10 +79,9 @@ def encode_lease(row: LeaseRow, pack: Pack) -> bytes:
 
 
 def encode_progress(row: ProgressRow, pack: Pack) -> bytes:
-    """The consumers' progress with one experience as stored."""
-    return pack(
-        (row.seq, row.acked, row.num_deliveries, row.times_sampled, row.steps, row.quarantined)
-    )
+    """The consumers' progress with one experience; as it was before `passed_over` where that is empty."""
+    fields = row.seq, row.acked, row.num_deliveries, row.times_sampled, row.steps, row.quarantined
+    return pack((*fields, row.passed_over) if row.passed_over else fields)
 
 
 def encode_consumer(row: ConsumerRow, pack: Pack) -> bytes:
@@ -170,7 +169,10 @@ def decode_lease(value: bytes | memoryview) -> LeaseRow:
 
 def decode_progress(value: bytes | memoryview) -> ProgressRow:
     """Read the consumers' progress with one experience back."""
-    seq, acked, num_deliveries, times_sampled, steps, quarantined = _unpack(value)
+    seq, acked, num_deliveries, times_sampled, steps, quarantined, *rest = _unpack(value)
+    # Before there was the field, one that had passed it over unused was known by this alone.
+    unused = [name for name in acked if times_sampled.get(name) == 0]
+    (passed_over,) = rest or (unused,)
     return ProgressRow(
         seq=seq,
         acked=acked,
@@ -178,6 +180,7 @@ def decode_progress(value: bytes | memoryview) -> ProgressRow:
         times_sampled=times_sampled,
         steps=steps,
         quarantined=quarantined,
+        passed_over=passed_over,
     )
 
 

@@ -111,12 +111,13 @@ class ProgressRow:
     num_deliveries: dict[str, int] = field(default_factory=dict)
     """Deliveries per consumer that ended without an ack."""
     times_sampled: dict[str, int] = field(default_factory=dict)
-    """Acknowledged deliveries per consumer that replays. 0 of one that is among `acked`: it has
-    passed the experience over."""
+    """Acknowledged deliveries per consumer that replays; 0 of one that has passed it over unused."""
     steps: dict[str, list[int]] = field(default_factory=dict)
     """Training steps of the acks per consumer that can still be rewound."""
     quarantined: dict[str, str] = field(default_factory=dict)
     """Consumers that don't get it any more, and why."""
+    passed_over: list[str] = field(default_factory=list)
+    """Those of `acked` that didn't want it, or not as often as they might have got it."""
 
 
 @dataclass(slots=True, kw_only=True)

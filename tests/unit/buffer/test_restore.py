@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import Annotation
+from experience_buffer_server.buffer.intake.push import Push
 from experience_buffer_server.store.interface import ConsumerRow, LeaseRow, ProgressRow, WriteBatch
+from tests.models.buffer_port import payload
 from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
 from tests.unit.buffer.intake.test_annotate import settle
 from tests.unit.buffer.test_settings_change import take
-from tests.unit.builders import World, push, settings, uid
+from tests.unit.builders import World, push, settings, uid, want
 
 
 async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:
@@ -216,3 +219,24 @@ async def test_what_a_changed_limiter_does_not_count_leaves_without_a_trace(
     await buffer.ingest.push(push((1, 0)))
     counts = buffer.delivery.consumers["actor"].counts()
     assert (counts.inserts, counts.samples) == (1, 0)
+
+
+async def test_what_was_used_up_is_not_passed_over_when_more_is_allowed(world: World) -> None:
+    """It counts as sampled; what was passed over counts as if it hadn't come."""
+    limiter = {"samples_per_insert": 2, "min_diff": 0, "max_diff": 100}
+    actor: dict[str, Any] = {"name": "actor", "replay": True, "limiter": limiter}
+    actor["staleness"] = {"max_lag": 1, "on_stale": "keep"}
+    buffer = await world.create(consumers=[actor | {"max_times_sampled": 2}, "critic"])
+    await buffer.ingest.push(push((0, 0), (0, 1)))
+    for _ in range(2):
+        await buffer.desk.ack(await take(buffer, "actor", 2))
+    await buffer.ingest.push(Push(payloads=[payload([(1, 0, 3)])]))
+    buffer.row.policy_version = 9
+    assert (await buffer.desk.sample("actor", want(1), asyncio.Event()))[0] is None
+    await buffer.change_settings(settings(consumers=[actor | {"max_times_sampled": 4}, "critic"]))
+    await buffer.drain()
+    counts = buffer.delivery.consumers["actor"].counts()
+    assert (counts.inserts, counts.deletes, counts.samples) == (2, 0, 4)
+    for _ in range(2):
+        buffer = await world.restart(buffer)
+        assert buffer.delivery.consumers["actor"].counts() == counts

@@ -220,6 +220,7 @@ class Progress:
         reader = self._consumers.get(consumer)
         if reader is None or not 0 < reader.settings.max_times_sampled <= times:
             entry.acked -= {consumer}
+            row.passed_over = [name for name in row.passed_over if name != consumer]
         self.usage.num_undone += was_used and not self.is_used(entry)
         if step is not None and step in row.steps.get(consumer, ()):
             row.steps[consumer].remove(step)
@@ -243,17 +244,16 @@ class Progress:
 
     def pass_over(self, entry: Entry, consumer: str) -> None:
         """A consumer doesn't want it; nothing was delivered."""
-        entry.acked |= {consumer}
-        self._row(entry).times_sampled.setdefault(consumer, 0)
+        if consumer not in entry.acked:
+            entry.acked |= {consumer}
+            row = self._row(entry)
+            row.times_sampled.setdefault(consumer, 0)
+            row.passed_over.append(consumer)
 
     def was_passed_over(self, entry: Entry, consumer: Consumer) -> bool:
         """Whether a consumer didn't want an experience: it isn't to get it, and hasn't used it up."""
         row = self._rows.get(entry.record.seq)
-        times = None if row is None else row.times_sampled.get(consumer.name)
-        if times is None or consumer.name not in entry.acked:
-            return False
-        most = consumer.settings.max_times_sampled
-        return not 0 < most <= times if consumer.settings.replay else not times
+        return row is not None and consumer.name in row.passed_over
 
     def is_used(self, entry: Entry) -> bool:
         """A consumer that isn't raw has acknowledged it, and that wasn't rewound."""

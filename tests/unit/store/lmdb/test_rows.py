@@ -83,6 +83,7 @@ async def test_every_row_comes_back_after_a_restart(
         times_sampled={"critic": 101},
         steps={"critic": [103, 107]},
         quarantined={"actor": "it keeps dying"},
+        passed_over=["critic"],
     )
     consumers = [
         ConsumerRow(
@@ -508,3 +509,12 @@ async def test_the_highest_id_outlives_its_buffer_but_not_its_own_row(
     store = await open_store()
     assert ([state.row.id for state in store.load()], store.last_buffer_id) == ([3], 3)
     assert store.damaged == ["meta: row last buffer"]
+
+
+def test_progress_of_before_it_said_who_passed_an_experience_over_is_read() -> None:
+    used = ProgressRow(seq=3, acked=["actor"], times_sampled={"actor": 2})
+    old = msgpack.packb((3, ["actor"], {}, {"actor": 2}, {}, {}))
+    assert row_codec.encode_progress(used, msgpack.packb) == old
+    assert row_codec.decode_progress(old) == used
+    passed = msgpack.packb((3, ["actor", "critic"], {}, {"actor": 2, "critic": 0}, {}, {}))
+    assert row_codec.decode_progress(passed).passed_over == ["critic"]
