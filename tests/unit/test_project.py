@@ -126,3 +126,10 @@ def test_this_python_is_supported() -> None:
     found = re.search(r"MINIMUM_PYTHON = \((\d+), (\d+)\)", install)
     assert found
     assert str(supported) == f">={found[1]}.{found[2]}"
+
+
+def test_skips_are_named_at_the_end_of_a_run() -> None:
+    """Beside failures and errors, which pytest names by itself only as long as nothing is asked for."""
+    options = _pyproject()["tool"]["pytest"]["ini_options"]["addopts"]
+    (named,) = [option for option in options if option.startswith("-r")]
+    assert set(named[2:]) >= set("fEs")
