@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,8 @@ class AsyncConnection(ClientSettings):
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = asyncio.Event()
+        """Set by `close`, for those who wait in that loop."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -47,6 +50,7 @@ class AsyncConnection(ClientSettings):
         self._closed = True
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None and self._loop is asyncio.get_running_loop():
+            self._stopped.set()
             await channel.close()
 
     @property
@@ -71,7 +75,11 @@ class AsyncConnection(ClientSettings):
                 if self._closed and not _is_cancelling():
                     raise closed_error("client") from None
                 raise
-            await asyncio.sleep(attempts.delay_after(failure, idempotent=call.idempotent))
+            delay = attempts.delay_after(failure, idempotent=call.idempotent)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), delay)
+            if self._closed:
+                raise closed_error("client") from failure
 
     def _open(self, method: str, requests: AsyncIterator[Any] | None) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""
@@ -92,7 +100,7 @@ class AsyncConnection(ClientSettings):
                 )
             )
             self._stub = push_bytes.make_stub(self._channel)
-            self._loop = loop
+            self._loop, self._stopped = loop, asyncio.Event()
         return self._stub
 
 

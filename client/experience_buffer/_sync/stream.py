@@ -186,8 +186,9 @@ class SampleStream:
             self._failure = error
         finally:
             # Also when this ends by a bug: nobody may wait for it forever.
+            what = "client" if self._client._is_closed else "sample stream"
             with self._changed:
-                self._failure = self._failure or closed_error("sample stream")
+                self._failure = self._failure or closed_error(what)
                 self._drop_connection()
             self._memory = SampleMemory()  # A closed stream keeps none.
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -8,8 +7,6 @@ import torch
 
 from experience_buffer import (
     AnnotateRefusedError,
-    AsyncClient,
-    Client,
     ClientOptions,
     InvalidRequestError,
     RetryOptions,
@@ -25,24 +22,11 @@ MANY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["sync", "async"])
-def annotate(request: Any, server: tuple[Any, str]) -> Any:
-    """The verb of either client, awaited."""
-    if request.param == "sync":
-
-        def call(*args: Any, **keywords: Any) -> Any:
-            with Client(server[1], options=OPTIONS) as client:
-                return client.annotate(*args, **keywords)
-    else:
-
-        def call(*args: Any, **keywords: Any) -> Any:
-            async def awaited() -> Any:
-                async with AsyncClient(server[1], options=OPTIONS) as client:
-                    return await client.annotate(*args, **keywords)
-
-            return asyncio.run(awaited())
-
-    return call
+@pytest.fixture
+def annotate(server: tuple[Any, str], connect: Any) -> Any:
+    """The verb of either client."""
+    with connect(server[1], options=OPTIONS) as client:
+        yield client.annotate
 
 
 def test_it_splits_retries_and_joins(server: tuple[Any, str], annotate: Any) -> None:

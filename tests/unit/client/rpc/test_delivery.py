@@ -52,8 +52,8 @@ def script(server: tuple[Any, str]) -> Any:
 
 
 @pytest.fixture
-def buffer(server: tuple[Any, str]) -> Any:
-    with Client(server[1], options=FAST) as client:
+def buffer(server: tuple[Any, str], connect: Any) -> Any:
+    with connect(server[1], options=FAST) as client:
         yield client
 
 

@@ -44,8 +44,8 @@ def script(server: tuple[Any, str]) -> Any:
 
 
 @pytest.fixture
-def buffer(server: tuple[Any, str]) -> Any:
-    with Client(server[1], options=FAST) as client:
+def buffer(server: tuple[Any, str], connect: Any) -> Any:
+    with connect(server[1], options=FAST) as client:
         yield client
 
 
@@ -177,9 +177,9 @@ def test_only_the_first_batch_has_a_timeout(script: Any, buffer: Client) -> None
     assert limits == [71.0, None]
 
 
-def test_no_server_explains_an_overdue_first_batch() -> None:
+def test_no_server_explains_an_overdue_first_batch(connect: Any) -> None:
     with (
-        Client("127.0.0.1:1", options=FAST) as client,
+        connect("127.0.0.1:1", options=FAST) as client,
         client.stream(1, first_timeout=0.1) as stream,
         pytest.raises(DeadlineExceededError, match=r"GetStats to 127\.0\.0\.1:1 failed"),
     ):

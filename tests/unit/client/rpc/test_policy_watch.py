@@ -31,8 +31,8 @@ def script(server: tuple[Any, str]) -> Any:
 
 
 @pytest.fixture
-def buffer(server: tuple[Any, str]) -> Iterator[Client]:
-    with Client(server[1], options=FAST) as client:
+def buffer(server: tuple[Any, str], connect: Any) -> Iterator[Client]:
+    with connect(server[1], options=FAST) as client:
         yield client
 
 
@@ -83,9 +83,9 @@ def test_closing_a_watch_wakes_its_thread(script: Any, buffer: Client) -> None:
     assert script.ended_watches.acquire(timeout=10)
 
 
-def test_closing_ends_a_reconnecting_watch() -> None:
+def test_closing_ends_a_reconnecting_watch(connect: Any) -> None:
     retry = RetryOptions(initial_backoff_seconds=60, max_backoff_seconds=60)
-    with Client("127.0.0.1:1", options=ClientOptions(retry=retry)) as client:
+    with connect("127.0.0.1:1", options=ClientOptions(retry=retry)) as client:
         versions = client.watch_policy_version()
         thread = threading.Thread(target=lambda: list(versions))
         thread.start()
@@ -94,7 +94,7 @@ def test_closing_ends_a_reconnecting_watch() -> None:
         assert not thread.is_alive()
 
 
-def test_a_watch_fails_for_good(script: Any, buffer: Client) -> None:
+def test_a_watch_fails_for_good(script: Any, buffer: Client, connect: Any) -> None:
     script.failures.append(BufferNotFoundError("no buffer 'math'", subject="math"))
     with (
         buffer.watch_policy_version("math") as versions,
@@ -103,7 +103,7 @@ def test_a_watch_fails_for_good(script: Any, buffer: Client) -> None:
         next(versions)
     retry = RetryOptions(initial_backoff_seconds=0.01, reconnect_seconds=0.1)
     with (
-        Client("127.0.0.1:1", options=ClientOptions(retry=retry)) as nobody,
+        connect("127.0.0.1:1", options=ClientOptions(retry=retry)) as nobody,
         pytest.raises(UnavailableError, match="WatchPolicyVersion to"),
     ):
         next(nobody.watch_policy_version())
@@ -116,16 +116,6 @@ def test_closing_the_client_fails_its_watches(script: Any, buffer: Client) -> No
     buffer.close()
     with pytest.raises(CallCancelledError, match="closed"):
         next(versions)
-
-
-async def test_async_versions_come_as_they_are_published(script: Any, aio: AsyncClient) -> None:
-    script.break_watch_after.append(3)
-    say(script, None, 0, 7, 7, 3)
-    async with aio.watch_policy_version("math") as versions:
-        assert [await anext(versions) for _ in range(4)] == [None, 0, 7, 3]
-        assert script.requests == [pb.WatchPolicyVersionRequest(buffer="math")] * 2
-    assert await acquired(script.ended_watches)
-    assert [version async for version in versions] == []
 
 
 async def test_a_timeout_around_an_async_watch_loses_nothing(script: Any, aio: AsyncClient) -> None:
@@ -141,27 +131,3 @@ async def test_a_timeout_around_an_async_watch_loses_nothing(script: Any, aio: A
     say(script, 5, 7)
     assert await anext(versions) == 7
     await versions.close()
-
-
-async def test_closing_an_async_watch_wakes_its_task(script: Any, aio: AsyncClient) -> None:
-    versions = aio.watch_policy_version()
-    waiting = asyncio.ensure_future(anext(versions, "over"))
-    assert await acquired(script.open_watches)
-    await versions.close()
-    assert await waiting == "over"
-    assert await acquired(script.ended_watches)
-
-
-async def test_closing_the_client_fails_its_async_watches(script: Any, aio: AsyncClient) -> None:
-    versions = aio.watch_policy_version()
-    waiting = asyncio.ensure_future(anext(versions))
-    assert await acquired(script.open_watches)
-    await aio.close()
-    with pytest.raises(CallCancelledError, match="closed"):
-        await waiting
-
-
-async def test_an_async_watch_fails_for_good(script: Any, aio: AsyncClient) -> None:
-    script.failures.append(BufferNotFoundError("no buffer 'math'", subject="math"))
-    with pytest.raises(BufferNotFoundError, match="no buffer"):
-        await anext(aio.watch_policy_version("math"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from experience_buffer import (
     EID,
-    AsyncClient,
     BufferFullError,
     CallCancelledError,
     Client,
@@ -50,8 +48,10 @@ def until(condition: Callable[[], Any]) -> None:
         threading.Event().wait(0.002)
 
 
-def test_what_comes_while_a_writer_is_closed_is_refused(server: tuple[Any, str]) -> None:
-    with Client(server[1]) as client:
+def test_what_comes_while_a_writer_is_closed_is_refused(
+    server: tuple[Any, str], connect: Any
+) -> None:
+    with connect(server[1]) as client:
         writer = client.writer()
         given = Hooked([experience(1)])
         given.hook = writer.close
@@ -61,22 +61,11 @@ def test_what_comes_while_a_writer_is_closed_is_refused(server: tuple[Any, str])
     assert server[0].stored == {}
 
 
-async def test_what_comes_while_an_async_writer_is_closed_is_refused(
-    server: tuple[Any, str],
+def test_what_was_appended_when_a_close_begins_is_stored(
+    server: tuple[Any, str], connect: Any
 ) -> None:
-    async with AsyncClient(server[1]) as client:
-        writer = client.writer()
-        loop = asyncio.get_running_loop()
-        given = Hooked([experience(1)])
-        given.hook = lambda: asyncio.run_coroutine_threadsafe(writer.close(), loop).result(10)
-        with pytest.raises(CallCancelledError, match="writer is closed"):
-            await writer.append(given)
-    assert writer.counts.num_appended == 0
-
-
-def test_what_was_appended_when_a_close_begins_is_stored(server: tuple[Any, str]) -> None:
     script, address = server
-    with Client(address) as client:
+    with connect(address) as client:
         writer = client.writer(options=WriterOptions(max_batch_items=1, linger_seconds=30))
         closing = threading.Thread(target=writer.close)
         given = Hooked(experience(run) for run in range(5))
@@ -126,7 +115,7 @@ def test_a_writer_that_is_closed_just_before_it_connects_ends(
     assert "1 experiences have no outcome" in str(failures[0])
 
 
-def test_a_refusal_does_not_hide_what_has_no_outcome(server: tuple[Any, str]) -> None:
+def test_a_refusal_does_not_hide_what_has_no_outcome(server: tuple[Any, str], connect: Any) -> None:
     script, address = server
 
     def refuse(uid: str) -> bool:
@@ -135,7 +124,7 @@ def test_a_refusal_does_not_hide_what_has_no_outcome(server: tuple[Any, str]) ->
         return True
 
     script.refuse = refuse
-    with Client(address) as client:
+    with connect(address) as client:
         writer = client.writer(options=WriterOptions(max_batch_items=1))
         writer.append([experience(1), experience(2)])
         until(lambda: writer._queue.last_delay)
@@ -146,10 +135,12 @@ def test_a_refusal_does_not_hide_what_has_no_outcome(server: tuple[Any, str]) ->
 
 
 @pytest.mark.parametrize("length", [1_000, 2_500])
-def test_requests_of_a_writer_fit_into_messages(server: tuple[Any, str], length: int) -> None:
+def test_requests_of_a_writer_fit_into_messages(
+    server: tuple[Any, str], connect: Any, length: int
+) -> None:
     options = ClientOptions(max_message_bytes=64 * 1024)
     with (
-        Client(server[1], options=options) as client,
+        connect(server[1], options=options) as client,
         client.writer(options=WriterOptions(linger_seconds=30)) as writer,
     ):
         for run in range(23):
@@ -159,9 +150,9 @@ def test_requests_of_a_writer_fit_into_messages(server: tuple[Any, str], length:
     assert len(server[0].requests) < 23
 
 
-def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path, connect: Any) -> None:
     tls = TlsOptions(ca_file=str(tmp_path / "ca.pem"))
-    with Client("127.0.0.1:1", tls=tls) as client:
+    with connect("127.0.0.1:1", tls=tls) as client:
         writer = client.writer()
         writer.append(experience(1))
         for call in (client.get_stats, writer.flush, client.stream(1).__next__, writer.close):
@@ -172,9 +163,11 @@ def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e300])
-def test_any_number_of_seconds_is_a_timeout(server: tuple[Any, str], seconds: float) -> None:
+def test_any_number_of_seconds_is_a_timeout(
+    server: tuple[Any, str], connect: Any, seconds: float
+) -> None:
     script, address = server
-    with Client(address, timeout=seconds) as client, client.writer() as writer:
+    with connect(address, timeout=seconds) as client, client.writer() as writer:
         assert client.timeout == seconds
         writer.append(experience(1), timeout=seconds)
         writer.flush(timeout=seconds)
@@ -185,18 +178,19 @@ def test_any_number_of_seconds_is_a_timeout(server: tuple[Any, str], seconds: fl
             pass
 
 
-def test_what_is_no_number_is_no_timeout(server: tuple[Any, str]) -> None:
+def test_what_is_no_number_is_no_timeout(server: tuple[Any, str], connect: Any) -> None:
     nan = float("nan")
     with pytest.raises(ValueError, match="timeout is nan"):
-        Client(server[1], timeout=nan)
-    with Client(server[1]) as client, client.writer() as writer:
-        for verb in (
+        connect(server[1], timeout=nan)
+    with connect(server[1]) as client, client.writer() as writer:
+        verbs: list[Callable[[], Any]] = [
             lambda: writer.append(experience(1), timeout=nan),
             lambda: writer.flush(timeout=nan),
             lambda: client.push([experience(2)], timeout=nan),
             lambda: client.sample(1, timeout=nan),
             lambda: client.stream(1, first_timeout=nan),
-        ):
+        ]
+        for verb in verbs:
             with pytest.raises(InvalidRequestError, match="timeout is nan"):
                 verb()
         assert writer.counts.num_appended == 0
