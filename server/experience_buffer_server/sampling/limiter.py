@@ -183,6 +183,9 @@ class Counts:
     """An item that was sampled twice counts twice."""
     ahead_bytes: int = 0
     """Payload bytes of the stored items that were never sampled."""
+    used_up: int = 0
+    """Of the stored items, those that were sampled as often as they may be, and are kept for others
+    or for a rewind: inserting is free as if they had gone."""
 
 
 class Answer(NamedTuple):
@@ -222,7 +225,7 @@ def can_insert(plan: LimiterPlan, counts: Counts, n: int, num_bytes: int = 0) ->
     Where waiting can't help, the reason says to split the insert. A single item that exceeds
     `max_ahead_bytes` alone goes when nothing else is ahead.
     """
-    free = plan.min_size - (counts.inserts - counts.deletes)
+    free = plan.min_size - (counts.inserts - counts.deletes - counts.used_up)
     if n <= free:
         return _OK
     room = _bound(plan.max_diff) - _difference(plan, counts)

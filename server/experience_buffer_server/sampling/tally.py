@@ -128,8 +128,13 @@ class Tally:
         self._passed = {key: (unit, 0, 0) for key, (unit, _, _) in self._passed.items()}
         self._leaving = {key: (unit, 0, 0) for key, (unit, _, _) in self._leaving.items()}
 
-    def counts(self, *, num_present: int = 0) -> Counts:
-        """For the limiter; `num_present` units are in the buffer, also those not to be sampled yet."""
+    def counts(self, *, num_present: int = 0, finished: Collection[int] = ()) -> Counts:
+        """For the limiter.
+
+        Args:
+            num_present: Units in the buffer, also those that aren't to be sampled yet.
+            finished: Units in the buffer that won't be sampled any more.
+        """
         num_units = max(len(self._units), num_present - len(self._passed))
         inserts = num_units + self.departed_inserts
         return Counts(
@@ -137,7 +142,13 @@ class Tally:
             deletes=self.departed_inserts,
             samples=self._samples + self.departed_samples,
             ahead_bytes=self._ahead_bytes,
+            used_up=self._num_used_up(finished),
         )
+
+    def _num_used_up(self, finished: Collection[int]) -> int:
+        """How many of the finished units count as stored: but for those passed over, or leaving."""
+        num_leaving = sum(key in finished for key in self._leaving) if finished else 0
+        return max(len(finished) - len(self._passed) - num_leaving, 0)
 
     def ahead_bytes_of(self, keys: Iterable[int]) -> int:
         """Bytes of those of the units that weren't sampled yet."""

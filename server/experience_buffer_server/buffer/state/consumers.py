@@ -190,7 +190,7 @@ class Consumer:
             num_present: Its units in the buffer that it can get, also those that aren't whole or
                 computed yet.
         """
-        counts = self.tally.counts(num_present=num_present)
+        counts = self.tally.counts(num_present=num_present, finished=self.finished)
         num_idle = len(self.held) + len(self.quarantined)
         limiter, idle_bytes = self.settings.limiter, 0
         if limiter is not None and limiter.plan.max_ahead_bytes:

@@ -256,3 +256,20 @@ async def test_what_fits_goes_once_what_did_not_is_gone(
     lease = buffer.leasing.table.find(await waiting)
     assert lease is not None
     assert lease.units[0].seqs == (third.record.seq,)
+
+
+@pytest.mark.parametrize("kept_for", ["rewind", "other"])
+async def test_a_consumed_unit_that_is_kept_stops_no_pushes(world: World, kept_for: str) -> None:
+    """Nothing is left to be sampled: who waits for that would wait until it isn't kept any more."""
+    limiter = {"min_size": 2, "samples_per_insert": 1, "min_diff": -2, "max_diff": 0.5}
+    others = [{"name": "other"}] if kept_for == "other" else []
+    buffer = await world.create(consumers=[{"name": "trainer", "limiter": limiter}, *others])
+    for task in range(3):
+        await buffer.ingest.push(push((task, 0), (task, 1)))
+        with pytest.raises(errors.ResourceExhaustedError, match="until more is sampled"):
+            await buffer.ingest.push(push((task, 2)))
+        lease, why = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+        assert lease is not None, why
+        await buffer.desk.ack(lease.id, step=task)
+        buffer = await world.restart(buffer)
+    assert len(buffer.contents) == 6
