@@ -1,4 +1,4 @@
-"""What docs/operations.md and SECURITY.md name exists: commands, settings, metrics, texts, tests."""
+"""What docs/operations.md and SECURITY.md name exists: commands, settings, metrics, texts."""
 
 from __future__ import annotations
 
@@ -103,9 +103,3 @@ def test_metrics_exist(shared_server: Server) -> None:
 def test_what_the_log_is_said_to_say_is_said(words: str) -> None:
     sources = (ROOT / "server").rglob("*.py")
     assert any(words in path.read_text(encoding="utf-8") for path in sources)
-
-
-def test_the_tests_that_are_named_exist() -> None:
-    named = re.findall(r"`(tests/[\w/.]+)`", PAGES[1].read_text(encoding="utf-8"))
-    assert len(named) > 8
-    assert [path for path in named if not (ROOT / path).exists()] == []

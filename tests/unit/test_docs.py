@@ -1,4 +1,4 @@
-"""The pages: their links lead somewhere, and what is said of their length holds."""
+"""The pages: what they link and name exists, and what is said of their length holds."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in _anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_paths_of_the_project_exist(page: Path) -> None:
+    folders = "benchmarks|client|docker|examples|proto|scripts|server|tests"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text("utf-8"))
+    missing = [path for path in named if not (ROOT / path).exists()]
+    assert not missing
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
