@@ -200,12 +200,12 @@ async def _leases(buffer: Buffer, options: argparse.Namespace) -> tuple[Times, T
     cpu, wall = Times(), Times()
     for _ in range(options.batches):
         started, began = time.perf_counter(), time.thread_time()
-        lease, _ = await buffer.desk.sample(CONSUMER, want, stop)
+        lease, _ = await buffer.sample(CONSUMER, want, stop)
         cpu.seconds.append(time.thread_time() - began)
         wall.seconds.append(time.perf_counter() - started)
         assert lease is not None
         _check(lease.num_units, options.unit)
-        await buffer.desk.ack(lease.id)
+        await buffer.ack(lease.id)
     return cpu, wall
 
 

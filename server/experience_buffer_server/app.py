@@ -15,7 +15,6 @@ from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.intake.compiled.loading import Loading
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.buffer.stats import buffer_stats
 from experience_buffer_server.rpc import server
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.metrics_endpoint import MetricsServer
@@ -139,7 +138,7 @@ def _start_metrics(
     """Serve /metrics from threads; returns its port, -1 when it is off."""
     metrics.registry.register(
         Gauges(
-            lambda: [buffer_stats(buffer) for buffer in registry.all()],
+            lambda: [buffer.stats() for buffer in registry.all()],
             asyncio.get_running_loop(),
         )
     )

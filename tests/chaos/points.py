@@ -128,10 +128,10 @@ _PHASES: Final = {"prune": ("before", "committed"), "large-append": _PAYLOAD_PHA
 
 _CALLS: Final = (
     # name, module, method, phase, what counts, how many a life sees
-    ("push-stored", "buffer.buffer", "Buffer.stored", "before", "", 20),
-    ("push-stored", "buffer.buffer", "Buffer.stored", "after", "", 20),
+    ("push-stored", "buffer.flow", "Flow.stored", "before", "", 20),
+    ("push-stored", "buffer.flow", "Flow.stored", "after", "", 20),
     ("group-completion", "buffer.state.group_table", "GroupTable.join", "after", "", 20),
-    ("group-checked", "buffer.buffer", "Buffer.check_whole", "before", "", 20),
+    ("group-checked", "buffer.flow", "Flow.check_whole", "before", "", 20),
     ("advantage-result", "buffer.compute.results", "Results.add", "after", "", 6),
     ("advantage-write-back", "buffer.compute.results", "Results._commit", "before", "", 6),
     ("advantage-stored", "buffer.compute.results", "Results._stored", "after", "", 6),

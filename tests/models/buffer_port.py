@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from experience_buffer import errors, trxp
+from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
-from experience_buffer_server.buffer.delivery.rank_batches import RankOf
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store import LmdbStore
@@ -92,7 +92,7 @@ class BufferPort:
         deadline = time.monotonic() + 60
         while True:
             await self.buffer.drain()
-            if not self.buffer.computing.num_jobs:
+            if not self.buffer.flow.computing.num_jobs:
                 return
             assert time.monotonic() < deadline, "a computation never ended"
             await asyncio.sleep(0)
@@ -111,7 +111,7 @@ class BufferPort:
     async def _push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
         tombstones = [(eid(task, run), "gone") for task, run, _ in dead]
         payloads = [payload(live)] if live else []
-        outcomes = await self.buffer.ingest.push(Push(payloads=payloads, tombstones=tombstones))
+        outcomes = await self.buffer.push(Push(payloads=payloads, tombstones=tombstones))
         return [outcome.status.value for outcome in outcomes]
 
     def push_at_once(
@@ -126,11 +126,11 @@ class BufferPort:
 
     def seal(self, key: str) -> None:
         """Close a group."""
-        self.run(self.buffer.grouping.seal(key, 0))
+        self.run(self.buffer.seal(key, 0))
 
     def drop(self, key: str) -> int:
         """Drop a group."""
-        return self.run(self.buffer.grouping.drop(key, "aborted"))
+        return self.run(self.buffer.drop(key, "aborted"))
 
     def sample(
         self, name: str, wanted: int, seconds: float, rank_of: tuple[int, int, int] | None
@@ -139,7 +139,7 @@ class BufferPort:
         rank = None
         if rank_of is not None:
             rank = RankOf(rank=rank_of[0], world_size=rank_of[1], after_lease_id=rank_of[2])
-        call = self.buffer.desk.sample(
+        call = self.buffer.sample(
             name, want(wanted, lease_seconds=seconds), asyncio.Event(), rank_of=rank
         )
         lease, why = self.run(call)
@@ -147,7 +147,9 @@ class BufferPort:
         assert rank is not None or (len(units) < wanted) == bool(why)
         if lease is None:
             return None
-        entries = {seq: self.buffer.contents.by_seq(seq) for unit in units for seq in unit.seqs}
+        entries = {
+            seq: self.buffer.state.contents.by_seq(seq) for unit in units for seq in unit.seqs
+        }
         found = {seq: entry.record for seq, entry in entries.items() if entry is not None}
         return Delivered(
             lease_id=lease.id,
@@ -158,40 +160,40 @@ class BufferPort:
 
     def ack(self, lease_id: int, step: int | None, rank: int | None) -> int:
         """Acknowledge; the experiences of the lease."""
-        return self.run(self.buffer.desk.ack(lease_id, step=step, rank=rank)).num_experiences
+        return self.run(self.buffer.ack(lease_id, step=step, rank=rank)).num_experiences
 
     def nack(self, lease_id: int) -> int:
         """Give back; the experiences of the lease."""
-        return self.run(self.buffer.leasing.nack(lease_id, reason="x"))
+        return self.run(self.buffer.nack(lease_id, reason="x"))
 
     def extend(self, lease_id: int, seconds: float) -> float:
         """The new deadline."""
-        return self.run(self.buffer.leasing.extend(lease_id, seconds)).deadline
+        return self.run(self.buffer.extend(lease_id, seconds)).deadline
 
     def rewind(self, name: str, step: int) -> tuple[int, int]:
         """Experiences and leases that came back."""
-        found = self.run(self.buffer.desk.timelines.rewind(self._consumer(name), step))
+        found = self.run(self.buffer.flow.timelines.rewind(self._consumer(name), step))
         return found.num_experiences, found.num_leases
 
     def declare_safe(self, name: str, step: int) -> None:
         """Declare a step safe."""
-        self.run(self.buffer.desk.timelines.declare_safe(self._consumer(name), step))
+        self.run(self.buffer.flow.timelines.declare_safe(self._consumer(name), step))
 
     def release(self, name: str, uids: Sequence[str]) -> int:
         """Units that were quarantined."""
-        return self.run(self.buffer.desk.quarantine.release(self._consumer(name), uids))
+        return self.run(self.buffer.flow.quarantine.release(self._consumer(name), uids))
 
     def prioritize(self, updates: Sequence[tuple[str, float, int]]) -> tuple[int, int, int]:
         """Numbers of those updated, unknown and outdated."""
         changes = [PriorityUpdate(uid=u, priority=p, generation=g) for u, p, g in updates]
-        found = self.run(self.buffer.desk.priorities.update(changes))
+        found = self.run(self.buffer.update_priorities(changes))
         return found.num_updated, len(found.unknown_uids), len(found.outdated_uids)
 
     def delete(self, uid: str) -> bool:
         """False where somebody holds it."""
-        entry = self.buffer.contents.by_uid(uid)
+        entry = self.buffer.state.contents.by_uid(uid)
         assert entry is not None
-        return self.run(self.buffer.removal.delete([entry])) == ([], 1)
+        return self.run(self.buffer.delete([entry])) == ([], 1)
 
     def publish(self, version: int) -> None:
         """Publish a policy version."""
@@ -199,7 +201,7 @@ class BufferPort:
         async def publish() -> None:
             self.buffer.row.policy_version = version
             stored = self._store_row()
-            self.buffer.published(version)
+            self.buffer.flow.published(version)
             await stored
 
         self.run(publish())
@@ -222,7 +224,7 @@ class BufferPort:
 
     def let_expire(self, lease_ids: Sequence[int]) -> None:
         """Let time pass until these leases have expired."""
-        leases = [self.buffer.leasing.table.find(lease_id) for lease_id in lease_ids]
+        leases = [self.buffer.state.leases.find(lease_id) for lease_id in lease_ids]
 
         self._tick(max(lease.deadline for lease in leases if lease is not None))
 
@@ -269,7 +271,7 @@ class BufferPort:
     def observed(self, *expected: dict[str, Any]) -> dict[str, Any]:
         """Everything that decides what is delivered."""
         # Numbers go on where they were, also where the last that was given has left.
-        seqs = {entry.record.seq for entry in self.buffer.contents}
+        seqs = {entry.record.seq for entry in self.buffer.state.contents}
         assert all(seq > self._last_seq for seq in seqs - self._seqs), "a number is given again"
         self._seqs, self._last_seq = seqs, max(seqs | {self._last_seq})
         return buffer_view.observed(self.buffer)
@@ -279,4 +281,4 @@ class BufferPort:
         return buffer_view.expected(model)
 
     def _consumer(self, name: str) -> Consumer:
-        return self.buffer.delivery.consumer(name)
+        return self.buffer.state.consumer(name)

@@ -11,25 +11,28 @@ from tests.models.model_limiter import counted, difference
 
 
 def observed(buffer: Buffer) -> dict[str, Any]:
-    contents = buffer.contents
+    contents = buffer.state.contents
     found: dict[str, Any] = {
         "members": {e.record.uid: e.record.priority for e in contents},
         "order": [e.record.uid for e in sorted(contents, key=lambda e: e.record.seq)],
         "num_items": contents.num_items,
         "num_excess_bytes": contents.num_bytes - sum(e.record.payload_bytes for e in contents),
         "groups": {group.row.key: group.row.closed for group in contents.groups},
-        "consumers": sorted(buffer.delivery.consumers),
+        "consumers": sorted(buffer.state.consumers),
     }
-    for name, consumer in buffer.delivery.consumers.items():
+    for name, consumer in buffer.state.consumers.items():
         found[name] = _observed_of(buffer, consumer)
     return found
 
 
 def _observed_of(buffer: Buffer, consumer: Consumer) -> dict[str, Any]:
     units, timeline = _units(buffer, consumer), consumer.timeline
-    dropped = {g.row.key for g in buffer.contents.groups if g.row.closed == "dropped"}
+    dropped = {g.row.key for g in buffer.state.contents.groups if g.row.closed == "dropped"}
     dropped |= {
-        e.record.uid for g in buffer.contents.groups if g.row.key in dropped for e in g.members
+        e.record.uid
+        for g in buffer.state.contents.groups
+        if g.row.key in dropped
+        for e in g.members
     }
     tally, limiter = consumer.tally.counts(), consumer.settings.limiter
     return {
@@ -40,7 +43,7 @@ def _observed_of(buffer: Buffer, consumer: Consumer) -> dict[str, Any]:
         "finished": sorted(units[key] for key in consumer.finished if units[key] not in dropped),
         "leases": {
             lease.id: (lease.deadline, lease.acked_parts)
-            for lease in buffer.leasing.table.of_consumer(consumer.name)
+            for lease in buffer.state.leases.of_consumer(consumer.name)
         },
         "num_leased": (consumer.num_leased, consumer.num_leased_experiences),
         "timeline": (timeline.num_retained, timeline.safe_step, timeline.last_step),
@@ -55,8 +58,8 @@ def _observed_of(buffer: Buffer, consumer: Consumer) -> dict[str, Any]:
 def _units(buffer: Buffer, consumer: Consumer) -> dict[int, str]:
     """Names of units, as the model has them, by number."""
     if consumer.settings.unit == "item":
-        return {entry.record.seq: entry.record.uid for entry in buffer.contents}
-    return {group.row.id: group.row.key for group in buffer.contents.groups}
+        return {entry.record.seq: entry.record.uid for entry in buffer.state.contents}
+    return {group.row.id: group.row.key for group in buffer.state.contents.groups}
 
 
 def expected(model: Model) -> dict[str, Any]:

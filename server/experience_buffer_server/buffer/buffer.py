@@ -1,49 +1,54 @@
-"""One named buffer: the owner of all state that decides what is delivered.
+"""One named buffer behind one door: what can be asked of it, each as one call.
 
-`Ingest` brings experiences in and `Delivery` hands them out; here is what happens in between:
-groups become whole, advantages arrive, units are offered. Everything runs on one event loop.
+What happens behind it is in `flow` and the rooms. Everything runs on one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.compute.submission import Computing
-from experience_buffer_server.buffer.delivery.damage import Damage
-from experience_buffer_server.buffer.delivery.delivery import Desk
-from experience_buffer_server.buffer.intake.admission import missing_fields
-from experience_buffer_server.buffer.intake.annotate import Annotating
+from experience_buffer_server.buffer.delivery.damage import Unreadable
+from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf
+from experience_buffer_server.buffer.delivery.leasing import ReturnReason
+from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, Updated
+from experience_buffer_server.buffer.delivery.read_ahead import Prefetches, fetched, large_entries
+from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
+from experience_buffer_server.buffer.flow import Flow
+from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
-from experience_buffer_server.buffer.intake.push import Ingest
-from experience_buffer_server.buffer.intake.push_room import Intake
-from experience_buffer_server.buffer.intake.task_pacing import Pacing
-from experience_buffer_server.buffer.leaving.eviction import Eviction
-from experience_buffer_server.buffer.leaving.group_closing import Grouping
-from experience_buffer_server.buffer.leaving.removal import Removal
-from experience_buffer_server.buffer.leaving.retention import Retention
+from experience_buffer_server.buffer.intake.push_queue import Patience
+from experience_buffer_server.buffer.intake.push_reading import Admitted, Outcome, Push
+from experience_buffer_server.buffer.intake.task_pacing import Reserved
 from experience_buffer_server.buffer.settings_change import SettingsChanges
-from experience_buffer_server.buffer.state.buffer_row import StoredRow
-from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.consumers import Consumer, Want
+from experience_buffer_server.buffer.state.experience_states import (
+    ExperienceState,
+    kept_from,
+    state_of,
+)
+from experience_buffer_server.buffer.state.group_table import Entry, Group
+from experience_buffer_server.buffer.stats import BufferStats, buffer_stats
 from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.loop_turns import Turn
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.runtime.quotas import Charge
+from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.interface import BufferRow, Store, WriteBatch
+from experience_buffer_server.store.interface import BufferRow, Store
 
-_PRUNE_SECONDS = 60.0
-"""Between rounds of forgetting what was remembered for longer than the horizon."""
-_PRUNE_STEP = 1000
-"""Most that is forgotten in one commit: pushes don't wait for long behind it."""
+_UNCOUNTED = Charge()
 
 
 class Buffer:
-    """One buffer. Not thread-safe; belongs to its event loop."""
+    """One buffer. Not thread-safe; belongs to its event loop.
+
+    `flow` and `state` are for those who make, restore and change a buffer; others use its verbs.
+    """
 
     def __init__(
         self,
@@ -55,149 +60,310 @@ class Buffer:
         payloads: PayloadReader,
         limits: ServerSection,
     ) -> None:
-        self.row = row
-        self.settings = BufferSettings.model_validate_json(row.config)
-        self.closed = False
-        """Deleted: what is still under way for it has no effect."""
-        self.version_changed = asyncio.Event()
-        """Set, and replaced, when a policy version is published or the buffer is deleted."""
-        self.contents = contents = Contents()
-        self._store = store
-        self._computer = computer
-        self._metrics = metrics
-        self._tasks = tasks = Tasks()
-        self._next_prune = 0.0
-        self.changes = changes = Changes(store, tasks)
-        """What is under way to the disk, or owed to it."""
-        self.computing = Computing(self, store, changes, computer, metrics, tasks)
-        self.desk = desk = Desk(self, contents, store, metrics, tasks, limits)
-        self.delivery, self.leasing = desk.delivery, desk.leasing
-        desk.leasing.table.reserve(row.lease_floor)
-        self.damage = Damage(self, contents, desk.delivery, desk.leasing, store, tasks)
-        self.removal = Removal(
-            self,
-            contents,
-            desk.delivery,
-            desk.offering,
-            desk.retirement,
-            desk.progress,
-            store,
-            metrics,
-            tasks,
+        self.flow = flow = Flow(
+            row, store=store, computer=computer, metrics=metrics, payloads=payloads, limits=limits
         )
-        self.grouping = Grouping(self, contents, self.removal, store, metrics, tasks)
-        self.eviction = Eviction(self, contents, desk.progress, self.removal, metrics, tasks)
-        consumers = desk.delivery.consumers
-        contents.on_removed = self.eviction.removed
-        self.pacing = Pacing(self, contents, consumers, metrics)
-        self.intake = Intake(self, contents, consumers, self.eviction, self.pacing, metrics)
-        self.ingest = Ingest(
-            self,
-            contents,
-            self.intake,
-            store,
-            metrics,
-            tasks,
-            payloads,
-            limits=limits,
-        )
-        self.retention = Retention(
-            self, contents, self.removal, self.grouping, desk.progress, metrics, tasks
-        )
-        self.annotating = Annotating(self, contents, self.removal, store, tasks, limits=limits)
-        self.stored_row = StoredRow(self, changes, tasks)
-        self._changing = SettingsChanges(
-            self, contents, desk, store, computer, tasks, self.stored_row
-        )
-        for consumer in self.settings.consumers:
-            self.delivery.add_consumer(consumer)
-        self.eviction.settings_changed()
-        self.retention.settings_changed()
-        if self.settings.advantage.estimator:
+        self.state = state = flow.state
+        self._changing = SettingsChanges(flow, computer)
+        for consumer in state.settings.consumers:
+            state.add_consumer(consumer)
+        flow.eviction.settings_changed()
+        flow.retention.settings_changed()
+        if state.settings.advantage.estimator:
             computer.warm_up()
+
+    # --- what it is
 
     @property
     def id(self) -> int:
         """Its id in the store."""
-        return self.row.id
+        return self.state.row.id
 
     @property
     def name(self) -> str:
         """Its name."""
-        return self.row.name
+        return self.state.row.name
 
-    # --- from stored to available
+    @property
+    def row(self) -> BufferRow:
+        """As it is stored, or is about to be."""
+        return self.state.row
 
-    def stored(self, entries: Sequence[Entry]) -> None:
-        """New entries are on disk: compute, offer, and see which groups are whole now."""
-        for entry in entries:
-            entry.durable = True
-            if entry.group is not None:
-                entry.group.num_durable += 1
-            self.desk.offering.entry(entry)
-        self.eviction.stored(entries)
-        self.advance(entries)
+    @property
+    def settings(self) -> BufferSettings:
+        """Those that hold now."""
+        return self.state.settings
 
-    def advance(self, entries: Sequence[Entry]) -> None:
-        """Bring durable entries and their groups as far as they can go."""
-        if self.closed:
-            return
-        if not self.settings.needs_groups:
-            self._advance_alone([entry for entry in entries if _can_advance(entry)])
-        for group in groups_of(entries):
-            self.check_whole(group)
+    @property
+    def closed(self) -> bool:
+        """Deleted: what is still under way for it has no effect."""
+        return self.state.closed
 
-    def _advance_alone(self, entries: Sequence[Entry]) -> None:
-        if not self.settings.advantage.estimator:
-            self.make_available(entries)
-        else:
-            for entry in entries:
-                self.computing.submit([entry])
+    @property
+    def policy_version(self) -> int | None:
+        """The published one; None before the first."""
+        return self.state.row.policy_version
 
-    def check_whole(self, group: Group) -> None:
-        """Go on with a group that is closed and all on disk, and with one that was dropped."""
-        if group.row.closed == "dropped":
-            self.removal.discard([entry for entry in group.members if entry.durable])
-        if not group.is_whole or group.available or self.closed:
-            return
-        votes = [entry for entry in group.votes if entry.is_staying]
-        group.available = bool(votes) and all(entry.available for entry in votes)
-        if not votes:
-            self.removal.discard(group.members)
-            return
-        self.desk.offering.group(group)
-        self.eviction.stored(group.members[:1])
-        self.damage.hold_back(group)
-        can_be_computed = not any(
-            e.computing or e.quarantine or e.missing or e.changing for e in votes
+    @property
+    def create_time(self) -> float:
+        """Seconds since the Unix epoch."""
+        return self.state.row.create_time
+
+    @property
+    def version_changed(self) -> asyncio.Event:
+        """Set, and replaced, when a policy version is published or the buffer is deleted."""
+        return self.state.version_changed
+
+    @property
+    def num_items(self) -> int:
+        """Experiences stored, tombstones not counted."""
+        return self.state.contents.num_items
+
+    @property
+    def num_bytes(self) -> int:
+        """Their payload bytes."""
+        return self.state.contents.num_bytes
+
+    # --- coming
+
+    def check_count(self, count: int) -> None:
+        """Refuse more experiences than a push may hold, before anything is made of them.
+
+        Raises:
+            InvalidRequestError: More.
+        """
+        self.flow.ingest.reading.check_count(count, "experiences")
+
+    async def admit(self, push: Push, turn: Turn) -> Admitted:
+        """Read a push, a slice at a time; see `Reading.admit`."""
+        return await self.flow.ingest.reading.admit(push, turn)
+
+    async def push(
+        self,
+        push: Push,
+        patience: Patience | None = None,
+        charge: Charge = _UNCOUNTED,
+        admitted: Admitted | None = None,
+    ) -> list[Outcome]:
+        """Store what can be stored; one outcome per experience, then one per tombstone.
+
+        Args:
+            push: The request.
+            patience: For how long it may wait for room where the settings say so; None: not at all.
+            charge: What it holds, and may hold.
+            admitted: What `admit` made of it just now; None: it is read here.
+
+        Raises:
+            TrxpError: A payload as a whole can't be read; nothing is stored.
+            InvalidRequestError: More items than a push may hold; nothing is stored.
+            BufferFullError: No room; nothing of this push is stored.
+            ResourceExhaustedError: A limiter or the pacing holds it back, or too much is under way;
+                nothing of it is stored.
+            UnavailableError: The server stops while it waits; nothing of it is stored.
+            BufferNotFoundError: The buffer was deleted while it waited.
+        """
+        return await self.flow.ingest.push(push, patience, charge, admitted)
+
+    async def annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
+        """Add late fields to stored experiences; see `Annotating.annotate`."""
+        return await self.flow.annotating.annotate(annotations)
+
+    def check_annotations(self, count: int) -> None:
+        """Refuse more annotations than a request may have, before anything is made of them.
+
+        Raises:
+            InvalidRequestError: More.
+        """
+        self.flow.annotating.check_count(count)
+
+    def reserve(self, groups: Iterable[str], *, ttl_seconds: float = 0.0) -> Reserved:
+        """Take places for tasks that are about to begin; see `Pacing.reserve`."""
+        return self.flow.pacing.reserve(groups, now=clock.now(), ttl_seconds=ttl_seconds)
+
+    async def seal(self, key: str, size: int = 0) -> Group:
+        """Close a group with the members it has, or with `size` once they are there.
+
+        Raises:
+            GroupNotFoundError: No group with this key has members.
+            WrongStateError: The group was dropped, or has more than `size` members.
+            StoreFullError: It can't be stored; the group stays as it was.
+        """
+        return await self.flow.grouping.seal(key, size)
+
+    # --- delivery
+
+    async def sample(
+        self,
+        consumer: str,
+        want: Want,
+        stop: asyncio.Event,
+        *,
+        rank_of: RankOf | None = None,
+        prepare: Prepare | None = None,
+    ) -> tuple[Lease | None, str]:
+        """Lease one batch, waiting for it if need be; None and the reason if there is none.
+
+        Args:
+            consumer: Who asks.
+            want: What it asks for.
+            stop: Set when the server stops: the wait ends.
+            rank_of: The lease is shared by the ranks of the consumer; this call is of one of them.
+            prepare: Takes the lease and why it is short, and makes an answer of it, while it is
+                being stored if it isn't shared. If that fails, the lease is given back, unless it
+                is shared and the rank may come again.
+
+        Raises:
+            ConsumerNotFoundError: The buffer has no such consumer.
+            BufferNotFoundError: The buffer was deleted.
+            InvalidRequestError: The rank is not below the world size.
+            ResourceExhaustedError: Too many calls wait.
+            WrongStateError: An open batch is shared by another number of ranks.
+            StoreFullError: The lease can't be stored.
+        """
+        return await self.flow.delivery.sample(
+            consumer, want, stop, rank_of=rank_of, prepare=prepare
         )
-        if not group.available and self.settings.needs_groups and can_be_computed:
-            # All together, also those that could be sampled before the estimator was set.
-            self.computing.submit(votes)
 
-    def make_available(self, entries: Sequence[Entry]) -> None:
-        """Let consumers sample the entries, and the groups that are available with them."""
-        fresh = [entry for entry in entries if not entry.available]
-        for entry in fresh:
-            entry.available = True
-            self.desk.offering.entry(entry)
-        for group in groups_of(fresh):
-            self.check_whole(group)
+    async def ack(
+        self, lease_id: int, *, step: int | None = None, rank: int | None = None
+    ) -> Lease:
+        """End a lease: its experiences are consumed; see `Leasing.ack`."""
+        lease = await self.flow.leasing.ack(lease_id, step=step, rank=rank)
+        consumer = self.state.consumers.get(lease.consumer)
+        if step is not None and consumer is not None:
+            self.flow.timelines.keep_newest(consumer)
+        return lease
 
-    # --- what is known of an entry
+    async def nack(self, lease_id: int, *, reason: str, unread: bool = False) -> int:
+        """End a lease: its experiences are offered again at once; see `Leasing.nack`."""
+        return await self.flow.leasing.nack(lease_id, reason=reason, unread=unread)
 
-    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
-        """Fields that the estimator needs and an entry lacks; none where it can be sampled."""
-        if entry.record.tombstone or entry.available:
-            return ()
-        return missing_fields(entry.record.fields, self.settings)
+    async def extend(self, lease_id: int, seconds: float) -> Lease:
+        """Let a lease expire some seconds from now; see `Leasing.extend`."""
+        return await self.flow.leasing.extend(lease_id, seconds)
+
+    def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
+        """Give back those of the leases that are still open; see `Leasing.give_back`."""
+        self.flow.leasing.give_back(lease_ids, reason)
+
+    def is_open(self, lease_id: int) -> bool:
+        """Whether a lease hasn't ended; one whose end is being stored may be open again."""
+        return self.flow.leasing.is_open(lease_id)
+
+    def is_fresh(self, lease: Lease) -> bool:
+        """Whether a batch that was put together a while ago, and that nobody has, may still go."""
+        consumer = self.state.consumers.get(lease.consumer)
+        return consumer is None or self.flow.picking.is_fresh(consumer, lease.units, clock.now())
+
+    def fetched(self, units: Iterable[Unit]) -> AbstractAsyncContextManager[None]:
+        """Have the large payloads of units in memory within the block."""
+        return fetched(self.flow.store, self.id, large_entries(self.state, units))
+
+    def fetched_bytes(self, units: Iterable[Unit]) -> int:
+        """What `fetched` has in memory, beside what is made of it."""
+        return sum([e.record.payload_bytes for e in large_entries(self.state, units)])
+
+    def prefetches(self) -> Prefetches:
+        """For one stream: reads large payloads of its leases before these can be sent."""
+        return Prefetches(self.flow.store, self.state)
+
+    def settle(self, lease: Lease, unreadable: Unreadable, *, least: int) -> bool:
+        """Go on with a lease of which some units can't be read; see `Damage.settle`."""
+        return self.flow.damage.settle(lease, unreadable, least=least)
+
+    async def rewind(self, consumer: str, step: int) -> Rewound:
+        """Undo a consumer's acks after a step and return its open leases; see `Timelines.rewind`."""
+        return await self.flow.timelines.rewind(self.state.consumer(consumer), step)
+
+    async def declare_safe(self, consumer: str, step: int) -> Released:
+        """Keep a consumer's acks up to a step no longer; see `Timelines.declare_safe`."""
+        return await self.flow.timelines.declare_safe(self.state.consumer(consumer), step)
+
+    async def release(self, consumer: str, uids: Sequence[str] = ()) -> int:
+        """Offer quarantined units to their consumer again; see `Quarantine.release`."""
+        return await self.flow.quarantine.release(self.state.consumer(consumer), uids)
+
+    async def update_priorities(self, updates: Sequence[PriorityUpdate]) -> Updated:
+        """Set the priorities that can be set, all or none of them; see `Priorities.update`."""
+        return await self.flow.priorities.update(updates)
+
+    async def publish(self, version: int) -> int | None:
+        """Note the policy version that the trainer has published; see `StoredRow.publish`."""
+        return await self.flow.stored_row.publish(version)
+
+    # --- leaving
+
+    async def drop(self, key: str, reason: str) -> int:
+        """Discard the newest group of a key, and treat later members as late; see `Grouping.drop`.
+
+        The place that was reserved for it is free.
+        """
+        num_dropped = await self.flow.grouping.drop(key, reason)
+        self.flow.pacing.release(key)
+        return num_dropped
+
+    async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+        """Remove entries that nobody holds; see `Removal.delete`.
+
+        Raises:
+            BufferNotFoundError: The buffer was deleted.
+            StoreFullError: The removal can't be stored; nothing is removed.
+        """
+        self.state.check_open()
+        return await self.flow.removal.delete(entries)
+
+    # --- looking
+
+    def consumer(self, name: str) -> Consumer:
+        """The consumer with this name.
+
+        Raises:
+            ConsumerNotFoundError: There is none.
+            BufferNotFoundError: The buffer was deleted.
+        """
+        return self.state.consumer(name)
+
+    def find(self, uid: str) -> Entry | None:
+        """What is stored under a uid, or is about to be."""
+        return self.state.contents.by_uid(uid)
+
+    def entries(self, seqs: Iterable[int]) -> list[Entry]:
+        """Those of the entries that are still here."""
+        return self.state.contents.by_seqs(seqs)
+
+    def since(self, seq: int) -> Iterator[Entry]:
+        """The entries with larger numbers, oldest first; nothing may change meanwhile."""
+        return self.state.contents.since(seq)
 
     def staleness(self, entry: Entry) -> int | None:
         """Published policy version minus the entry's lowest; None when either is unknown."""
-        published, lowest = self.row.policy_version, entry.record.min_version
-        return None if published is None or lowest is None else published - lowest
+        return self.state.staleness(entry)
 
-    # --- changes from outside
+    def check_sound(self, entry: Entry) -> None:
+        """Refuse to look at what is set aside.
+
+        Raises:
+            DataLossError: It is.
+        """
+        self.flow.damage.check(entry)
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Offer experiences to nobody any more: by seq, what of each can't be read back."""
+        self.flow.damage.set_aside(reasons)
+
+    def state_of(self, entry: Entry) -> ExperienceState:
+        """Where an experience is on its way."""
+        return state_of(self.state, entry)
+
+    def kept_from(self, entry: Entry) -> str:
+        """What keeps an experience from being delivered, in words; empty where nothing does."""
+        return kept_from(self.state, entry)
+
+    def stats(self) -> BufferStats:
+        """What it holds, and what waits for what."""
+        return buffer_stats(self.flow)
+
+    # --- the buffer itself
 
     def change_settings(self, new: BufferSettings) -> asyncio.Task[None]:
         """Take over new settings and store them; the task ends when they are on disk.
@@ -210,157 +376,19 @@ class Buffer:
         """
         return self._changing.start(new)
 
+    def tick(self, now: float) -> None:
+        """Do what time asks for."""
+        self.flow.tick(now)
+
     def close(self) -> None:
         """Deleted: calls that wait end, what is under way has no effect."""
-        self.closed = self.leasing.closed = True
-        self.version_changed.set()
-        self.ingest.line.look()
-        self.changes.close()
-        self.computing.close()
-        self.delivery.close()
-
-    def forget(self) -> None:
-        """Let go of what it held; after `close` and `drain`."""
-        self.contents.clear()
-        self.desk.progress.clear()
-
-    # --- what others ask
-
-    def set_aside(self, reasons: Mapping[int, str]) -> None:
-        """Offer experiences to nobody any more: by seq, what of each can't be read back."""
-        self.damage.set_aside(reasons)
-
-    def put_notes(self, entries: Sequence[Entry]) -> None:
-        """Store why entries were set aside while they were being changed."""
-        self.damage.put_notes(entries)
-
-    def withhold(self, group: Group, batch: WriteBatch) -> None:
-        """Discard a group whose rewards are all equal; the batch is about to say that it is closed."""
-        self._tasks.spawn(self.grouping.withhold(group, batch))
-
-    def discard_units(self, units: Sequence[Unit]) -> None:
-        """Units that nobody is to get any more came back."""
-        if not self._changing.is_pending:
-            units = self.retention.take(units, clock.now())
-        self.removal.discard_units(units)
-
-    def mark_expired(self, units: Sequence[Unit]) -> None:
-        """Units are about to come back: mark those that are too old; the others may be evicted."""
-        if not self._changing.is_pending:
-            self.retention.mark(units, clock.now())
-        self.eviction.returned(units)
-
-    def postpone(self, entries: Sequence[Entry]) -> None:
-        """Remove what every consumer has done with, as soon as the store has room."""
-        self.removal.postpone(entries)
-
-    def drop_stale(self, units: Iterable[list[Entry]], consumer: str) -> list[list[Entry]]:
-        """Remove units that are too stale for a consumer, each as a whole or not at all.
-
-        Returns:
-            Those that stay: somebody holds any of it, or may be rewound to before it was acknowledged,
-            or another consumer was and is to get it again; or it would tear a group.
-        """
-        kept: list[list[Entry]] = []
-        dropped: list[Entry] = []
-        by_item = self.delivery.consumers[consumer].settings.unit == "item"
-        for unit in units:
-            is_torn = by_item and any(self._is_needed(entry.group) for entry in unit)
-            if is_torn or any(self._is_wanted(entry, consumer) for entry in unit):
-                kept.append(unit)
-            else:
-                dropped += unit
-        self.removal.drop(dropped)
-        self._metrics.dropped(self.name, "stale", len(dropped))
-        return kept
-
-    def _is_needed(self, group: Group | None) -> bool:
-        """Whether a group would never be whole, or be delivered in part, without one of its members."""
-        if group is None:
-            return False
-        consumers = self.delivery.consumers.values()
-        if any(other.settings.unit == "group" for other in consumers):
-            return True
-        return self.settings.needs_groups and not group.available
-
-    def _is_wanted(self, entry: Entry, but_for: str) -> bool:
-        progress = self.desk.progress
-        is_promised = progress.is_retained(entry) or progress.was_rewound(entry, but_for=but_for)
-        return is_promised or self.removal.is_leased(entry)
-
-    def revalue(self, entries: Sequence[Entry]) -> None:
-        """What entries are chosen by, to be delivered or to be removed, has changed."""
-        self.delivery.revalue(entries)
-        self.eviction.revalue(entries)
-
-    def published(self, version: int) -> None:
-        """A policy version is on disk: what waited for it is offered, who watches is told."""
-        changed, self.version_changed = self.version_changed, asyncio.Event()
-        changed.set()
-        self.delivery.release_held(version)
-
-    def has_delivered(self, entry: Entry) -> bool:
-        """True if a consumer that isn't raw holds the entry, or has consumed it."""
-        return self.delivery.is_leased(entry, to_raw=False) or any(
-            not consumer.settings.raw and consumer.name in entry.acked
-            for consumer in self.delivery.consumers.values()
-        )
-
-    # --- in words
-
-    def describe_wait(self) -> str:
-        """What keeps experiences from being sampled; empty when nothing does."""
-        waits = (self.grouping.describe(), self.describe_computing(), self.changes.describe())
-        return "; ".join(wait for wait in waits if wait)
-
-    def describe_computing(self) -> str:
-        """What computing waits for: missing fields, a batch that isn't full, a cure; or empty."""
-        waits = (
-            self.grouping.describe_missing(),
-            self.computing.describe(),
-            self.contents.describe_quarantined(),
-        )
-        return "; ".join(wait for wait in waits if wait)
-
-    # --- time
-
-    def tick(self, now: float) -> None:
-        """Do what time asks for: expire leases, close groups at their deadline, forget."""
-        self.changes.tick(now)
-        self.leasing.expire(now)
-        self.grouping.expire(now)
-        self.removal.tick(now)
-        self.pacing.tick(now)
-        self.eviction.tick(now)
-        # What they remove could not be taken back.
-        if not self._changing.is_pending:
-            self.retention.tick(now)
-            self.eviction.shed()
-        self.ingest.line.look()
-        self.computing.tick(now)
-        if now >= self._next_prune:
-            self._next_prune = now + _PRUNE_SECONDS
-            self._tasks.spawn(self._prune(now - self.settings.duplicate_horizon_seconds))
-
-    async def _prune(self, before_time: float) -> None:
-        while not self.closed:
-            count = await self._store.prune(self.id, before_time, limit=_PRUNE_STEP)
-            if count < _PRUNE_STEP:
-                break
-
-    def batch(self) -> WriteBatch:
-        """Start a batch of changes to its rows."""
-        return self._store.batch()
-
-    def spawn_commit(self, batch: WriteBatch) -> None:
-        """Store a batch that nobody waits for; its failure is logged."""
-        self._tasks.spawn(self._store.commit(batch))
+        self.flow.close()
 
     async def drain(self) -> None:
         """Wait for what is under way."""
-        await self._tasks.drain()
+        await self.flow.tasks.drain()
 
-
-def _can_advance(entry: Entry) -> bool:
-    idle = not (entry.available or entry.computing or entry.quarantine or entry.changing)
-    return idle and not entry.missing and entry.is_staying and not entry.record.tombstone
+    def forget(self) -> None:
+        """Let go of what it held; after `close` and `drain`."""
+        self.state.contents.clear()
+        self.state.progress.clear()

@@ -245,7 +245,7 @@ class Registry:
         return leaving.num_items
 
     def _take_out(self, buffer: Buffer, *, force: bool) -> _Leaving:
-        name, num_items = buffer.name, buffer.contents.num_items
+        name, num_items = buffer.name, buffer.state.contents.num_items
         if num_items and not force:
             raise errors.WrongStateError(
                 f"buffer {name!r} holds {num_items} experiences; set force to delete them too",
@@ -262,8 +262,8 @@ class Registry:
         buffer = leaving.buffer
         # What is under way for it must not be stored after it has gone.
         await buffer.drain()
-        records = [entry.record for entry in buffer.contents]
-        group_ids = [group.row.id for group in buffer.contents.groups]
+        records = [entry.record for entry in buffer.state.contents]
+        group_ids = [group.row.id for group in buffer.state.contents.groups]
         if not await leaving.on_disk.run(records, group_ids, self._stopping):
             raise errors.UnavailableError(
                 f"buffer {buffer.name!r} is deleted, but the server stops before all of it is off "
@@ -274,7 +274,7 @@ class Registry:
         buffer.forget()
         self._metrics.forget_buffer(buffer.name)
         self._num_deleted += 1
-        num_entries = sum(len(one.contents) for one in self._buffers.values())
+        num_entries = sum(len(one.state.contents) for one in self._buffers.values())
         if memory.sweep(num_leftovers=self._num_deleted, num_entries=num_entries):
             self._num_deleted = 0
 
@@ -302,8 +302,8 @@ class Registry:
         return None if leaving is None or leaving.deletion.done() else leaving.deletion
 
     async def publish(self, name: str, version: int) -> int | None:
-        """Note the policy version that the trainer has published; see `StoredRow.publish`."""
-        return await self.get(name).stored_row.publish(version)
+        """Note the policy version that the trainer has published; see `Buffer.publish`."""
+        return await self.get(name).publish(version)
 
     def tick(self, now: float) -> None:
         """Do what time asks for, in every buffer."""

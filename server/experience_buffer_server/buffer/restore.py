@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.restore_damage import (
     miss_members,
     rebuild_groups,
@@ -21,11 +22,12 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
 
     Whole groups without advantages are computed again, leases keep their deadlines.
     """
-    contents = buffer.contents
+    flow = buffer.flow
+    contents = flow.state.contents
     _go_on_in_time(state)
-    rebuild_groups(buffer, state)
+    rebuild_groups(flow, state)
     groups = {
-        row.id: contents.groups.restore(row, buffer.settings)
+        row.id: contents.groups.restore(row, flow.state.settings)
         for row in sorted(state.groups, key=lambda row: row.id)
     }
     for record in state.records:
@@ -37,33 +39,33 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
         if (magnitude is not None and state.row.moments) or record.fields & COUNTED:
             entry.counted = True
         entry.available = magnitude is not None or (
-            not buffer.settings.advantage.estimator and not record.tombstone
+            not flow.state.settings.advantage.estimator and not record.tombstone
         )
         contents.add(entry)
-        contents.set_missing(entry, buffer.missing_fields(entry))
+        contents.set_missing(entry, flow.state.missing_fields(entry))
         if entry.damage:
             contents.set_quarantine(entry, entry.damage)
         if group is not None:
             group.members.append(entry)
             group.num_durable += 1
             share_with_group(record, group.row)
-    reserve_numbers(buffer, state)
-    miss_members(buffer, state, store)
+    reserve_numbers(flow, state)
+    miss_members(flow, state, store)
     for group in groups.values():
         votes = group.votes
         group.available = group.is_whole and bool(votes) and all(e.available for e in votes)
-    buffer.desk.progress.restore(state.progress, state.consumers)
-    restore_leases(buffer, state.leases)
-    for consumer in buffer.delivery.consumers.values():
-        buffer.desk.offering.everything(consumer)
-    buffer.eviction.settings_changed()
-    buffer.retention.settings_changed()
-    buffer.advance([entry for entry in contents if not entry.available])
+    flow.state.progress.restore(state.progress, state.consumers)
+    restore_leases(flow, state.leases)
+    for consumer in flow.state.consumers.values():
+        flow.offers.offer_everything(consumer)
+    flow.eviction.settings_changed()
+    flow.retention.settings_changed()
+    flow.advance([entry for entry in contents if not entry.available])
     for group in groups.values():
         if group.row.closed == "dropped":
-            buffer.check_whole(group)
-    buffer.grouping.tidy()
-    _remove_leftovers(buffer, state)
+            flow.check_whole(group)
+    flow.grouping.tidy()
+    _remove_leftovers(flow, state)
 
 
 def _go_on_in_time(state: StoredBuffer) -> None:
@@ -73,15 +75,15 @@ def _go_on_in_time(state: StoredBuffer) -> None:
     clock.not_before(max(pushed, ended), what=f"the newest row of buffer {state.row.name!r}")
 
 
-def _remove_leftovers(buffer: Buffer, state: StoredBuffer) -> None:
+def _remove_leftovers(flow: Flow, state: StoredBuffer) -> None:
     """Remove what a crash left between a change and what follows from it."""
-    batch = buffer.batch()
-    seqs = [row.seq for row in state.progress if buffer.contents.by_seq(row.seq) is None]
+    batch = flow.store.batch()
+    seqs = [row.seq for row in state.progress if flow.state.contents.by_seq(row.seq) is None]
     for seq in seqs:
-        batch.delete_progress(buffer.id, seq)
-    gone = [row.name for row in state.consumers if row.name not in buffer.delivery.consumers]
+        batch.delete_progress(flow.state.id, seq)
+    gone = [row.name for row in state.consumers if row.name not in flow.state.consumers]
     for name in gone:
-        batch.delete_consumer(buffer.id, name)
+        batch.delete_consumer(flow.state.id, name)
     if seqs or gone:
-        buffer.spawn_commit(batch)
-    buffer.removal.discard_done(entry for entry in buffer.contents if entry.acked)
+        flow.tasks.spawn(flow.store.commit(batch))
+    flow.removal.discard_done(entry for entry in flow.state.contents if entry.acked)

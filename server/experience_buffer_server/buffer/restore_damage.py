@@ -16,24 +16,24 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 
-from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.group_table import Group, group_key
 from experience_buffer_server.store.interface import GroupRow, Record, Store, StoredBuffer
 
 _log = logging.getLogger(__name__)
 
 
-def rebuild_groups(buffer: Buffer, state: StoredBuffer) -> None:
+def rebuild_groups(flow: Flow, state: StoredBuffer) -> None:
     """Add to the state the groups whose rows can't be read and whose members can."""
     known = {row.id for row in state.groups}
-    group_by = buffer.settings.group_by
+    group_by = flow.state.settings.group_by
     members: defaultdict[int, list[Record]] = defaultdict(list)
     if not state.damaged.groups or group_by == "none":
         return
     for record in state.records:
         if record.group_id and record.group_id not in known:
             members[record.group_id].append(record)
-    batch = buffer.batch()
+    batch = flow.store.batch()
     for group_id, records in members.items():
         row = GroupRow(
             id=group_id,
@@ -46,38 +46,38 @@ def rebuild_groups(buffer: Buffer, state: StoredBuffer) -> None:
             quarantined=True,
         )
         state.groups.append(row)
-        batch.put_group(buffer.id, row)
-        _log.error("buffer %r: set aside group %r: %s", buffer.name, row.key, row.note)
+        batch.put_group(flow.state.id, row)
+        _log.error("buffer %r: set aside group %r: %s", flow.state.name, row.key, row.note)
     if members:
-        buffer.spawn_commit(batch)
+        flow.tasks.spawn(flow.store.commit(batch))
 
 
-def reserve_numbers(buffer: Buffer, state: StoredBuffer) -> None:
+def reserve_numbers(flow: Flow, state: StoredBuffer) -> None:
     """Give no number again that was given: also not one of a row that can't be read."""
-    buffer.contents.reserve(state.last_seq)
+    flow.state.contents.reserve(state.last_seq)
     for group_id in state.damaged.groups:
-        buffer.contents.groups.reserve(group_id)
+        flow.state.contents.groups.reserve(group_id)
     for lease_id in state.damaged.leases:
-        buffer.leasing.table.reserve(lease_id)
+        flow.state.leases.reserve(lease_id)
 
 
-def miss_members(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
+def miss_members(flow: Flow, state: StoredBuffer, store: Store) -> None:
     """Set the groups aside that have lost members: records that can't be read back.
 
     A payload without a record tells by its key whose it was; it takes a look at the uids of all
     payloads. Where there is no such payload, it may have been a member of any closed group that has
     fewer than it should.
     """
-    if not state.damaged.any_records or buffer.settings.group_by == "none":
+    if not state.damaged.any_records or flow.state.settings.group_by == "none":
         return
     known = {record.uid for record in state.records}
-    lost = [uid for uid in store.payload_uids(buffer.id) if uid not in known]
-    keys = [_group_key(uid, buffer.settings.group_by) for uid in lost]
+    lost = [uid for uid in store.payload_uids(flow.state.id) if uid not in known]
+    keys = [_group_key(uid, flow.state.settings.group_by) for uid in lost]
     missing = dict(zip(keys, lost, strict=True))
-    known_keys = {group.row.key for group in buffer.contents.groups}
+    known_keys = {group.row.key for group in flow.state.contents.groups}
     num_unexplained = len(state.damaged.records) - sum(key in known_keys for key in keys)
-    batch = buffer.batch()
-    for group in _lacking(buffer):
+    batch = flow.store.batch()
+    for group in _lacking(flow):
         if group.row.key in missing:
             what = f"the record of its member {missing[group.row.key]!r} can't be read back"
         elif num_unexplained > 0 and not group.is_open:
@@ -89,9 +89,11 @@ def miss_members(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
             continue
         group.row.quarantined = True
         group.row.note = f"{what}; drop the group, or restore the store from a snapshot"
-        batch.put_group(buffer.id, group.row)
-        _log.error("buffer %r: set aside group %r: %s", buffer.name, group.row.key, group.row.note)
-    buffer.spawn_commit(batch)
+        batch.put_group(flow.state.id, group.row)
+        _log.error(
+            "buffer %r: set aside group %r: %s", flow.state.name, group.row.key, group.row.note
+        )
+    flow.tasks.spawn(flow.store.commit(batch))
 
 
 def _group_key(uid: str, group_by: str) -> str:
@@ -104,11 +106,11 @@ def _group_key(uid: str, group_by: str) -> str:
     return {"task": tid, "run": f"{tid}/{run}", "step": f"{tid}/{step}"}[group_by]
 
 
-def _lacking(buffer: Buffer) -> list[Group]:
+def _lacking(flow: Flow) -> list[Group]:
     """Groups that have fewer members than they should have, and won't wait for them."""
     return [
         group
-        for group in buffer.contents.groups
+        for group in flow.state.contents.groups
         if group.row.closed != "dropped"
         and not group.row.quarantined
         and (not group.row.size or (not group.is_open and group.num_members < group.row.size))

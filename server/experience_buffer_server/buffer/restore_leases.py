@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
@@ -23,12 +23,12 @@ _Parts = list[list[Unit]]
 """The units of each part of a lease; of one that isn't shared, all are one part."""
 
 
-def restore_leases(buffer: Buffer, rows: Sequence[LeaseRow]) -> None:
+def restore_leases(flow: Flow, rows: Sequence[LeaseRow]) -> None:
     """Put leases back. A unit belongs to its newest lease; one without units has ended."""
     parts: dict[int, _Parts] = {}
     for row in sorted(rows, key=lambda row: row.id, reverse=True):
         if row.state == "open":
-            parts[row.id] = _take_parts(buffer, row)
+            parts[row.id] = _take_parts(flow, row)
     ended = []
     for row in sorted(rows, key=lambda row: row.id):
         if row.state == "open" and not any(parts[row.id]):
@@ -37,15 +37,15 @@ def restore_leases(buffer: Buffer, rows: Sequence[LeaseRow]) -> None:
                 row, state=state, units=[], acked_parts={}, deadline=clock.now()
             )
             ended.append(row)
-        _restore(buffer, row, parts.get(row.id, []))
+        _restore(flow, row, parts.get(row.id, []))
     if ended:
-        batch = buffer.batch()
+        batch = flow.store.batch()
         for row in ended:
-            batch.put_lease(buffer.id, row)
-        buffer.spawn_commit(batch)
+            batch.put_lease(flow.state.id, row)
+        flow.tasks.spawn(flow.store.commit(batch))
 
 
-def _restore(buffer: Buffer, row: LeaseRow, parts: _Parts) -> None:
+def _restore(flow: Flow, row: LeaseRow, parts: _Parts) -> None:
     units = [unit for part in parts for unit in part]
     is_open = row.state == "open"
     lease = Lease(
@@ -61,38 +61,38 @@ def _restore(buffer: Buffer, row: LeaseRow, parts: _Parts) -> None:
         part_sizes=[len(part) for part in parts] if is_open and row.part_sizes else row.part_sizes,
         acked_parts=row.acked_parts,
     )
-    buffer.leasing.table.restore(lease)
+    flow.state.leases.restore(lease)
     if is_open:
-        buffer.delivery.lent(lease)
+        flow.offers.lent(lease)
 
 
-def _take_parts(buffer: Buffer, row: LeaseRow) -> _Parts:
+def _take_parts(flow: Flow, row: LeaseRow) -> _Parts:
     """A lease's units, out of its consumer's hands into its own; those that it still has."""
-    consumer = buffer.delivery.consumers.get(row.consumer)
+    consumer = flow.state.consumers.get(row.consumer)
     if consumer is None:
         return []
     places = iter(range(len(row.units)))
     own: dict[int, Unit] = {}
     return [
-        _take_units(buffer, consumer, row, itertools.islice(places, size), own)
+        _take_units(flow, consumer, row, itertools.islice(places, size), own)
         for size in row.part_sizes or [len(row.units)]
     ]
 
 
 def _take_units(
-    buffer: Buffer, consumer: Consumer, row: LeaseRow, places: Iterable[int], own: dict[int, Unit]
+    flow: Flow, consumer: Consumer, row: LeaseRow, places: Iterable[int], own: dict[int, Unit]
 ) -> list[Unit]:
     """Units by their places; `own` are those of the lease so far, which may hold one repeatedly."""
     units = []
     for place in places:
         seqs = row.units[place]
-        entries = buffer.contents.by_seqs(seqs)
+        entries = flow.state.contents.by_seqs(seqs)
         if not entries or not _is_unit(consumer, entries, len(seqs)):
             continue
         key = key_of(consumer.settings, entries[0])
         if key not in own and key in consumer.out:
             continue  # A newer lease has it.
-        unit = own[key] = own.get(key) or _unit(buffer, consumer, key, entries)
+        unit = own[key] = own.get(key) or _unit(flow, consumer, key, entries)
         unit.probability = row.probabilities[place] if row.probabilities else 1.0
         unit.stale = bool(row.stale) and row.stale[place]
         consumer.out[key] = unit
@@ -112,9 +112,9 @@ def _is_unit(consumer: Consumer, entries: Sequence[Entry], num_leased: int) -> b
     return all(entry.group is group for entry in entries)
 
 
-def _unit(buffer: Buffer, consumer: Consumer, key: int, entries: Sequence[Entry]) -> Unit:
-    unit = buffer.desk.catalog.unit(consumer.settings, key, entries)
-    buffer.desk.progress.history(unit, consumer.name)
+def _unit(flow: Flow, consumer: Consumer, key: int, entries: Sequence[Entry]) -> Unit:
+    unit = flow.state.unit(consumer.settings, key, entries)
+    flow.state.progress.history(unit, consumer.name)
     unit.num_deliveries += 1
     groups = (entry.group for entry in entries if entry.group is not None)
     unit.gone = any(group.row.closed == "dropped" for group in groups)

@@ -6,42 +6,16 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.compute.submission import Computing
-from experience_buffer_server.buffer.delivery.delivery import Desk
-from experience_buffer_server.buffer.intake.push import Ingest
-from experience_buffer_server.buffer.leaving.eviction import Eviction
-from experience_buffer_server.buffer.leaving.removal import Removal
-from experience_buffer_server.buffer.leaving.retention import Retention
-from experience_buffer_server.buffer.state.buffer_row import StoredRow
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.delivery.lease_settlement import row_of
+from experience_buffer_server.buffer.flow import Flow
+from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import BufferRow, ProgressRow, Store, StoreFullError
-
-
-class Owner(Protocol):
-    """The buffer whose settings change."""
-
-    row: BufferRow
-    settings: BufferSettings
-    closed: bool
-    computing: Computing
-    eviction: Eviction
-    ingest: Ingest
-    removal: Removal
-    retention: Retention
-
-    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
-        """Fields that the estimator needs and an entry lacks."""
-
-    def advance(self, entries: Sequence[Entry]) -> None:
-        """Bring durable entries and their groups as far as they can go."""
+from experience_buffer_server.store.interface import ProgressRow, StoreFullError, WriteBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +36,17 @@ class _Change:
 class SettingsChanges:
     """Takes over settings. Not thread-safe."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        contents: Contents,
-        desk: Desk,
-        store: Store,
-        computer: Computer,
-        tasks: Tasks,
-        stored_row: StoredRow,
-    ) -> None:
-        self._owner = owner
-        self._contents = contents
-        self._desk = desk
-        self._store = store
+    def __init__(self, flow: Flow, computer: Computer) -> None:
+        self._flow = flow
+        self._state = flow.state
+        self._contents = flow.state.contents
+        self._store = flow.store
         self._computer = computer
-        self._tasks = tasks
-        self._stored_row = stored_row
-        self._num_pending = 0
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether settings hold that aren't on disk yet."""
-        return bool(self._num_pending)
 
     def start(self, new: BufferSettings) -> asyncio.Task[None]:
         """Let settings hold, and store them; see `Buffer.change_settings`."""
-        owner, old = self._owner, self._owner.settings
-        consumers = self._desk.delivery.consumers
+        state, old = self._state, self._state.settings
+        consumers = state.consumers
         kinds = {consumer.name: (consumer.unit, consumer.raw) for consumer in new.consumers}
         going = [
             name
@@ -102,40 +59,40 @@ class SettingsChanges:
         change = _Change(
             old=old,
             new=new,
-            moments=owner.row.moments,
+            moments=state.row.moments,
             counted=self._counted() if is_other else [],
             added=[name for name in kinds if name not in consumers],
-            removed={name: self._desk.note_removed(batch, name) for name in going},
+            removed={name: self._note_removed(batch, name) for name in going},
         )
         if is_other:
-            owner.row.moments = ""
+            state.row.moments = ""
             for entry in change.counted:
                 entry.counted = False
         self._hold(old, new)
         self._add_consumers(new, change.added)
-        batch.put_buffer(owner.row)
-        self._num_pending += 1
-        return self._tasks.start(self._finish(change, self._store.commit(batch)))
+        batch.put_buffer(state.row)
+        self._state.num_pending_settings += 1
+        return self._flow.tasks.start(self._finish(change, self._store.commit(batch)))
 
     async def _finish(self, change: _Change, stored: Awaitable[None]) -> None:
         try:
             await stored
         except BaseException as error:
-            self._num_pending -= 1
-            if not self._owner.closed:
+            self._state.num_pending_settings -= 1
+            if not self._state.closed:
                 self._take_back(change)
                 if isinstance(error, StoreFullError):
-                    self._stored_row.taken_back()
+                    self._flow.stored_row.taken_back()
             raise
-        self._num_pending -= 1
-        if not self._owner.closed:
+        self._state.num_pending_settings -= 1
+        if not self._state.closed:
             self._carry_out(change)
 
     def _hold(self, old: BufferSettings, new: BufferSettings) -> None:
         """What can be taken back by holding the old settings."""
-        owner = self._owner
-        owner.settings = new
-        owner.row.config = new.model_dump_json()
+        state, flow = self._state, self._flow
+        state.settings = new
+        state.row.config = new.model_dump_json()
         if new.advantage.estimator:
             self._computer.warm_up()
         if _deadline(new) != _deadline(old):
@@ -143,52 +100,100 @@ class SettingsChanges:
             for group in self._contents.groups:
                 self._contents.groups.deadlines.schedule(group, new)
         if new.advantage != old.advantage:
-            owner.computing.settings_changed()
+            flow.computing.settings_changed()
             for entry in self._contents:
                 self._contents.set_quarantine(entry, "")
-                self._contents.set_missing(entry, owner.missing_fields(entry))
+                self._contents.set_missing(entry, state.missing_fields(entry))
         if (new.on_full, new.remover) != (old.on_full, old.remover):
-            owner.eviction.settings_changed()
+            flow.eviction.settings_changed()
         if new.retention != old.retention:
-            owner.retention.settings_changed()
-        owner.ingest.line.look()
+            flow.retention.settings_changed()
+        flow.ingest.line.look()
         if new.on_future_version != old.on_future_version:
-            self._desk.delivery.release_held(None)
+            self._flow.offers.release_held(None)
 
     def _add_consumers(self, settings: BufferSettings, names: Collection[str]) -> None:
         for consumer in settings.consumers:
             if consumer.name in names:
-                self._desk.offering.everything(self._desk.delivery.add_consumer(consumer))
+                self._flow.offers.offer_everything(self._state.add_consumer(consumer))
 
     def _carry_out(self, change: _Change) -> None:
         """The settings are on disk: do what can't be taken back."""
         for name, rows in change.removed.items():
-            self._desk.forget_consumer(name, rows)
+            self._forget_consumer(name, rows)
         # Those that come back as another kind.
         self._add_consumers(change.new, change.removed)
-        delivery = self._desk.delivery
         for settings in change.new.consumers:
-            if settings.name in delivery.consumers and delivery.change_consumer(settings):
-                self._desk.count_anew(delivery.consumers[settings.name])
+            consumer = self._state.consumers.get(settings.name)
+            if consumer is not None and self._flow.offers.change_consumer(settings):
+                self._count_anew(consumer)
         if change.added or change.removed or change.old.advantage != change.new.advantage:
             self._look_again()
 
     def _take_back(self, change: _Change) -> None:
         """The settings could not be stored: the old ones hold again."""
-        self._owner.row.moments = change.moments
+        self._state.row.moments = change.moments
         for entry in change.counted:
             entry.counted = True
         self._hold(change.new, change.old)
         for name in change.added:
-            self._desk.forget_consumer(name, {})
+            self._forget_consumer(name, {})
         for name in change.removed:
-            self._desk.keep_consumer(name)
+            self._keep_consumer(name)
         self._look_again()
+
+    # --- consumers that come and go
+
+    def _count_anew(self, consumer: Consumer) -> None:
+        """A limiter came, went, or has another ratio: what has left doesn't count for it."""
+        self._flow.offers.count_anew(consumer)
+        batch = self._store.batch()
+        self._state.progress.put_consumer(batch, consumer)
+        self._flow.tasks.spawn(self._stored_or_behind((), self._store.commit(batch)))
+
+    async def _stored_or_behind(self, seqs: Iterable[int], committed: Awaitable[None]) -> None:
+        """Rows of consumers, and of the progress of these, are stored now or later."""
+        try:
+            await committed
+        except BaseException:
+            self._state.progress.note_behind(seqs)
+            raise
+
+    def _note_removed(self, batch: WriteBatch, name: str) -> Mapping[int, ProgressRow]:
+        """Add a consumer's removal to a batch: nothing more is delivered to it.
+
+        Until that is on disk its leases, and what it keeps from leaving, are as before.
+
+        Returns:
+            Progress rows as they are stored, for `_forget_consumer`; `_keep_consumer` follows
+            instead if the commit fails.
+        """
+        self._state.consumers[name].close()
+        for lease in self._state.leases.of_consumer(name):
+            if lease.state == "open":
+                batch.put_lease(self._state.id, row_of(lease, state="nacked"))
+        return self._state.progress.note_removed(batch, name)
+
+    def _forget_consumer(self, name: str, rows: Mapping[int, ProgressRow]) -> None:
+        """A consumer's removal is on disk."""
+        # Stored again: what happened to them meanwhile may have overwritten that they ended.
+        held = [lease.id for lease in self._state.leases.of_consumer(name)]
+        self._flow.leasing.give_back(held, "consumer_removed")
+        self._state.remove_consumer(name)
+        batch = self._store.batch()
+        seqs = self._state.progress.forget_consumer(batch, name, rows)
+        self._flow.tasks.spawn(self._stored_or_behind(seqs, self._store.commit(batch)))
+
+    def _keep_consumer(self, name: str) -> None:
+        """Its removal could not be stored: offer it also what came or came back meanwhile."""
+        consumer = self._state.consumers[name]
+        consumer.closed = False
+        self._flow.offers.offer_everything(consumer)
 
     def _look_again(self) -> None:
         """What waited for a consumer that is gone leaves, what can be computed now is."""
-        self._owner.removal.discard_done(self._contents)
-        self._owner.advance([entry for entry in self._contents if entry.durable])
+        self._flow.removal.discard_done(self._contents)
+        self._flow.advance([entry for entry in self._contents if entry.durable])
 
     def _counted(self) -> list[Entry]:
         return [entry for entry in self._contents if entry.counted]

@@ -86,9 +86,9 @@ def changed_settings(buffer: Buffer, changes: Mapping[str, object]) -> BufferSet
     """
     old = buffer.settings
     new = checked_settings(old.model_dump() | dict(changes))
-    if new.group_by != old.group_by and (buffer.contents or buffer.contents.groups):
+    if new.group_by != old.group_by and (buffer.state.contents or buffer.state.contents.groups):
         raise errors.WrongStateError(
-            f"buffer {buffer.name!r} holds {len(buffer.contents)} experiences grouped by "
+            f"buffer {buffer.name!r} holds {len(buffer.state.contents)} experiences grouped by "
             f"{old.group_by}; group_by can change only while it is empty",
             subject=buffer.name,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experience_buffer import values
-from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import groups_of
 
@@ -20,16 +20,16 @@ class BufferStats(values.BufferStats):
     """Experiences that left without ever having been acknowledged, since the start."""
 
 
-def buffer_stats(buffer: Buffer) -> BufferStats:
+def buffer_stats(flow: Flow) -> BufferStats:
     """Say what a buffer holds: in time that grows with what is unfinished, not with what is stored."""
-    contents, usage = buffer.contents, buffer.desk.progress.usage
+    contents, usage = flow.state.contents, flow.state.progress.usage
     return BufferStats(
-        name=buffer.name,
+        name=flow.state.name,
         num_items=contents.num_items,
         num_bytes=contents.num_bytes,
         num_open_groups=len(contents.groups.open_groups),
-        num_overdue_groups=_num_overdue(buffer),
-        num_computing_groups=buffer.computing.num_jobs,
+        num_overdue_groups=_num_overdue(flow),
+        num_computing_groups=flow.computing.num_jobs,
         num_quarantined_groups=len(
             {
                 # Without groups each counts for itself.
@@ -37,28 +37,28 @@ def buffer_stats(buffer: Buffer) -> BufferStats:
                 for entry in contents.quarantined.values()
             }
         ),
-        oldest_open_group=buffer.grouping.describe(),
-        policy_version=buffer.row.policy_version,
+        oldest_open_group=flow.grouping.describe(),
+        policy_version=flow.state.row.policy_version,
         consumers=tuple(
-            _consumer_stats(buffer, consumer) for consumer in buffer.delivery.consumers.values()
+            _consumer_stats(flow, consumer) for consumer in flow.state.consumers.values()
         ),
         num_waiting_for_fields=len(contents.lacking),
-        computing_waits_for=buffer.describe_computing(),
-        num_damaged=buffer.damage.num_experiences,
-        num_reserved_groups=buffer.pacing.num_reserved,
+        computing_waits_for=flow.describe_computing(),
+        num_damaged=flow.damage.num_experiences,
+        num_reserved_groups=flow.pacing.num_reserved,
         num_used=usage.num_used,
         num_unused=usage.num_unused,
         keep_ratio=usage.keep_ratio,
-        num_waiting_pushes=len(buffer.ingest.line),
-        pushes_wait_for=buffer.ingest.line.describe(),
+        num_waiting_pushes=len(flow.ingest.line),
+        pushes_wait_for=flow.ingest.line.describe(),
     )
 
 
-def _num_overdue(buffer: Buffer) -> int:
+def _num_overdue(flow: Flow) -> int:
     """Unfinished groups past their deadline: they are open, or lack fields."""
-    if not buffer.settings.group_deadline_seconds:
+    if not flow.state.settings.group_deadline_seconds:
         return 0
-    contents = buffer.contents
+    contents = flow.state.contents
     num_open = sum(group.overdue for group in contents.groups.open_groups)
     lacking = (
         entry
@@ -68,7 +68,7 @@ def _num_overdue(buffer: Buffer) -> int:
     return num_open + sum(group.is_unfinished for group in groups_of(lacking))
 
 
-def _consumer_stats(buffer: Buffer, consumer: Consumer) -> values.ConsumerStats:
+def _consumer_stats(flow: Flow, consumer: Consumer) -> values.ConsumerStats:
     first = consumer.waiters[0] if consumer.waiters else None
     return values.ConsumerStats(
         name=consumer.name,
@@ -77,9 +77,7 @@ def _consumer_stats(buffer: Buffer, consumer: Consumer) -> values.ConsumerStats:
         num_leased_units=consumer.num_leased,
         num_leases=len(consumer.leases),
         num_waiting=len(consumer.waiters),
-        waiting_for=(
-            buffer.desk.line.explain_wait(consumer, first.want.batch_size) if first else ""
-        ),
+        waiting_for=(flow.line.explain_wait(consumer, first.want.batch_size) if first else ""),
         num_acked_units=consumer.totals.acked,
         num_redelivered_units=consumer.totals.redelivered,
         num_quarantined_units=len(consumer.quarantined),
@@ -88,5 +86,5 @@ def _consumer_stats(buffer: Buffer, consumer: Consumer) -> values.ConsumerStats:
         last_step=consumer.timeline.last_step,
         safe_step=consumer.timeline.safe_step,
         num_stale_units=consumer.totals.stale,
-        pushes_wait_for=buffer.intake.describe(consumer),
+        pushes_wait_for=flow.intake.describe(consumer),
     )

@@ -60,12 +60,12 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
         DataLossError: A row of it is gone or damaged, now or before: it is set aside.
         ExperienceNotFoundError: It is being removed.
     """
-    buffer.damage.check(entry)
+    buffer.check_sound(entry)
     reasons: dict[int, str] = {}
     reads = _read(store, buffer, [entry], reasons)
     payload = b"" if reasons else b"".join(_filled(reads[0], reasons))
-    buffer.damage.set_aside(reasons)
-    buffer.damage.check(entry)
+    buffer.set_aside(reasons)
+    buffer.check_sound(entry)
     if reasons:
         uid = entry.record.uid
         raise errors.ExperienceNotFoundError(
@@ -197,7 +197,7 @@ def _find_culprit(
     buffer: Buffer, units: Sequence[Unit], unreadable: Unreadable, error: errors.DataLossError
 ) -> None:
     """Note the unit that keeps a batch from being packed."""
-    entry = buffer.contents.by_uid(error.subject)
+    entry = buffer.find(error.subject)
     culprit = next(
         (unit for unit in units if entry is not None and entry.record.seq in unit.seqs), None
     )
@@ -240,7 +240,7 @@ def _members(buffer: Buffer, unit: Unit) -> tuple[list[Entry], dict[int, str]]:
 
     None has while the unit's lease is open, unless the buffer was deleted.
     """
-    entries = buffer.contents.by_seqs(unit.seqs)
+    entries = buffer.entries(unit.seqs)
     if len(entries) == len(unit.seqs):
         return entries, {}
     return entries, dict.fromkeys({*unit.seqs}.difference(e.record.seq for e in entries), LEFT)

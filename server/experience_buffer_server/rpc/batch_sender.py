@@ -9,12 +9,7 @@ from collections.abc import Sequence
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.rank_batches import RankOf
-from experience_buffer_server.buffer.delivery.read_ahead import (
-    Prefetches,
-    fetched_bytes,
-    fetched_units,
-)
+from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.rpc.flow_control import (
     FRAME_BYTES,
     MAX_BYTES,
@@ -78,7 +73,7 @@ class Sending:
         in the order of sending. Some have ended by a call."""
         self._num_begun = 0
         self._clear_at = _SPARE_LEASES
-        self._prefetches = Prefetches(backend.store)
+        self._prefetches = buffer.prefetches()
         # The rest is for what travels with payloads.
         self._max_frame_bytes = backend.limits.max_message_bytes // 2
 
@@ -88,8 +83,7 @@ class Sending:
 
     def prepare(self, lease: Lease) -> None:
         """Begin to read what of a lease has to be had from the disk; `send` or `close` follows."""
-        buffer, units = self._buffer, self._units_of(lease)
-        self._prefetches.begin(lease.id, buffer.id, buffer.contents, units)
+        self._prefetches.begin(lease.id, self._units_of(lease))
 
     def settled(self, lease_id: int) -> None:
         """A lease was acknowledged or returned."""
@@ -100,7 +94,7 @@ class Sending:
         if self.rank_of is not None:
             return
         if len(self._leases) >= self._clear_at:
-            open_ones = [key for key in self._leases if self._buffer.leasing.is_open(key)]
+            open_ones = [key for key in self._leases if self._buffer.is_open(key)]
             self._leases = {key: self._leases[key] for key in open_ones}
             self._clear_at = 2 * len(self._leases) + _SPARE_LEASES
         self._leases[lease.id] = self._num_begun
@@ -109,17 +103,17 @@ class Sending:
     def close(self) -> None:
         """Nothing more is sent; leases that weren't settled are offered again. Idempotent."""
         self._prefetches.close()
-        leasing, num_taken = self._buffer.leasing, self._num_taken()
+        num_taken = self._num_taken()
         for lease_id, number in self._leases.items():
             was_seen = number < num_taken and not self._backend.draining.is_set()
-            leasing.give_back([lease_id], "stream_closed" if was_seen else "unread")
+            self._buffer.give_back([lease_id], "stream_closed" if was_seen else "unread")
         self._leases.clear()
 
     def _num_taken(self) -> float:
         """How many of the batches, the oldest ones, somebody may have looked at."""
         if not self._read_ahead:
             return math.inf
-        is_open = self._buffer.leasing.is_open
+        is_open = self._buffer.is_open
         oldest = next((n for key, n in self._leases.items() if is_open(key)), 0)
         # Whoever dies of a batch, or closes its stream, may do so before the last credit has come.
         return max(self._credits.num_granted - self._read_ahead, oldest) + 1
@@ -147,12 +141,12 @@ class Sending:
             return await self._send(lease, shortfall, least)
         except (errors.ExperienceBufferError, StoreError):
             # With the stream its leases end, and those count as deliveries.
-            self._buffer.leasing.give_back([lease.id], "undeliverable")
+            self._buffer.give_back([lease.id], "undeliverable")
             raise
         except BaseException:
             if self.rank_of is None and lease.id not in self._leases:
                 # Nothing of it was sent.
-                self._buffer.leasing.give_back([lease.id], "undeliverable")
+                self._buffer.give_back([lease.id], "undeliverable")
             raise
         finally:
             self._prefetches.end(lease.id)
@@ -175,14 +169,14 @@ class Sending:
 
     def _is_deliverable(self, lease: Lease) -> bool:
         """Whether it is still open, and fresh enough; that of ranks is also the others'."""
-        if lease.state == "open" and self.rank_of is None and not self._buffer.desk.is_fresh(lease):
-            self._buffer.leasing.give_back([lease.id], "undeliverable")
+        if lease.state == "open" and self.rank_of is None and not self._buffer.is_fresh(lease):
+            self._buffer.give_back([lease.id], "undeliverable")
         return lease.state == "open"
 
     async def _send_packed(self, batch: SampledBatch, least: int, hold: Hold) -> bool:
         """Send a packed batch, all of which is read before anything of it is sent."""
         store, buffer, units = self._backend.store, self._buffer, batch.units
-        async with fetched_units(store, buffer.id, buffer.contents, units):
+        async with buffer.fetched(units):
             if batch.lease.state != "open":
                 return False
             messages = packed_messages(
@@ -203,7 +197,7 @@ class Sending:
         *others, last = trxp_parts(batch.units, self._part_bytes)
         for part in (*others, last):
             await self._outgoing.room()
-            async with fetched_units(store, buffer.id, buffer.contents, part):
+            async with buffer.fetched(part):
                 if not is_begun and batch.lease.state != "open":
                     return False
                 messages = trxp_messages(
@@ -240,7 +234,7 @@ class Sending:
 
     def _held_bytes(self, units: Sequence[Unit]) -> int:
         """Of a batch, what is in memory at once until all of it is read."""
-        num_fetched = fetched_bytes(self._buffer.contents, units)
+        num_fetched = self._buffer.fetched_bytes(units)
         if not self._packed:
             num_fetched = min(num_fetched, self._most_of_part(units))
         return self._sent_bytes(units) + num_fetched

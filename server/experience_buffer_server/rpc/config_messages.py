@@ -64,10 +64,10 @@ def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
     config.advantage.parameters.update(settings.advantage.parameters)
     return config_pb2.Buffer(
         config=config,
-        policy_version=buffer.row.policy_version,
-        create_time=buffer.row.create_time,
-        num_items=buffer.contents.num_items,
-        num_bytes=buffer.contents.num_bytes,
+        policy_version=buffer.policy_version,
+        create_time=buffer.create_time,
+        num_items=buffer.num_items,
+        num_bytes=buffer.num_bytes,
     )
 
 

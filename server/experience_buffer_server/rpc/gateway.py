@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import Prepare
-from experience_buffer_server.buffer.delivery.rank_batches import RankOf
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf
 from experience_buffer_server.buffer.intake.push_queue import Patience
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.rpc import messages
@@ -111,24 +110,24 @@ class Backend:
         try:
             buffer = self._open_buffer(buffer.name)
             # An empty one takes two bytes on the wire, and far more time and memory from here on.
-            buffer.ingest.reading.check_count(len(request.tombstones), "experiences")
+            buffer.check_count(len(request.tombstones))
             push = Push(
                 payloads=request.payloads,
                 tombstones=messages.tombstones_from(request.tombstones),
                 group_size=request.group_size,
                 is_lent=request.is_lent,
             )
-            admitted = await buffer.ingest.reading.admit(push, turn)
+            admitted = await buffer.admit(push, turn)
             await self.store.backlog.until_short()
         finally:
             turn.end()
         # What follows, up to the commit, belongs to the turn: nothing is waited for.
         buffer = self._open_buffer(buffer.name)
         patience = self._patience(buffer, deadline)
-        storing = buffer.ingest.push(push, patience, charge, admitted)
+        storing = buffer.push(push, patience, charge, admitted)
         del admitted
         outcomes = await storing
-        return Pushed(outcomes, buffer.row.policy_version)
+        return Pushed(outcomes, buffer.policy_version)
 
     def _open_buffer(self, name: str) -> Buffer:
         """The buffer as it is now, after a wait: it may have been deleted, and the server may stop.
@@ -156,13 +155,13 @@ class Backend:
         *,
         prepare: Prepare | None = None,
     ) -> tuple[Lease | None, str]:
-        """Lease one batch, waiting for it if need be; see `Desk.sample`.
+        """Lease one batch, waiting for it if need be; see `Buffer.sample`.
 
         Raises:
             ResourceExhaustedError: The caller waits in too many calls.
         """
         with self.quotas.samples.within(caller_of()):
-            return await buffer.desk.sample(
+            return await buffer.sample(
                 consumer, want, self.draining, rank_of=rank_of, prepare=prepare
             )
 

@@ -29,7 +29,7 @@ _PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
 
 def stored_bytes(buffer: Buffer, uid: str) -> int:
     """Size of an experience's payload; 0 where there is none."""
-    entry = buffer.contents.by_uid(uid)
+    entry = buffer.find(uid)
     return 0 if entry is None else entry.record.payload_bytes
 
 
@@ -40,7 +40,7 @@ async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse
         ExperienceNotFoundError: Nothing is stored under this uid.
         DataLossError: Its payload is gone or damaged.
     """
-    entry = buffer.contents.by_uid(uid)
+    entry = buffer.find(uid)
     # Of one that is leaving the payload may be gone already, which isn't damage.
     if entry is None or not entry.durable or entry.leaving:
         raise errors.ExperienceNotFoundError(
@@ -66,9 +66,9 @@ async def annotate(
         BufferFullError: No room.
     """
     # Before anything is made of them.
-    buffer.annotating.check_count(len(request.annotations))
+    buffer.check_annotations(len(request.annotations))
     annotations = [messages.annotation_from(message) for message in request.annotations]
-    outcomes = await buffer.annotating.annotate(annotations)
+    outcomes = await buffer.annotate(annotations)
     return service_pb2.AnnotateResponse(outcomes=map(messages.annotate_outcome_message, outcomes))
 
 
@@ -88,7 +88,7 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
             f"page_token {request.page_token!r} is not one that List returned", subject="page_token"
         )
     after = int(request.page_token or 0)
-    looked = list(itertools.islice(buffer.contents.since(after), _MAX_LOOKS + 1))
+    looked = list(itertools.islice(buffer.since(after), _MAX_LOOKS + 1))
     found = _matching(buffer, request.filter, looked[:_MAX_LOOKS])
     page = list(itertools.islice(found, size + 1))
     if len(page) > size:
@@ -120,7 +120,7 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
     if request.uids:
         entries = []
         for uid in dict.fromkeys(request.uids):
-            entry = buffer.contents.by_uid(uid)
+            entry = buffer.find(uid)
             if entry is None or not entry.durable or entry.leaving:
                 response.unknown_uids.append(uid)
             else:
@@ -132,11 +132,7 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
     else:
         entries = await _all_matching(buffer, request.filter)
     for part in _parts(entries):
-        if buffer.closed:
-            raise errors.BufferNotFoundError(
-                f"buffer {buffer.name!r} was deleted", subject=buffer.name
-            )
-        held, num_deleted = await buffer.removal.delete(part)
+        held, num_deleted = await buffer.delete(part)
         response.leased_uids.extend(entry.record.uid for entry in held)
         response.num_deleted += num_deleted
     return response
@@ -146,7 +142,7 @@ async def _all_matching(buffer: Buffer, wanted: service_pb2.Filter) -> list[Entr
     """All that match, looked at in slices, between which others are answered."""
     found: list[Entry] = []
     after = 0
-    while looked := list(itertools.islice(buffer.contents.since(after), _LOOKS_AT_ONCE)):
+    while looked := list(itertools.islice(buffer.since(after), _LOOKS_AT_ONCE)):
         found += _matching(buffer, wanted, looked)
         after = looked[-1].record.seq
         await asyncio.sleep(0)
@@ -184,6 +180,6 @@ def _matching(
             and wanted.tid in ("", record.tid)
             and wanted.rid in ("", record.rid)
             and wanted.sid in ("", record.sid)
-            and (not wanted.state or wanted.state == messages.state_of(buffer, entry))
+            and (not wanted.state or wanted.state == messages.state_number(buffer.state_of(entry)))
         ):
             yield entry

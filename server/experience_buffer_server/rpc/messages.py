@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
@@ -12,15 +12,14 @@ from experience_buffer._codec import payload as payload_codec
 from experience_buffer.eid import EID
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
+from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, check_count
 from experience_buffer_server.buffer.intake.annotation import (
     AnnotateOutcome,
     AnnotateReason,
     Annotation,
 )
-from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.experience_states import ExperienceState
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.buffer.stats import BufferStats
 from experience_buffer_server.rpc.struct_values import StructValueError, plain_entries
 from experience_buffer_server.sampling.leases import Lease
@@ -71,88 +70,35 @@ def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary
         tid=record.tid,
         rid=record.rid,
         sid=record.sid,
-        state=state_of(buffer, entry),
+        state=state_number(buffer.state_of(entry)),
         reward=record.reward,
         response_tokens=record.response_tokens,
         payload_bytes=record.payload_bytes,
         min_policy_version=record.min_version,
         max_policy_version=record.max_version,
         push_time=record.push_time,
-        message=record.note or entry.quarantine or _kept_from(buffer, entry),
+        message=buffer.kept_from(entry),
         priority=record.priority,
         generation=record.generation,
     )
 
 
-def priorities_from(messages: Iterable[service_pb2.PriorityUpdate]) -> list[PriorityUpdate]:
-    """New priorities, as asked for."""
+def priorities_from(messages: Sequence[service_pb2.PriorityUpdate]) -> list[PriorityUpdate]:
+    """New priorities, as asked for.
+
+    Raises:
+        InvalidRequestError: More than a call may have: nothing is made of them.
+    """
+    check_count(len(messages))
     return [
         PriorityUpdate(uid=one.uid, priority=one.priority, generation=one.generation)
         for one in messages
     ]
 
 
-def _kept_from(buffer: Buffer, entry: Entry) -> str:
-    """What keeps an experience from being delivered, in words; empty where nothing does."""
-    for consumer in buffer.delivery.consumers.values():
-        key = key_of(consumer.settings, entry)
-        if key in consumer.quarantined:
-            return consumer.quarantined[key]
-        if key in consumer.held:
-            return f"waits for policy version {consumer.held[key]} to be published"
-    if entry.missing:
-        return f"waits for {', '.join(entry.missing)}"
-    if _waits_for_group_fields(buffer, entry) and entry.group is not None:
-        return f"other members of its group wait for {', '.join(entry.group.missing)}"
-    return ""
-
-
-def _waits_for_group_fields(buffer: Buffer, entry: Entry) -> bool:
-    return buffer.settings.needs_groups and entry.group is not None and bool(entry.group.missing)
-
-
-def state_of(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceState.ValueType:
-    """Where an experience is on its way."""
-    if entry.record.tombstone:
-        return types_pb2.EXPERIENCE_STATE_TOMBSTONE
-    if entry.quarantine:
-        return types_pb2.EXPERIENCE_STATE_QUARANTINED
-    if not entry.available:
-        if buffer.settings.needs_groups and entry.group is not None and not entry.group.is_whole:
-            return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
-        if entry.missing or _waits_for_group_fields(buffer, entry):
-            return types_pb2.EXPERIENCE_STATE_WAITING_FOR_FIELDS
-        return types_pb2.EXPERIENCE_STATE_COMPUTING
-    consumers = buffer.delivery.consumers.values()
-    places = {_place(c, entry) for c in consumers if c.name not in entry.acked}
-    if not places and consumers:
-        return types_pb2.EXPERIENCE_STATE_RETAINED
-    for place in _PLACES:
-        if place in places:
-            return place
-    return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
-
-
-_PLACES: Final = (
-    types_pb2.EXPERIENCE_STATE_READY,
-    types_pb2.EXPERIENCE_STATE_LEASED,
-    types_pb2.EXPERIENCE_STATE_HELD,
-    types_pb2.EXPERIENCE_STATE_QUARANTINED,
-)
-"""Where an experience is for one consumer; the first that holds for any is its state."""
-
-
-def _place(consumer: Consumer, entry: Entry) -> types_pb2.ExperienceState.ValueType:
-    key = key_of(consumer.settings, entry)
-    if key in consumer.ready:
-        return types_pb2.EXPERIENCE_STATE_READY
-    if key in consumer.out:
-        return types_pb2.EXPERIENCE_STATE_LEASED
-    if key in consumer.held:
-        return types_pb2.EXPERIENCE_STATE_HELD
-    if key in consumer.quarantined:
-        return types_pb2.EXPERIENCE_STATE_QUARANTINED
-    return types_pb2.EXPERIENCE_STATE_WAITING_FOR_GROUP
+def state_number(state: ExperienceState) -> types_pb2.ExperienceState.ValueType:
+    """The number that stands for where an experience is."""
+    return types_pb2.ExperienceState.Value(f"EXPERIENCE_STATE_{state.upper()}")
 
 
 def stats_message(stats: BufferStats) -> service_pb2.BufferStats:

@@ -169,7 +169,7 @@ async def policy_versions(
     try:
         while not backend.draining.is_set():
             buffer = backend.buffer(buffer_name)
-            version, changed = buffer.row.policy_version, buffer.version_changed
+            version, changed = buffer.policy_version, buffer.version_changed
             yield service_pb2.WatchPolicyVersionResponse(version=version)
             waiting = loop.create_task(changed.wait())
             try:

@@ -14,7 +14,6 @@ from experience_buffer._messages.sample_bytes import Pieces, packed_pieces, samp
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.read_ahead import fetched_bytes, fetched_units
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.rpc.batch_assembly import packed, pieces_of, sampled
@@ -53,7 +52,7 @@ async def sample(
     Raises:
         ResourceExhaustedError: The batch is larger than a message may be, too many calls wait, or
             too many bytes of responses wait to be sent until the timeout.
-        ExperienceBufferError: As `Desk.sample`.
+        ExperienceBufferError: As `Buffer.sample`.
     """
     buffer, part = backend.buffer(request.buffer), rank_of(request)
     max_bytes = backend.limits.max_message_bytes - _ENVELOPE_BYTES
@@ -69,7 +68,7 @@ async def sample(
             want = dataclasses.replace(want, timeout_seconds=left)
         elif lease is None:
             return service_pb2.SampleResponse(
-                shortfall=shortfall, policy_version=buffer.row.policy_version
+                shortfall=shortfall, policy_version=buffer.policy_version
             ).SerializeToString()
         else:
             return answer.data
@@ -105,16 +104,15 @@ class _Answer:
         await asyncio.sleep(0)
         part = rank_of(self._request)
         units = list(lease.units if part is None else lease.part(part.rank))
-        contents = self._buffer.contents
         num_bytes = sum(unit.num_bytes for unit in units)
         hold = await self._backend.responses.wait(
-            caller_of(), num_bytes + fetched_bytes(contents, units), deadline=self._deadline
+            caller_of(), num_bytes + self._buffer.fetched_bytes(units), deadline=self._deadline
         )
         self._until_sent(hold)
         unreadable = Unreadable()
         finish = partial(self._finish, shortfall, lease, units, unreadable)
         store, buffer = self._backend.store, self._buffer
-        async with fetched_units(store, buffer.id, buffer.contents, units):
+        async with buffer.fetched(units):
             if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
                 packed(store, buffer, units, unreadable, finish)
             else:
@@ -134,14 +132,14 @@ class _Answer:
         if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
             large = packed_pieces(service_pb2.SampleResponse, large)
         least = self._want.min_batch_size
-        if unreadable and not self._buffer.damage.settle(lease, unreadable, least=least):
+        if unreadable and not self._buffer.settle(lease, unreadable, least=least):
             self.is_too_small = True
             return
         response = service_pb2.SampleResponse(
             lease=messages.lease_message(lease, clock.now()),
             num_units=unreadable.left_of(units),
             shortfall=unreadable.explain(shortfall),
-            policy_version=self._buffer.row.policy_version,
+            policy_version=self._buffer.policy_version,
         )
         self._check_size(len(units), sum(map(len, large)) + response.ByteSize())
         self.data = sample_response(response, large)
@@ -150,7 +148,7 @@ class _Answer:
         most = self._backend.limits.max_message_bytes
         if num_bytes <= most:
             return
-        unit = self._buffer.delivery.consumer(self._request.consumer).settings.unit
+        unit = self._buffer.consumer(self._request.consumer).settings.unit
         what = f"one {unit} takes" if num_units == 1 else f"{num_units} {unit}s take"
         raise errors.ResourceExhaustedError(
             f"{what} {num_bytes} bytes, the limit server.max_message_bytes is {most}; use "

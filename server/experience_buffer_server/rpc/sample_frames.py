@@ -63,7 +63,7 @@ def packed_messages(
     unreadable = Unreadable()
 
     def join(pieces: Pieces) -> list[bytes]:
-        if unreadable and not buffer.damage.settle(lease, unreadable, least=least):
+        if unreadable and not buffer.settle(lease, unreadable, least=least):
             return []
         frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, clock.now()))
         whole = service_pb2.SampleFrame()
@@ -134,7 +134,7 @@ def trxp_messages(
 
     def join(experiences: Sequence[Sampled]) -> list[bytes] | None:
         is_short = is_last and bool(unreadable)
-        if is_short and not buffer.damage.settle(lease, unreadable, least=least):
+        if is_short and not buffer.settle(lease, unreadable, least=least):
             return None
         frame = service_pb2.SampleFrame(lease=wire.lease_message(lease, clock.now()))
         end = service_pb2.SampleFrame()
@@ -175,5 +175,5 @@ def _finish(
     frame.num_units = unreadable.left_of(batch.units)
     frame.shortfall = unreadable.explain(batch.shortfall)
     frame.batch_bytes = sum(unit.num_bytes for unit in batch.units)
-    if buffer.row.policy_version is not None:
-        frame.policy_version = buffer.row.policy_version
+    if buffer.policy_version is not None:
+        frame.policy_version = buffer.policy_version

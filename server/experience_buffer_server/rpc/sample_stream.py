@@ -58,7 +58,7 @@ class SampleSession:
             )
         asked = opening.open
         buffer = self._backend.buffer(asked.buffer)
-        buffer.delivery.consumer(asked.consumer)
+        buffer.consumer(asked.consumer)
         timeout_seconds = asked.timeout_seconds or _DEFAULT_TIMEOUT_SECONDS
         want = self._backend.want(buffer, asked, timeout_seconds=timeout_seconds, max_bytes=2**63)
         sending = Sending(
@@ -174,16 +174,16 @@ class SampleSession:
         try:
             if request.HasField("extend"):
                 seconds = self._backend.lease_seconds(buffer, request.extend.lease_seconds)
-                await buffer.leasing.extend(lease_id, seconds)
+                await buffer.extend(lease_id, seconds)
             elif request.HasField("ack"):
                 step = request.ack.step if request.ack.HasField("step") else None
                 rank = None if sending.rank_of is None else sending.rank_of.rank
-                lease = await buffer.desk.ack(lease_id, step=step, rank=rank)
+                lease = await buffer.ack(lease_id, step=step, rank=rank)
                 result.num_waiting_ranks = lease.num_waiting_ranks
                 sending.settled(lease_id)
             else:
                 reason = request.nack.reason[:MAX_NOTE] or "nacked on its stream"
-                await buffer.leasing.nack(lease_id, reason=reason)
+                await buffer.nack(lease_id, reason=reason)
                 sending.settled(lease_id)
         except (errors.ExperienceBufferError, StoreError) as error:
             result.error.CopyFrom(to_request_error(as_client_error(error)))
@@ -220,7 +220,7 @@ class SampleSession:
             ConsumerNotFoundError: The consumer was removed.
             BufferNotFoundError: The buffer was deleted.
         """
-        consumer = buffer.delivery.consumer(consumer_name)
+        consumer = buffer.consumer(consumer_name)
         # What is being put together counts, too.
         most = min(self._credits.num_batches, MAX_AHEAD - self._credits.is_taken)
         if sending.rank_of is not None:
@@ -235,7 +235,7 @@ class SampleSession:
     @staticmethod
     def _return_unsent(buffer: Buffer, lease: Lease) -> None:
         if not lease.world_size:  # That of ranks is also the others'.
-            buffer.leasing.give_back([lease.id], "undeliverable")
+            buffer.give_back([lease.id], "undeliverable")
 
     async def _sample(
         self, buffer: Buffer, consumer: str, want: Want, sending: Sending

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, service_pb2_grpc
 from experience_buffer_server import __version__
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery import priorities
-from experience_buffer_server.buffer.intake.task_pacing import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
 from experience_buffer_server.buffer.state.candidate import MAX_NOTE
-from experience_buffer_server.buffer.stats import buffer_stats
 from experience_buffer_server.rpc import config_messages, inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import write_push
@@ -57,7 +53,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.SealGroupResponse:
         """Close a group."""
         buffer = self._backend.buffer(request.buffer)
-        group = await buffer.grouping.seal(request.group, request.group_size)
+        group = await buffer.seal(request.group, request.group_size)
         return service_pb2.SealGroupResponse(
             num_members=group.num_members, group_size=group.row.size
         )
@@ -67,8 +63,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.DropGroupResponse:
         """Discard a group."""
         buffer = self._backend.buffer(request.buffer)
-        num_dropped = await buffer.grouping.drop(request.group, request.reason[:MAX_NOTE])
-        buffer.pacing.release(request.group)
+        num_dropped = await buffer.drop(request.group, request.reason[:MAX_NOTE])
         return service_pb2.DropGroupResponse(num_dropped=num_dropped)
 
     async def Sample(self, request: service_pb2.SampleRequest, context: Context) -> Any:
@@ -95,7 +90,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.AckRequest, context: Context
     ) -> service_pb2.AckResponse:
         """End a lease: consumed."""
-        lease = await self._backend.buffer(request.buffer).desk.ack(
+        lease = await self._backend.buffer(request.buffer).ack(
             request.lease_id,
             step=request.step if request.HasField("step") else None,
             rank=request.rank if request.HasField("rank") else None,
@@ -108,8 +103,8 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.NackRequest, context: Context
     ) -> service_pb2.NackResponse:
         """End a lease: offered again."""
-        leasing = self._backend.buffer(request.buffer).leasing
-        count = await leasing.nack(
+        buffer = self._backend.buffer(request.buffer)
+        count = await buffer.nack(
             request.lease_id, reason=request.reason[:MAX_NOTE], unread=request.unread
         )
         return service_pb2.NackResponse(num_experiences=count)
@@ -120,16 +115,15 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """Give a lease more time."""
         buffer = self._backend.buffer(request.buffer)
         seconds = self._backend.lease_seconds(buffer, request.lease_seconds)
-        lease = await buffer.leasing.extend(request.lease_id, seconds)
+        lease = await buffer.extend(request.lease_id, seconds)
         return service_pb2.ExtendLeaseResponse(lease=messages.lease_message(lease, clock.now()))
 
     async def Rewind(
         self, request: service_pb2.RewindRequest, context: Context
     ) -> service_pb2.RewindResponse:
         """Go back to a training step."""
-        desk = self._backend.buffer(request.buffer).desk
-        consumer = desk.delivery.consumer(request.consumer)
-        rewound = await desk.timelines.rewind(consumer, request.step)
+        buffer = self._backend.buffer(request.buffer)
+        rewound = await buffer.rewind(request.consumer, request.step)
         return service_pb2.RewindResponse(
             num_experiences=rewound.num_experiences, num_leases=rewound.num_leases
         )
@@ -138,30 +132,26 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.DeclareSafeRequest, context: Context
     ) -> service_pb2.DeclareSafeResponse:
         """Keep acknowledged experiences no longer."""
-        desk = self._backend.buffer(request.buffer).desk
-        consumer = desk.delivery.consumer(request.consumer)
-        count = await desk.timelines.declare_safe(consumer, request.step)
+        buffer = self._backend.buffer(request.buffer)
+        released = await buffer.declare_safe(request.consumer, request.step)
         return service_pb2.DeclareSafeResponse(
-            num_experiences=count, safe_step=consumer.timeline.safe_step
+            num_experiences=released.num_experiences, safe_step=released.safe_step
         )
 
     async def ReleaseQuarantined(
         self, request: service_pb2.ReleaseQuarantinedRequest, context: Context
     ) -> service_pb2.ReleaseQuarantinedResponse:
         """Offer quarantined units again."""
-        desk = self._backend.buffer(request.buffer).desk
-        consumer = desk.delivery.consumer(request.consumer)
-        count = await desk.quarantine.release(consumer, request.uids)
+        buffer = self._backend.buffer(request.buffer)
+        count = await buffer.release(request.consumer, request.uids)
         return service_pb2.ReleaseQuarantinedResponse(num_units=count)
 
     async def UpdatePriorities(
         self, request: service_pb2.UpdatePrioritiesRequest, context: Context
     ) -> service_pb2.UpdatePrioritiesResponse:
         """Set priorities."""
-        desk = self._backend.buffer(request.buffer).desk
-        # Before anything is made of them.
-        priorities.check_count(len(request.updates))
-        updated = await desk.priorities.update(messages.priorities_from(request.updates))
+        buffer = self._backend.buffer(request.buffer)
+        updated = await buffer.update_priorities(messages.priorities_from(request.updates))
         return service_pb2.UpdatePrioritiesResponse(
             num_updated=updated.num_updated,
             unknown_uids=updated.unknown_uids,
@@ -248,10 +238,6 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.PublishPolicyVersionRequest, context: Context
     ) -> service_pb2.PublishPolicyVersionResponse:
         """Note the newest policy version."""
-        if request.version < 0:
-            raise errors.InvalidRequestError(
-                f"version {request.version} must be at least 0", subject="version"
-            )
         previous = await self._backend.registry.publish(request.buffer, request.version)
         return service_pb2.PublishPolicyVersionResponse(previous_version=previous)
 
@@ -265,14 +251,8 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.ReserveGroupsRequest, context: Context
     ) -> service_pb2.ReserveGroupsResponse:
         """Admit new tasks."""
-        ttl_seconds = request.ttl_seconds or DEFAULT_TTL_SECONDS
-        if not 0 < ttl_seconds <= MAX_TTL_SECONDS:
-            raise errors.InvalidRequestError(
-                f"ttl_seconds {ttl_seconds} must lie in (0, {MAX_TTL_SECONDS:g}]",
-                subject="ttl_seconds",
-            )
-        pacing = self._backend.buffer(request.buffer).pacing
-        reserved = pacing.reserve(request.groups, now=clock.now(), ttl_seconds=ttl_seconds)
+        buffer = self._backend.buffer(request.buffer)
+        reserved = buffer.reserve(request.groups, ttl_seconds=request.ttl_seconds)
         return service_pb2.ReserveGroupsResponse(
             granted=reserved.granted,
             reason=reserved.reason,
@@ -288,7 +268,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         else:
             buffers = self._visible_buffers()
         return service_pb2.GetStatsResponse(
-            buffers=[messages.stats_message(buffer_stats(buffer)) for buffer in buffers],
+            buffers=[messages.stats_message(buffer.stats()) for buffer in buffers],
             server_version=__version__,
             uptime_seconds=time.monotonic() - self._started,
         )

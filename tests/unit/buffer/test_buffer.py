@@ -13,7 +13,7 @@ import torch
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import AdvantageRow
 from tests.unit.builders import World, experience, payload, push, settings, uid, want
@@ -23,24 +23,24 @@ GROUPS = [{"name": "critic", "unit": "group"}]
 
 
 async def outcomes(buffer: Buffer, request: Push) -> list[str]:
-    return [outcome.status.value for outcome in await buffer.ingest.push(request)]
+    return [outcome.status.value for outcome in await buffer.push(request)]
 
 
 async def take(buffer: Buffer, consumer: str, count: int = 1, **changes: float) -> int:
     """Lease units at once; the lease's id, 0 when there is nothing."""
-    lease, _ = await buffer.desk.sample(consumer, want(count, **changes), asyncio.Event())
+    lease, _ = await buffer.sample(consumer, want(count, **changes), asyncio.Event())
     return 0 if lease is None else lease.id
 
 
 def counters(buffer: Buffer, consumer: str) -> tuple[int, int, int]:
-    found = buffer.delivery.consumers[consumer]
+    found = buffer.state.consumers[consumer]
     return len(found.ready), found.num_leased, found.num_leased_experiences
 
 
 async def settle(buffer: Buffer) -> None:
     deadline = time.monotonic() + 30
     await buffer.drain()
-    while buffer.computing.num_jobs:
+    while buffer.flow.computing.num_jobs:
         assert time.monotonic() < deadline
         await asyncio.sleep(0)
         await buffer.drain()
@@ -66,46 +66,48 @@ def huge(task: int, run: int) -> Push:
 async def test_a_group_closed_behind_a_failed_push_is_open_again(small: World) -> None:
     buffer = await small.create(group_size=2, consumers=GROUPS)
     failing, closing = await asyncio.gather(
-        buffer.ingest.push(huge(1, 0)), buffer.ingest.push(push((1, 1))), return_exceptions=True
+        buffer.push(huge(1, 0)), buffer.push(push((1, 1))), return_exceptions=True
     )
     assert isinstance(failing, errors.BufferFullError)
     assert not isinstance(closing, BaseException)
     assert await take(buffer, "critic") == 0
     await buffer.drain()
     buffer = small.reload(buffer)
-    assert buffer.grouping.describe().startswith("1 groups incomplete; oldest open group '2/1'")
+    assert buffer.flow.grouping.describe().startswith(
+        "1 groups incomplete; oldest open group '2/1'"
+    )
     assert await take(buffer, "critic") == 0
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
-    lease, _ = await buffer.desk.sample("critic", want(1), asyncio.Event())
+    lease, _ = await buffer.sample("critic", want(1), asyncio.Event())
     assert lease is not None
     assert len(lease.units[0].seqs) == 2
 
 
 async def test_a_sealed_group_goes_on_without_the_member_whose_push_failed(small: World) -> None:
     buffer = await small.create(consumers=GROUPS)
-    await buffer.ingest.push(push((1, 1)))
-    failing = asyncio.ensure_future(buffer.ingest.push(huge(1, 0)))
+    await buffer.push(push((1, 1)))
+    failing = asyncio.ensure_future(buffer.push(huge(1, 0)))
     await asyncio.sleep(0)
-    await buffer.grouping.seal("2/1", 0)
+    await buffer.seal("2/1", 0)
     with pytest.raises(errors.BufferFullError):
         await failing
     assert await take(buffer, "critic")
-    assert buffer.contents.num_items == 1
+    assert buffer.num_items == 1
 
 
 async def test_a_repeat_of_a_push_that_fails_is_told_to_come_again(small: World) -> None:
     buffer = await small.create()
     first, again = await asyncio.gather(
-        buffer.ingest.push(huge(1, 0)), buffer.ingest.push(huge(1, 0)), return_exceptions=True
+        buffer.push(huge(1, 0)), buffer.push(huge(1, 0)), return_exceptions=True
     )
     assert isinstance(first, errors.BufferFullError)
     assert isinstance(again, errors.BufferFullError)
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
 
 
 async def test_a_cancelled_sample_leaves_no_lease(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     for num_steps in range(6):
         call = asyncio.ensure_future(take(buffer, "trainer", 2, timeout_seconds=60.0))
         for _ in range(num_steps):
@@ -115,61 +117,61 @@ async def test_a_cancelled_sample_leaves_no_lease(world: World) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await call
         else:
-            buffer.leasing.give_back([call.result()], "stream_closed")
+            buffer.give_back([call.result()], "stream_closed")
         await buffer.drain()
         assert counters(buffer, "trainer") == (2, 0, 0)
 
 
 async def test_acks_at_the_same_time_end_a_lease_once(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     lease_id = await take(buffer, "trainer", 2)
-    acks = [buffer.desk.ack(lease_id) for _ in range(3)]
+    acks = [buffer.ack(lease_id) for _ in range(3)]
     expiring = time.time() + 1000
     results = asyncio.gather(*acks)
     await asyncio.sleep(0)
     buffer.tick(expiring)
     assert [lease.num_experiences for lease in await results] == [2, 2, 2]
     assert counters(buffer, "trainer") == (0, 0, 0)
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
 
 
 async def test_a_dropped_group_waits_for_its_leases(world: World) -> None:
     two = [{"name": "actor"}, {"name": "judge"}]
     buffer = await world.create(group_size=2, consumers=two)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     first, second = await take(buffer, "actor", 1), await take(buffer, "judge", 1)
-    assert await buffer.grouping.drop("2/1", "aborted") == 2
-    assert [entry.record.uid for entry in buffer.contents] == [uid(1, 0)]
+    assert await buffer.drop("2/1", "aborted") == 2
+    assert [entry.record.uid for entry in buffer.state.contents] == [uid(1, 0)]
     buffer = world.reload(buffer)
     await buffer.drain()
     assert counters(buffer, "actor") == counters(buffer, "judge") == (0, 1, 1)
-    await buffer.desk.ack(first)
-    assert len(buffer.contents) == 1
-    await buffer.leasing.nack(second, reason="done")
+    await buffer.ack(first)
+    assert len(buffer.state.contents) == 1
+    await buffer.nack(second, reason="done")
     await buffer.drain()
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
     assert await outcomes(buffer, push((1, 0), (1, 5))) == ["duplicate", "refused"]
 
 
 async def test_a_member_on_its_way_to_the_disk_leaves_with_its_dropped_group(world: World) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((1, 0)))
-    coming = asyncio.ensure_future(buffer.ingest.push(push((1, 1))))
+    await buffer.push(push((1, 0)))
+    coming = asyncio.ensure_future(buffer.push(push((1, 1))))
     await asyncio.sleep(0)
-    await buffer.grouping.drop("2/1", "aborted")
+    await buffer.drop("2/1", "aborted")
     await coming
     await buffer.drain()
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
-    assert len(world.reload(buffer).contents) == 0
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
+    assert len(world.reload(buffer).state.contents) == 0
 
 
 async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> None:
     """An ack under way and an open lease are those of the consumer that went."""
     buffer = await world.create(group_size=2, consumers=BOTH)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     ending, _held = await take(buffer, "actor"), await take(buffer, "actor")
-    ack = asyncio.ensure_future(buffer.desk.ack(ending))
+    ack = asyncio.ensure_future(buffer.ack(ending))
     await asyncio.sleep(0)
     unit = {"name": "actor", "unit": "group"}
     buffer.change_settings(settings(group_size=2, consumers=[unit, BOTH[1]]))
@@ -183,24 +185,24 @@ async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> Non
 async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) -> None:
     """What has left with the ack isn't offered to who comes before the commit ends."""
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0)))
-    ack = asyncio.ensure_future(buffer.desk.ack(await take(buffer, "trainer")))
+    await buffer.push(push((1, 0)))
+    ack = asyncio.ensure_future(buffer.ack(await take(buffer, "trainer")))
     await asyncio.sleep(0)
     buffer.change_settings(settings(consumers=["trainer", "late"]))
     await ack
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
     assert counters(buffer, "late") == (0, 0, 0)
 
 
 async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.ingest.push(push((1, 0)))
-    await buffer.desk.ack(await take(buffer, "actor"))
+    await buffer.push(push((1, 0)))
+    await buffer.ack(await take(buffer, "actor"))
     waiting = asyncio.ensure_future(take(buffer, "actor", 1, timeout_seconds=60.0))
     await asyncio.sleep(0)
     buffer.change_settings(settings(consumers=["actor"]))
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
     buffer.change_settings(settings(consumers=["critic"]))
     assert await waiting == 0
     with pytest.raises(errors.ConsumerNotFoundError, match="has no consumer 'actor'"):
@@ -209,21 +211,21 @@ async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> N
 
 async def test_members_consumed_early_count_towards_their_group(world: World) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.desk.ack(await take(buffer, "trainer", 2))
+    await buffer.push(push((1, 0), (1, 1)))
+    await buffer.ack(await take(buffer, "trainer", 2))
     buffer = world.reload(buffer)
-    assert "2 of 3" in buffer.grouping.describe()
+    assert "2 of 3" in buffer.flow.grouping.describe()
     assert await outcomes(buffer, push((1, 2), (1, 3))) == ["stored", "refused"]
-    await buffer.desk.ack(await take(buffer, "trainer", 2))
-    assert len(buffer.contents.groups) == 0
+    await buffer.ack(await take(buffer, "trainer", 2))
+    assert len(buffer.state.contents.groups) == 0
     assert await outcomes(buffer, push((1, 4))) == ["refused"]
 
 
 async def test_groups_without_a_size_leave_nothing_behind(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.desk.ack(await take(buffer, "trainer", 2))
-    assert len(buffer.contents.groups) == 0
+    await buffer.push(push((1, 0), (1, 1)))
+    await buffer.ack(await take(buffer, "trainer", 2))
+    assert len(buffer.state.contents.groups) == 0
     (state,) = world.store.load()
     assert state.groups == []
 
@@ -236,78 +238,78 @@ async def test_two_groups_under_one_key(world: World) -> None:
     assert counters(buffer, "critic") == (1, 1, 2)
     buffer = world.reload(buffer)
     assert counters(buffer, "critic") == (1, 1, 2)
-    await buffer.desk.ack(old)
+    await buffer.ack(old)
     assert await outcomes(buffer, push((1, 4))) == ["stored"]
-    assert len(buffer.contents.groups) == 2
+    assert len(buffer.state.contents.groups) == 2
 
 
 async def test_an_older_group_is_found_when_the_newest_of_its_key_has_gone(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=GROUPS, late_members="new_group")
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)))
-    first, second, third = buffer.contents.groups
+    await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)))
+    first, second, third = buffer.state.contents.groups
     key = first.row.key
-    assert buffer.contents.groups.get(key) is third
-    await buffer.removal.delete(list(second.members))
-    await buffer.removal.delete(list(third.members))
+    assert buffer.state.contents.groups.get(key) is third
+    await buffer.delete(list(second.members))
+    await buffer.delete(list(third.members))
     await buffer.drain()
-    assert buffer.contents.groups.get(key) is first
-    assert await buffer.grouping.drop(key, "aborted") == 2
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
-    assert buffer.contents.groups.get(key) is None
+    assert buffer.state.contents.groups.get(key) is first
+    assert await buffer.drop(key, "aborted") == 2
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
+    assert buffer.state.contents.groups.get(key) is None
 
 
 async def test_a_drop_that_is_said_again_takes_no_older_group(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=GROUPS, late_members="new_group")
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
-    older, newer = buffer.contents.groups
-    assert await buffer.grouping.drop(newer.row.key, "aborted") == 1
-    assert await buffer.grouping.drop(newer.row.key, "aborted") == 0
-    assert list(buffer.contents.groups) == [older]
-    await buffer.ingest.push(push((1, 3)))
-    assert await buffer.grouping.drop(newer.row.key, "aborted again") == 1
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    older, newer = buffer.state.contents.groups
+    assert await buffer.drop(newer.row.key, "aborted") == 1
+    assert await buffer.drop(newer.row.key, "aborted") == 0
+    assert list(buffer.state.contents.groups) == [older]
+    await buffer.push(push((1, 3)))
+    assert await buffer.drop(newer.row.key, "aborted again") == 1
     assert len(older.members) == 2
 
 
 async def test_partial_batches_go_to_who_waited_longest(world: World) -> None:
     """Two calls that wait for more than there is don't keep each other from the rest."""
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     calls = [take(buffer, "trainer", 5, timeout_seconds=0.02) for _ in range(2)]
     assert sorted(map(bool, await asyncio.gather(*calls))) == [False, True]
 
 
 async def test_an_explanation_names_what_is_missing(world: World) -> None:
     buffer = await world.create(group_size=5, consumers=GROUPS)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    _, why = await buffer.desk.sample("critic", want(3), asyncio.Event())
+    await buffer.push(push((1, 0), (1, 1)))
+    _, why = await buffer.sample("critic", want(3), asyncio.Event())
     assert "0 ready of 3 groups; 1 groups incomplete; oldest open group '2/1' has 2 of 5" in why
 
 
 async def test_a_deleted_uid_can_be_pushed_again(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=BOTH)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.removal.delete(list(buffer.contents))
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    await buffer.push(push((1, 0), (1, 1)))
+    await buffer.delete(list(buffer.state.contents))
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
 
 
 async def test_a_cancelled_delete_still_happens_and_offers_nothing_that_goes(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=BOTH)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    call = asyncio.ensure_future(buffer.removal.delete(list(buffer.contents)[:1]))
+    await buffer.push(push((1, 0), (1, 1)))
+    call = asyncio.ensure_future(buffer.delete(list(buffer.state.contents)[:1]))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     await buffer.drain()
-    assert [entry.record.uid for entry in buffer.contents] == [uid(1, 1)]
+    assert [entry.record.uid for entry in buffer.state.contents] == [uid(1, 1)]
     assert counters(buffer, "actor") == counters(buffer, "critic") == (1, 0, 0)
 
 
 async def test_consumed_uids_are_forgotten_after_the_horizon(world: World) -> None:
     buffer = await world.create(duplicate_horizon_seconds=300.0)
-    await buffer.ingest.push(push((1, 0)))
-    await buffer.desk.ack(await take(buffer, "trainer"))
+    await buffer.push(push((1, 0)))
+    await buffer.ack(await take(buffer, "trainer"))
     buffer.tick(time.time() + 200)
     await buffer.drain()
     assert await outcomes(buffer, push((1, 0))) == ["duplicate"]
@@ -326,39 +328,39 @@ async def test_a_changed_deadline_replaces_the_old_one(world: World) -> None:
         "on_group_deadline": "drop",
     }
     buffer = await world.create(**first)
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     buffer.change_settings(settings(**(first | {"group_deadline_seconds": 1000})))
     buffer.tick(time.time() + 500)
     await buffer.drain()
-    assert buffer.contents.num_items == 1
+    assert buffer.num_items == 1
     buffer.tick(time.time() + 1500)
     await buffer.drain()
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
 
 
 async def test_a_changed_policy_holds_for_what_is_overdue_already(world: World) -> None:
     waiting: dict[str, Any] = {"group_size": 3, "group_deadline_seconds": 100}
     buffer = await world.create(**waiting)
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     buffer.tick(time.time() + 200)
-    (group,) = buffer.contents.groups
+    (group,) = buffer.state.contents.groups
     assert group.overdue
     buffer.change_settings(settings(**waiting, on_group_deadline="drop"))
     buffer.tick(time.time() + 201)
     await buffer.drain()
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
 
 
 @pytest.mark.parametrize("num_steps", range(4))
 async def test_a_member_deleted_while_its_group_is_computed(world: World, num_steps: int) -> None:
     world.computer.start()
     buffer = await world.create(group_size=3, consumers=GROUPS, advantage={"estimator": "rloo"})
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
     for _ in range(num_steps):
         await asyncio.sleep(0)
-    await buffer.removal.delete([entry for entry in buffer.contents if entry.record.run == 1])
+    await buffer.delete([entry for entry in buffer.state.contents if entry.record.run == 1])
     await settle(buffer)
-    lease, why = await buffer.desk.sample("critic", want(1), asyncio.Event())
+    lease, why = await buffer.sample("critic", want(1), asyncio.Event())
     assert lease is not None, why
     rows = world.store.advantages(buffer.id, lease.units[0].seqs)
     found = [row for row in rows if isinstance(row, AdvantageRow)]
@@ -368,8 +370,8 @@ async def test_a_member_deleted_while_its_group_is_computed(world: World, num_st
 async def test_advantages_of_a_dropped_group_are_not_kept(world: World) -> None:
     world.computer.start()
     buffer = await world.create(group_size=2, advantage={"estimator": "rloo"})
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.grouping.drop("2/1", "aborted")
+    await buffer.push(push((1, 0), (1, 1)))
+    await buffer.drop("2/1", "aborted")
     await settle(buffer)
     assert world.store.advantages(buffer.id, [1, 2]) == [None, None]
     assert counters(buffer, "trainer") == (0, 0, 0)
@@ -378,11 +380,11 @@ async def test_advantages_of_a_dropped_group_are_not_kept(world: World) -> None:
 async def test_an_estimator_set_later_computes_what_waits(world: World) -> None:
     world.computer.start()
     buffer = await world.create(group_size=2)
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     buffer.change_settings(
         BufferSettings.model_validate({"group_size": 2, "advantage": {"estimator": "rloo"}})
     )
-    await buffer.ingest.push(push((1, 1)))
+    await buffer.push(push((1, 1)))
     await settle(buffer)
     assert counters(buffer, "trainer") == (2, 0, 0)
     assert None not in world.store.advantages(buffer.id, [1, 2])
@@ -391,18 +393,18 @@ async def test_an_estimator_set_later_computes_what_waits(world: World) -> None:
 async def test_a_push_over_the_limits_stores_nothing(world: World) -> None:
     buffer = await world.create(max_items=2, max_bytes=10 * len(payload((1, 0))))
     with pytest.raises(errors.BufferFullError, match="0 \\+ 3 exceed max_items = 2; split"):
-        await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+        await buffer.push(push((1, 0), (1, 1), (1, 2)))
     assert await outcomes(buffer, push((1, 0), (1, 1), dead=[(1, 7)])) == ["stored"] * 3
     with pytest.raises(errors.BufferFullError, match="acknowledge") as caught:
-        await buffer.ingest.push(push((1, 2)))
+        await buffer.push(push((1, 2)))
     assert caught.value.retry_delay_seconds == 1.0
     with pytest.raises(errors.InvalidRequestError, match="max_push_items is 97"):
-        await buffer.ingest.push(push(dead=[(2, run) for run in range(98)]))
+        await buffer.push(push(dead=[(2, run) for run in range(98)]))
 
 
 async def test_each_item_of_a_push_has_its_own_outcome(world: World) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     changed = trxp.encode(
         [
             experience(1, 0, reward=99.0),
@@ -413,7 +415,7 @@ async def test_each_item_of_a_push_has_its_own_outcome(world: World) -> None:
             experience(1, 3),
         ]
     )
-    found = await buffer.ingest.push(Push(payloads=[changed], group_size=3))
+    found = await buffer.push(Push(payloads=[changed], group_size=3))
     assert [(o.status.value, o.reason) for o in found] == [
         ("refused", "conflict"),
         ("stored", None),
@@ -422,6 +424,6 @@ async def test_each_item_of_a_push_has_its_own_outcome(world: World) -> None:
         ("stored", None),
         ("refused", "late"),
     ]
-    (sized,) = await buffer.ingest.push(push((2, 0), size=5))
-    (other,) = await buffer.ingest.push(push((2, 1), size=4))
+    (sized,) = await buffer.push(push((2, 0), size=5))
+    (other,) = await buffer.push(push((2, 1), size=4))
     assert (sized.status, other.reason) == ("stored", "group_size")

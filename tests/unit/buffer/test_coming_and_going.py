@@ -66,10 +66,10 @@ async def test_a_refused_creation_leaves_nothing(
         await first
     buffer = await second
     assert registry.all() == [buffer]
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     await registry.drain()
     found = (await restarted(world)).get("math")
-    assert [entry.record.uid for entry in found.contents] == [uid(0, 0)]
+    assert [entry.record.uid for entry in found.state.contents] == [uid(0, 0)]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -176,10 +176,10 @@ async def test_nothing_is_annotated_in_a_buffer_that_is_being_deleted(
     """What were stored then would stay for ever."""
     monkeypatch.setattr("experience_buffer_server.buffer.intake.annotate._PART_BYTES", 1)
     buffer = await registry.create("math", settings(group_by="none"))
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     refusals.held = asyncio.Event()
     annotations = [Annotation(uid=uid(0, run), reward=3.0) for run in range(2)]
-    annotating = asyncio.ensure_future(buffer.annotating.annotate(annotations))
+    annotating = asyncio.ensure_future(buffer.annotate(annotations))
     await steps()
     deletion = asyncio.ensure_future(registry.delete("math", force=True))
     await steps()
@@ -198,12 +198,10 @@ async def test_series_of_a_deleted_buffer_end_though_its_pushes_end_later(
 ) -> None:
     chosen = settings(group_by="none", max_items=1, on_full="block", full_timeout_seconds=100)
     buffer = await registry.create("math", chosen)
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     patience = Patience(deadline=float("inf"), stop=asyncio.Event())
-    waiting = [
-        asyncio.ensure_future(buffer.ingest.push(push((run, 1)), patience)) for run in range(50)
-    ]
-    while len(buffer.ingest.line) < 50:
+    waiting = [asyncio.ensure_future(buffer.push(push((run, 1)), patience)) for run in range(50)]
+    while len(buffer.flow.ingest.line) < 50:
         await asyncio.sleep(0)
     await registry.delete("math", force=True)
     await asyncio.gather(*waiting, return_exceptions=True)

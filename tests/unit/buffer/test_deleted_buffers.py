@@ -30,17 +30,17 @@ async def test_its_leases_mean_nothing_to_the_next_of_its_name(world: World) -> 
     lives = []
     for life in range(2):
         buffer = await registry.create("b", settings(), exist_ok=False)
-        await buffer.ingest.push(push((life, 0), (life, 1)))
-        lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+        await buffer.push(push((life, 0), (life, 1)))
+        lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
         assert lease is not None
         lives.append(lease.id)
         if not life:
             await registry.delete("b", force=True)
     assert lives[0] < lives[1] < 2**53
     with pytest.raises(LeaseNotFoundError):
-        await buffer.desk.ack(lives[0])
-    await buffer.desk.ack(lives[1])
-    assert len(buffer.contents) == 0
+        await buffer.ack(lives[0])
+    await buffer.ack(lives[1])
+    assert len(buffer.state.contents) == 0
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
@@ -53,11 +53,11 @@ async def test_its_experiences_are_freed(world: World, group_by: str) -> None:
     gc.disable()
     try:
         buffer = await registry.create("b", chosen, exist_ok=False)
-        await buffer.ingest.push(push((0, 0), (0, 1), (1, 0)))
+        await buffer.push(push((0, 0), (0, 1), (1, 0)))
         await settle(buffer)
-        lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+        lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
         assert lease is not None
-        await buffer.desk.ack(lease.id, step=3)
+        await buffer.ack(lease.id, step=3)
         assert (_num_objects() - before)[Entry] == 3
         del buffer, lease
         assert await registry.delete("b", force=True) == 3

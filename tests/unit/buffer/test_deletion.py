@@ -34,7 +34,7 @@ async def registry(world: World) -> Registry:
     for name in ("old", "new"):
         buffer = await registry.create(name, settings(group_size=NUM_RUNS))
         for task in range(NUM_TASKS):
-            await buffer.ingest.push(push(*((task, run) for run in range(NUM_RUNS))))
+            await buffer.push(push(*((task, run) for run in range(NUM_RUNS))))
     return registry
 
 
@@ -80,7 +80,7 @@ async def test_others_commit_between_the_parts(world: World, registry: Registry)
     deleting = asyncio.ensure_future(registry.delete("old", force=True))
     new, num_pushed = registry.get("new"), 0
     while not deleting.done():
-        await new.ingest.push(push((100 + num_pushed, 0)))
+        await new.push(push((100 + num_pushed, 0)))
         num_pushed += 1
     assert await deleting == NUM_TASKS * NUM_RUNS
     assert num_pushed >= 4
@@ -109,7 +109,7 @@ async def test_a_crash_on_the_way_leaves_what_fits_together(
         await asyncio.sleep(0)
     assert left(world) == {"new": NUM_TASKS * NUM_RUNS}
     fresh = await again.create("old", settings())
-    assert (fresh.id > 2, fresh.contents.num_items) == (True, 0)
+    assert (fresh.id > 2, fresh.num_items) == (True, 0)
     await again.drain()
 
 
@@ -119,7 +119,7 @@ async def test_a_crash_before_the_first_commit_leaves_the_buffer(
     Commits(world, 0)
     asyncio.ensure_future(registry.delete("old", force=True)).cancel()
     again = await restarted(world)
-    assert again.get("old").contents.num_items == NUM_TASKS * NUM_RUNS
+    assert again.get("old").num_items == NUM_TASKS * NUM_RUNS
 
 
 async def test_what_is_refused_on_the_way_is_deleted_once_more(

@@ -28,7 +28,7 @@ def refusals(world: World) -> Refusals:
 
 
 async def sample(buffer: Buffer, name: str, num_units: int = 1, **changes: Any) -> Lease:
-    lease, shortfall = await buffer.desk.sample(name, want(num_units, **changes), asyncio.Event())
+    lease, shortfall = await buffer.sample(name, want(num_units, **changes), asyncio.Event())
     assert lease is not None, shortfall
     return lease
 
@@ -36,7 +36,7 @@ async def sample(buffer: Buffer, name: str, num_units: int = 1, **changes: Any) 
 async def refuse_ack(buffer: Buffer, refusals: Refusals, lease: Lease, step: int | None) -> None:
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
-        await buffer.desk.ack(lease.id, step=step)
+        await buffer.ack(lease.id, step=step)
     assert lease.state == "open"
 
 
@@ -51,13 +51,13 @@ def open_on_disk(world: World) -> list[int]:
 
 async def test_a_refused_ack_is_not_stored_later(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=TWO)
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await sample(buffer, "c")
     await refuse_ack(buffer, refusals, lease, 1)
-    await buffer.leasing.nack(lease.id, reason="no room")
+    await buffer.nack(lease.id, reason="no room")
     for place in (buffer, await world.restart(buffer)):
-        assert len(place.delivery.consumer("c").ready) == 1
-        assert not place.delivery.consumer("c").finished
+        assert len(place.state.consumer("c").ready) == 1
+        assert not place.state.consumer("c").finished
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -68,33 +68,33 @@ async def test_a_refused_ack_is_no_rewind(
     """What is to come again after a rewind isn't evicted; what never was acknowledged is."""
     consumers = [{"name": "c", "retain_steps": 5}]
     buffer = await world.create(group_by="none", consumers=consumers, max_items=1, on_full="evict")
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     if was_rewound:
-        await buffer.desk.ack((await sample(buffer, "c")).id, step=1)
-        await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), 0)
+        await buffer.ack((await sample(buffer, "c")).id, step=1)
+        await buffer.rewind("c", 0)
     lease = await sample(buffer, "c")
     await refuse_ack(buffer, refusals, lease, 1)
-    await buffer.leasing.nack(lease.id, reason="no room")
+    await buffer.nack(lease.id, reason="no room")
     if restarts:
         buffer = await world.restart(buffer)
     if was_rewound:
         with pytest.raises(errors.BufferFullError):
-            await buffer.ingest.push(push((1, 0)))
+            await buffer.push(push((1, 0)))
     else:
-        (outcome,) = await buffer.ingest.push(push((1, 0)))
+        (outcome,) = await buffer.push(push((1, 0)))
         assert outcome.status == "stored"
 
 
 async def test_a_refused_rewind_is_not_stored_later(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=TWO)
-    await buffer.ingest.push(push((0, 0)))
-    await buffer.desk.ack((await sample(buffer, "c")).id, step=1)
+    await buffer.push(push((0, 0)))
+    await buffer.ack((await sample(buffer, "c")).id, step=1)
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
-        await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), 0)
-    await buffer.leasing.nack((await sample(buffer, "d")).id, reason="other")
+        await buffer.rewind("c", 0)
+    await buffer.nack((await sample(buffer, "d")).id, reason="other")
     for place in (buffer, await world.restart(buffer)):
-        consumer = place.delivery.consumer("c")
+        consumer = place.state.consumer("c")
         assert len(consumer.ready) == 0
         assert consumer.finished == {1}
         assert consumer.timeline.num_retained == 1
@@ -102,58 +102,58 @@ async def test_a_refused_rewind_is_not_stored_later(world: World, refusals: Refu
 
 async def test_an_ack_on_its_way_takes_nothing_with_it(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=TWO)
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     first, second = await sample(buffer, "c"), await sample(buffer, "d")
     refusals.num_next = 1
-    refused = await begin(buffer.desk.ack(first.id))
-    await buffer.desk.ack(second.id)
+    refused = await begin(buffer.ack(first.id))
+    await buffer.ack(second.id)
     with pytest.raises(StoreFullError):
         await refused
-    assert len(buffer.contents) == 1
-    await buffer.leasing.nack(first.id, reason="no room")
+    assert len(buffer.state.contents) == 1
+    await buffer.nack(first.id, reason="no room")
     again = await sample(buffer, "c")
-    await buffer.desk.ack(again.id)
-    assert len(buffer.contents) == 0
+    await buffer.ack(again.id)
+    assert len(buffer.state.contents) == 0
 
 
 async def test_two_acks_at_once_remove_together(world: World) -> None:
     buffer = await world.create(consumers=TWO)
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     first, second = await sample(buffer, "c", 2), await sample(buffer, "d", 2)
-    await asyncio.gather(buffer.desk.ack(first.id), buffer.desk.ack(second.id))
-    assert len(buffer.contents) == 0
-    assert len((await world.restart(buffer)).contents) == 0
+    await asyncio.gather(buffer.ack(first.id), buffer.ack(second.id))
+    assert len(buffer.state.contents) == 0
+    assert len((await world.restart(buffer)).state.contents) == 0
 
 
 async def test_what_all_consumed_leaves_once_there_is_room(
     world: World, refusals: Refusals, caplog: pytest.LogCaptureFixture
 ) -> None:
     buffer = await world.create(consumers=TWO)
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     first, second = await sample(buffer, "c"), await sample(buffer, "d")
     refusals.held = asyncio.Event()
-    acks = [await begin(buffer.desk.ack(lease.id)) for lease in (first, second)]
+    acks = [await begin(buffer.ack(lease.id)) for lease in (first, second)]
     refusals.num_next = 1
     refusals.held.set()
     await asyncio.gather(*acks)
-    assert len(buffer.contents) == 1
+    assert len(buffer.state.contents) == 1
     assert "1 consumed experiences can't be removed yet" in caplog.text
     refusals.held = None
-    buffer.leasing.expire(time.time() + 11.0)
+    buffer.flow.leasing.expire(time.time() + 11.0)
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 async def test_a_rewind_waits_for_every_ack(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     first, second = await sample(buffer, "c"), await sample(buffer, "c")
-    consumer = buffer.delivery.consumer("c")
+    consumer = buffer.state.consumer("c")
     refusals.held = one = asyncio.Event()
-    acks = [await begin(buffer.desk.ack(first.id, step=1))]
-    rewind = await begin(buffer.desk.timelines.rewind(consumer, 0))
+    acks = [await begin(buffer.ack(first.id, step=1))]
+    rewind = await begin(buffer.flow.timelines.rewind(consumer, 0))
     refusals.held = other = asyncio.Event()
-    acks.append(await begin(buffer.desk.ack(second.id, step=1)))
+    acks.append(await begin(buffer.ack(second.id, step=1)))
     refusals.held = None
     one.set()
     await acks[0]
@@ -164,7 +164,7 @@ async def test_a_rewind_waits_for_every_ack(world: World, refusals: Refusals) ->
     await acks[1]
     assert (await rewind).num_experiences == 2
     for place in (buffer, await world.restart(buffer)):
-        assert len(place.delivery.consumer("c").ready) == 2
+        assert len(place.state.consumer("c").ready) == 2
 
 
 # --- ends of leases
@@ -175,35 +175,35 @@ async def test_a_unit_is_in_one_open_lease_on_disk(
     world: World, refusals: Refusals, how: str
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await sample(buffer, "c")
     refusals.num_next = 1
     if how == "expire":
-        buffer.leasing.expire(time.time() + 1000.0)
+        buffer.flow.leasing.expire(time.time() + 1000.0)
         await buffer.drain()
     else:
-        consumer = buffer.delivery.consumer("c")
+        consumer = buffer.state.consumer("c")
         with pytest.raises(StoreFullError):
             await (
-                buffer.leasing.nack(lease.id, reason="x")
+                buffer.nack(lease.id, reason="x")
                 if how == "nack"
-                else buffer.desk.timelines.rewind(consumer, -1)
+                else buffer.flow.timelines.rewind(consumer, -1)
             )
     again = await sample(buffer, "c")
     assert open_on_disk(world) == [again.id]
     fresh = await world.restart(buffer)
-    await fresh.desk.ack(again.id)
-    assert len(fresh.contents) == 0
+    await fresh.ack(again.id)
+    assert len(fresh.state.contents) == 0
 
 
 async def test_an_end_under_way_may_fail_after_the_next_grant(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await sample(buffer, "c")
     refusals.num_next = 1
-    nack = await begin(buffer.leasing.nack(lease.id, reason="x"))
+    nack = await begin(buffer.nack(lease.id, reason="x"))
     again = await sample(buffer, "c")
     with pytest.raises(StoreFullError):
         await nack
@@ -212,28 +212,28 @@ async def test_an_end_under_way_may_fail_after_the_next_grant(
 
 async def test_an_end_is_stored_when_there_is_room(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 2}])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await sample(buffer, "c", lease_seconds=5000.0)
     refusals.num_next = 2
     with pytest.raises(StoreFullError):
-        await buffer.leasing.nack(lease.id, reason="x")
+        await buffer.nack(lease.id, reason="x")
     for seconds in (0.0, 0.5, 11.0):
-        buffer.leasing.expire(time.time() + seconds)
+        buffer.flow.leasing.expire(time.time() + seconds)
         await buffer.drain()
     fresh = await world.restart(buffer)
-    consumer = fresh.delivery.consumer("c")
+    consumer = fresh.state.consumer("c")
     assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
     again = await sample(fresh, "c")
     assert again.units[0].num_deliveries == 2
-    await fresh.leasing.nack(again.id, reason="x")
+    await fresh.nack(again.id, reason="x")
     assert list(consumer.quarantined) == [1]
 
 
 async def test_a_lease_that_was_returned_before_it_was_sent(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0)))
-    call = await begin(buffer.desk.sample("c", want(1), asyncio.Event()))
-    rewound = await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), -1)
+    await buffer.push(push((0, 0)))
+    call = await begin(buffer.sample("c", want(1), asyncio.Event()))
+    rewound = await buffer.rewind("c", -1)
     assert rewound.num_leases == 1
     lease, why = await call
     assert lease is None
@@ -245,11 +245,11 @@ async def test_a_lease_that_was_returned_before_it_was_sent(world: World) -> Non
 
 async def test_rewinds_and_cancelled_calls_are_nobodys_fault(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 2}])
-    await buffer.ingest.push(push((0, 0)))
-    consumer = buffer.delivery.consumer("c")
+    await buffer.push(push((0, 0)))
+    consumer = buffer.state.consumer("c")
     for _ in range(3):
         await sample(buffer, "c")
-        await buffer.desk.timelines.rewind(consumer, -1)
+        await buffer.flow.timelines.rewind(consumer, -1)
         call = await begin(sample(buffer, "c"))
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -258,14 +258,14 @@ async def test_rewinds_and_cancelled_calls_are_nobodys_fault(world: World) -> No
         assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
     redelivered = consumer.totals.redelivered
     assert redelivered == 3, "a cancelled call got nothing"
-    await buffer.leasing.nack((await sample(buffer, "c")).id, reason="x")
+    await buffer.nack((await sample(buffer, "c")).id, reason="x")
     assert not consumer.quarantined
     fresh = await world.restart(buffer)
-    assert not fresh.delivery.consumer("c").leases
+    assert not fresh.state.consumer("c").leases
     last = await sample(fresh, "c")
     assert last.units[0].num_deliveries == 2
-    await fresh.leasing.nack(last.id, reason="x")
-    assert list(fresh.delivery.consumer("c").quarantined) == [1]
+    await fresh.nack(last.id, reason="x")
+    assert list(fresh.state.consumer("c").quarantined) == [1]
 
 
 # --- quarantine
@@ -275,25 +275,25 @@ async def quarantined(world: World, **changes: Any) -> Buffer:
     """A buffer whose one group its consumer doesn't get any more."""
     consumers = [{"name": "c", "unit": "group", "max_deliveries": 1}, {"name": "d"}]
     buffer = await world.create(group_size=2, consumers=consumers, **changes)
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    await buffer.leasing.nack((await sample(buffer, "c")).id, reason="x")
-    assert list(buffer.delivery.consumer("c").quarantined) == [1]
+    await buffer.push(push((0, 0), (0, 1)))
+    await buffer.nack((await sample(buffer, "c")).id, reason="x")
+    assert list(buffer.state.consumer("c").quarantined) == [1]
     return buffer
 
 
 async def test_a_refused_release_keeps_the_quarantine(world: World, refusals: Refusals) -> None:
     buffer = await quarantined(world)
-    consumer = buffer.delivery.consumer("c")
+    consumer = buffer.state.consumer("c")
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
-        await buffer.desk.quarantine.release(consumer, [])
+        await buffer.flow.quarantine.release(consumer, [])
     assert list(consumer.quarantined) == [1]
     assert len(consumer.ready) == 0
-    quarantine = buffer.desk.quarantine
+    quarantine = buffer.flow.quarantine
     again, twice = quarantine.release(consumer, [uid(0, 1)]), quarantine.release(consumer, [])
     assert list(await asyncio.gather(again, twice)) == [1, 0]
     for place in (buffer, await world.restart(buffer)):
-        consumer = place.delivery.consumer("c")
+        consumer = place.state.consumer("c")
         assert (len(consumer.ready), len(consumer.quarantined)) == (1, 0)
 
 
@@ -301,35 +301,35 @@ async def test_what_is_left_of_a_quarantined_group_stays_there(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await quarantined(world)
-    first, second = list(buffer.contents)
-    await buffer.removal.delete([second])
+    first, second = list(buffer.state.contents)
+    await buffer.delete([second])
     for place in (buffer, await world.restart(buffer)):
-        assert list(place.delivery.consumer("c").quarantined) == [1]
-        assert len(place.delivery.consumer("c").ready) == 0
+        assert list(place.state.consumer("c").quarantined) == [1]
+        assert len(place.state.consumer("c").ready) == 0
     fresh = place
     refusals = Refusals(world.store)
-    (first,) = fresh.contents
+    (first,) = fresh.state.contents
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
-        await fresh.removal.delete([first])
-    consumer = fresh.delivery.consumer("c")
+        await fresh.delete([first])
+    consumer = fresh.state.consumer("c")
     assert list(consumer.quarantined) == [1]
     assert len(consumer.ready) == 0
-    await fresh.removal.delete([first])
+    await fresh.delete([first])
     assert not consumer.quarantined
 
 
 async def test_an_ack_ends_the_quarantine(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 1}, {"name": "d"}])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await sample(buffer, "c")
-    consumer = buffer.delivery.consumer("c")
+    consumer = buffer.state.consumer("c")
     batch = world.store.batch()
-    buffer.desk.progress.quarantine(batch, lease.units[0], consumer, "by another lease")
-    await buffer.desk.ack(lease.id)
+    buffer.state.progress.quarantine(batch, lease.units[0], consumer, "by another lease")
+    await buffer.ack(lease.id)
     assert not consumer.quarantined
     fresh = await world.restart(buffer)
-    assert not fresh.delivery.consumer("c").quarantined
+    assert not fresh.state.consumer("c").quarantined
 
 
 # --- rows of what leaves
@@ -337,12 +337,12 @@ async def test_an_ack_ends_the_quarantine(world: World) -> None:
 
 async def test_a_row_does_not_outlive_its_experience(world: World) -> None:
     buffer = await world.create(consumers=TWO)
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    await buffer.desk.ack((await sample(buffer, "c", 2)).id, step=1)
-    entry = buffer.contents.by_uid(uid(0, 1))
+    await buffer.push(push((0, 0), (0, 1)))
+    await buffer.ack((await sample(buffer, "c", 2)).id, step=1)
+    entry = buffer.state.contents.by_uid(uid(0, 1))
     assert entry is not None
-    delete = await begin(buffer.removal.delete([entry]))
-    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("c"), 1)
+    delete = await begin(buffer.delete([entry]))
+    await buffer.declare_safe("c", 1)
     await delete
     (state,) = world.store.load()
     assert [row.seq for row in state.progress] == [1]
@@ -352,14 +352,14 @@ async def test_a_row_is_stored_after_all_if_the_removal_fails(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(consumers=TWO)
-    await buffer.ingest.push(push((0, 0)))
-    await buffer.desk.ack((await sample(buffer, "c")).id, step=1)
+    await buffer.push(push((0, 0)))
+    await buffer.ack((await sample(buffer, "c")).id, step=1)
     refusals.num_next = 1
-    delete = await begin(buffer.removal.delete(list(buffer.contents)))
-    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("c"), 1)
+    delete = await begin(buffer.delete(list(buffer.state.contents)))
+    await buffer.declare_safe("c", 1)
     with pytest.raises(StoreFullError):
         await delete
-    buffer.leasing.expire(time.time())
+    buffer.flow.leasing.expire(time.time())
     await buffer.drain()
     (state,) = world.store.load()
     assert [row.steps["c"] for row in state.progress] == [[]]
@@ -369,9 +369,9 @@ async def test_deleting_what_is_retained_looks_once_at_a_step(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push(*((0, run) for run in range(31))))
-    await buffer.desk.ack((await sample(buffer, "c", 17)).id, step=1)
-    await buffer.desk.ack((await sample(buffer, "c", 14)).id, step=2)
+    await buffer.push(push(*((0, run) for run in range(31))))
+    await buffer.ack((await sample(buffer, "c", 17)).id, step=1)
+    await buffer.ack((await sample(buffer, "c", 14)).id, step=2)
     forgotten: list[tuple[int, int]] = []
     forget = Timeline.forget
 
@@ -380,9 +380,9 @@ async def test_deleting_what_is_retained_looks_once_at_a_step(
         forget(self, step, seqs)
 
     monkeypatch.setattr(Timeline, "forget", counted)
-    await buffer.removal.delete(list(buffer.contents))
+    await buffer.delete(list(buffer.state.contents))
     assert sorted(forgotten) == [(1, 17), (2, 14)]
-    timeline = buffer.delivery.consumer("c").timeline
+    timeline = buffer.state.consumer("c").timeline
     assert (timeline.num_retained, timeline.last_step) == (0, 2)
 
 
@@ -398,7 +398,7 @@ async def test_a_refused_deletion_is_done_when_asked_again(
     """The name is free only once the rows have gone: of two with one name, a restart finds one."""
     registry = Registry(Settings(), world.store, world.computer, world.metrics)
     buffer = await registry.create("math", settings())
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
         await registry.delete("math", force=True)

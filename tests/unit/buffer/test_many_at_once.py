@@ -12,7 +12,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake import task_pacing
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
@@ -30,28 +30,28 @@ async def change(buffer: Buffer, **changes: Any) -> None:
 
 
 def reserve(buffer: Buffer, *keys: str) -> list[str]:
-    return buffer.pacing.reserve(keys, now=clock.now(), ttl_seconds=100.0).granted
+    return buffer.flow.pacing.reserve(keys, now=clock.now(), ttl_seconds=100.0).granted
 
 
 async def test_a_push_makes_room_for_itself_alone_where_a_limit_was_lowered(world: World) -> None:
     """All at once, everybody would wait behind it; the clock removes the rest."""
     buffer = await world.create(group_by="none", on_full="evict", max_items=90)
-    await buffer.ingest.push(push(*((0, run) for run in range(90))))
+    await buffer.push(push(*((0, run) for run in range(90))))
     await change(buffer, max_items=10)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     await buffer.drain()
-    assert len(buffer.contents) == 90
-    size = sum(entry.record.payload_bytes for entry in list(buffer.contents)[:20])
+    assert len(buffer.state.contents) == 90
+    size = sum(entry.record.payload_bytes for entry in list(buffer.state.contents)[:20])
     await change(buffer, max_items=0, max_bytes=size)
-    await buffer.ingest.push(push((2, 0)))
+    await buffer.push(push((2, 0)))
     await buffer.drain()
-    assert 88 <= len(buffer.contents) <= 90
+    assert 88 <= len(buffer.state.contents) <= 90
     buffer.tick(clock.now())
     await buffer.drain()
-    assert buffer.contents.num_bytes <= size
+    assert buffer.num_bytes <= size
     await change(buffer, on_full="refuse")
     with pytest.raises(errors.BufferFullError):
-        await buffer.ingest.push(push(*((3, run) for run in range(10))))
+        await buffer.push(push(*((3, run) for run in range(10))))
 
 
 async def paced(world: World) -> Buffer:
@@ -79,12 +79,12 @@ async def test_places_are_counted_once_per_call(
 
 async def test_what_was_consumed_and_is_damaged_gives_no_second_place(world: World) -> None:
     buffer = await paced(world)
-    await buffer.ingest.push(push((0, 0)))
-    lease, _ = await buffer.desk.sample("trainer", want(1), asyncio.Event())
+    await buffer.push(push((0, 0)))
+    lease, _ = await buffer.sample("trainer", want(1), asyncio.Event())
     assert lease is not None
-    await buffer.desk.ack(lease.id)
+    await buffer.ack(lease.id)
     buffer.set_aside({1: "its payload is gone"})
-    assert len(buffer.contents.quarantined) == 1
+    assert len(buffer.state.contents.quarantined) == 1
     assert len(reserve(buffer, *(f"2/{task}" for task in range(1, 9)))) == 3
 
 
@@ -96,21 +96,21 @@ async def test_what_was_to_be_evicted_and_stays_is_not_forgotten(
         group_by="none", on_full="evict", max_items=1,
         advantage={"estimator": "reinforce"}, on_missing_field="wait",
     )  # fmt: skip
-    await buffer.ingest.push(Push(payloads=[trxp.encode([experience(0, 0, reward=None)])]))
-    (entry,) = buffer.contents
+    await buffer.push(Push(payloads=[trxp.encode([experience(0, 0, reward=None)])]))
+    (entry,) = buffer.state.contents
     changes: dict[str, Any] = {"advantage": {"estimator": ""}}
     update = buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
     refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "commit", lambda batch: refused)
-        buffer.eviction.make_room(1, 0)
+        buffer.flow.eviction.make_room(1, 0)
     await update
     assert entry.leaving
     refused.set_exception(StoreFullError("the disk is full"))
     await buffer.drain()
     assert not entry.leaving
     assert entry.available
-    assert len(buffer.delivery.consumer("trainer").ready) == 1
+    assert len(buffer.state.consumer("trainer").ready) == 1
 
 
 @pytest.fixture
@@ -123,20 +123,20 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def watched(buffer: Buffer, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = buffer.removal.delete
+    remove = buffer.flow.removal.delete
 
     async def delete(entries: Any) -> Any:
         sizes.append(len(entries))
         return await remove(entries)
 
-    monkeypatch.setattr(buffer.removal, "delete", delete)
+    monkeypatch.setattr(buffer.flow.removal, "delete", delete)
 
 
 async def test_many_are_deleted_part_by_part_and_groups_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch, in_parts: list[int]
 ) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push(*((task, run) for run in range(3) for task in range(9))))
+    await buffer.push(push(*((task, run) for run in range(3) for task in range(9))))
     watched(buffer, in_parts, monkeypatch)
     looked: list[int] = []
     since = Contents.since
@@ -150,16 +150,16 @@ async def test_many_are_deleted_part_by_part_and_groups_at_once(
     response = await inspection.delete(buffer, service_pb2.DeleteRequest(filter=state))
     assert (response.num_deleted, in_parts) == (27, [3] * 9)
     assert looked == [0, 10, 20, 27]
-    assert len(buffer.contents) == len(buffer.contents.groups) == 0
+    assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
 
 
 async def test_uids_are_deleted_part_by_part_while_others_are_held(
     world: World, monkeypatch: pytest.MonkeyPatch, in_parts: list[int]
 ) -> None:
     buffer = await world.create(group_by="none")
-    await buffer.ingest.push(push(*((0, run) for run in range(7))))
+    await buffer.push(push(*((0, run) for run in range(7))))
     watched(buffer, in_parts, monkeypatch)
-    lease, _ = await buffer.desk.sample("trainer", want(1), asyncio.Event())
+    lease, _ = await buffer.sample("trainer", want(1), asyncio.Event())
     assert lease is not None
     uids = [uid(0, run) for run in range(9)]
     response = await inspection.delete(buffer, service_pb2.DeleteRequest(uids=uids))
@@ -173,12 +173,12 @@ async def test_nothing_more_is_deleted_of_a_buffer_that_has_gone(
     world: World, in_parts: list[int]
 ) -> None:
     buffer = await world.create(group_by="none")
-    await buffer.ingest.push(push(*((0, run) for run in range(7))))
+    await buffer.push(push(*((0, run) for run in range(7))))
     tid = service_pb2.Filter(tid="2/0")
     deleting = asyncio.ensure_future(
         inspection.delete(buffer, service_pb2.DeleteRequest(filter=tid))
     )
-    while len(buffer.contents) == 7:
+    while len(buffer.state.contents) == 7:
         await asyncio.sleep(0)
     buffer.close()
     with pytest.raises(errors.BufferNotFoundError):
@@ -188,7 +188,7 @@ async def test_nothing_more_is_deleted_of_a_buffer_that_has_gone(
 async def test_deleted_tombstones_are_no_dropped_experiences(world: World) -> None:
     """As when they leave in any other way."""
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((0, 0), (0, 1), dead=[(0, 2)]))
+    await buffer.push(push((0, 0), (0, 1), dead=[(0, 2)]))
     response = await inspection.delete(
         buffer, service_pb2.DeleteRequest(uids=[uid(0, run) for run in range(3)])
     )

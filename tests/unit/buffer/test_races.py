@@ -14,34 +14,34 @@ from tests.unit.builders import World, eid, experience, push, want
 
 async def test_members_on_their_way_out_count_once(world: World) -> None:
     buffer = await world.create(group_size=4)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+    await buffer.push(push((1, 0), (1, 1)))
+    lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
     assert lease is not None
-    _, third = await asyncio.gather(buffer.desk.ack(lease.id), buffer.ingest.push(push((1, 2))))
-    fourth = await buffer.ingest.push(push((1, 3)))
+    _, third = await asyncio.gather(buffer.ack(lease.id), buffer.push(push((1, 2))))
+    fourth = await buffer.push(push((1, 3)))
     assert [outcome.status for outcome in (*third, *fourth)] == [PushStatus.STORED] * 2
-    (late,) = await buffer.ingest.push(push((1, 4)))
+    (late,) = await buffer.push(push((1, 4)))
     assert late.reason is Reason.LATE
 
 
 @pytest.mark.parametrize("drop_first", [True, False])
 async def test_a_dropped_group_stays_dropped(world: World, drop_first: bool) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    group = buffer.contents.groups.get("2/1")
+    await buffer.push(push((1, 0), (1, 1)))
+    group = buffer.state.contents.groups.get("2/1")
     assert group is not None
-    calls = [buffer.grouping.drop("2/1", "no use"), buffer.grouping.seal("2/1", 0)]
+    calls = [buffer.drop("2/1", "no use"), buffer.seal("2/1", 0)]
     await asyncio.gather(*(calls if drop_first else reversed(calls)))
     assert group.row.closed == "dropped"
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 async def test_nothing_that_is_leased_is_deleted(world: World) -> None:
     for sample_first in (True, False):
         buffer = await world.create(1 + sample_first)
-        await buffer.ingest.push(push((1, 0)))
-        sample = buffer.desk.sample("trainer", want(1), asyncio.Event())
-        delete = buffer.removal.delete(list(buffer.contents))
+        await buffer.push(push((1, 0)))
+        sample = buffer.sample("trainer", want(1), asyncio.Event())
+        delete = buffer.delete(list(buffer.state.contents))
         if sample_first:
             (lease, _), (held, num_deleted) = await asyncio.gather(sample, delete)
             assert lease is not None
@@ -56,16 +56,16 @@ async def test_numbers_beyond_64_bits_cost_their_neighbours_nothing(world: World
     far = experience(1, 7)
     far.eid.run = 2**64
     payload = trxp.encode([experience(1, 0), far, experience(1, 1)])
-    first, refused, second = await buffer.ingest.push(Push(payloads=[payload]))
+    first, refused, second = await buffer.push(Push(payloads=[payload]))
     assert (first.status, second.status) == (PushStatus.STORED, PushStatus.STORED)
     assert refused.reason is Reason.INVALID
     assert "run is 18446744073709551616; it must fit into 64 bits" in refused.message
-    assert buffer.contents.num_items == 2
+    assert buffer.num_items == 2
 
 
 async def test_tombstones_need_groups(world: World) -> None:
     buffer = await world.create(group_by="none")
-    (refused,) = await buffer.ingest.push(push(dead=[(1, 0)]))
+    (refused,) = await buffer.push(push(dead=[(1, 0)]))
     assert refused.reason is Reason.INVALID
     assert refused.uid == eid(1, 0).uid
     assert "leave it out" in refused.message
@@ -75,4 +75,4 @@ async def test_tombstones_need_groups(world: World) -> None:
 async def test_keys_that_no_group_can_have(world: World, key: str) -> None:
     buffer = await world.create()
     with pytest.raises(errors.InvalidRequestError, match="group key"):
-        await buffer.grouping.drop(key, "no use")
+        await buffer.drop(key, "no use")

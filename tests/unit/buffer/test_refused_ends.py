@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store import StoreFullError
@@ -25,7 +25,7 @@ def refusals(world: World) -> Refusals:
 
 
 async def sample(buffer: Buffer, name: str = "c") -> Lease:
-    lease, shortfall = await buffer.desk.sample(name, want(1), asyncio.Event())
+    lease, shortfall = await buffer.sample(name, want(1), asyncio.Event())
     assert lease is not None, shortfall
     return lease
 
@@ -51,20 +51,20 @@ async def test_what_others_store_does_not_hold_a_refused_ack(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}, {"name": "d"}])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     ours, others = await sample(buffer), await sample(buffer, "d")
     refusals.num_next = 1
-    ack = asyncio.ensure_future(buffer.desk.ack(ours.id, step=1))
+    ack = asyncio.ensure_future(buffer.ack(ours.id, step=1))
     await asyncio.sleep(0)
     assert not refusals.num_next
     # The row of the experience says by now that both have it.
-    nack = asyncio.ensure_future(buffer.leasing.nack(others.id, reason="other"))
+    nack = asyncio.ensure_future(buffer.nack(others.id, reason="other"))
     assert isinstance((await asyncio.gather(ack, return_exceptions=True))[0], StoreFullError)
     await nack
     await catch_up(buffer)
     buffer = await world.restart(buffer)
-    assert await buffer.leasing.nack(ours.id, reason="no room") == 1
-    consumer = buffer.delivery.consumer("c")
+    assert await buffer.nack(ours.id, reason="no room") == 1
+    consumer = buffer.state.consumer("c")
     assert len(consumer.ready) == 1
     assert not consumer.finished
     assert not consumer.timeline.num_retained
@@ -72,26 +72,26 @@ async def test_what_others_store_does_not_hold_a_refused_ack(
 
 async def test_a_refused_ack_forgives_nothing(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 2}])
-    await buffer.ingest.push(push((0, 0)))
-    await buffer.leasing.nack((await sample(buffer)).id, reason="bad")
-    await refused(refusals, buffer.desk.ack((await sample(buffer)).id))
+    await buffer.push(push((0, 0)))
+    await buffer.nack((await sample(buffer)).id, reason="bad")
+    await refused(refusals, buffer.ack((await sample(buffer)).id))
     await catch_up(buffer)
-    (lease,) = (await world.restart(buffer)).delivery.consumer("c").leases.values()
+    (lease,) = (await world.restart(buffer)).state.consumer("c").leases.values()
     assert [unit.num_deliveries for unit in lease.units] == [2]
 
 
 async def test_a_refused_rewind_releases_nothing(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[REPLAY | {"max_deliveries": 1}])
-    await buffer.ingest.push(push((0, 0)))
-    consumer = buffer.delivery.consumer("c")
-    await buffer.desk.ack((await sample(buffer)).id, step=1)
-    await buffer.leasing.nack((await sample(buffer)).id, reason="bad")
-    await refused(refusals, buffer.desk.timelines.rewind(consumer, 0))
+    await buffer.push(push((0, 0)))
+    consumer = buffer.state.consumer("c")
+    await buffer.ack((await sample(buffer)).id, step=1)
+    await buffer.nack((await sample(buffer)).id, reason="bad")
+    await refused(refusals, buffer.flow.timelines.rewind(consumer, 0))
     assert len(consumer.quarantined) == 1
     await catch_up(buffer)
     buffer = await world.restart(buffer)
-    consumer = buffer.delivery.consumer("c")
-    assert await buffer.desk.quarantine.release(consumer, []) == 1
+    consumer = buffer.state.consumer("c")
+    assert await buffer.flow.quarantine.release(consumer, []) == 1
     assert len(consumer.ready) == 1
 
 
@@ -99,36 +99,36 @@ async def test_what_a_refused_rewind_leaves_unconsumed_is_offered(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0)))
-    await buffer.desk.ack((await sample(buffer)).id, step=1)
+    await buffer.push(push((0, 0)))
+    await buffer.ack((await sample(buffer)).id, step=1)
     await change(buffer, REPLAY)
-    await refused(refusals, buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), 0))
+    await refused(refusals, buffer.rewind("c", 0))
     await catch_up(buffer)
     for place in (buffer, await world.restart(buffer)):
-        consumer = place.delivery.consumer("c")
+        consumer = place.state.consumer("c")
         assert len(consumer.ready) + len(consumer.finished) == 1
-        assert [bool(entry.acked) for entry in place.contents] == [bool(consumer.finished)]
+        assert [bool(entry.acked) for entry in place.state.contents] == [bool(consumer.finished)]
 
 
 async def test_samples_of_one_that_has_replayed_count_after_a_restart(world: World) -> None:
     first = REPLAY | {"max_times_sampled": 3, "limiter": LIMITER}
     buffer = await world.create(consumers=[first])
-    await buffer.ingest.push(push((0, 0)))
-    await buffer.desk.ack((await sample(buffer)).id, step=1)
+    await buffer.push(push((0, 0)))
+    await buffer.ack((await sample(buffer)).id, step=1)
     await change(buffer, {"name": "c", "limiter": LIMITER})
-    await buffer.desk.ack((await sample(buffer)).id, step=2)
-    counted = buffer.delivery.consumer("c").counts()
+    await buffer.ack((await sample(buffer)).id, step=2)
+    counted = buffer.state.consumer("c").counts()
     buffer = await world.restart(buffer)
-    consumer = buffer.delivery.consumer("c")
+    consumer = buffer.state.consumer("c")
     assert (counted.samples, consumer.counts()) == (2, counted)
-    await buffer.desk.timelines.rewind(consumer, 1)
+    await buffer.flow.timelines.rewind(consumer, 1)
     assert consumer.counts().samples == 1
 
 
 async def test_another_ratio_holds_after_a_restart(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c", "limiter": LIMITER}, {"name": "d"}])
-    await buffer.ingest.push(push((0, 0), (1, 0)))
-    await buffer.desk.ack((await sample(buffer)).id)
+    await buffer.push(push((0, 0), (1, 0)))
+    await buffer.ack((await sample(buffer)).id)
     changed = buffer.change_settings(
         settings(
             consumers=[
@@ -142,39 +142,39 @@ async def test_another_ratio_holds_after_a_restart(world: World, refusals: Refus
     await changed
     await buffer.drain()
     assert not refusals.num_next
-    counted = buffer.delivery.consumer("c").counts()
+    counted = buffer.state.consumer("c").counts()
     await catch_up(buffer)
-    assert (await world.restart(buffer)).delivery.consumer("c").counts() == counted
+    assert (await world.restart(buffer)).state.consumer("c").counts() == counted
 
 
 async def test_a_groups_row_stays_with_the_member_that_could_not_leave(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(group_size=2, consumers=[{"name": "c", "unit": "group"}])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    first, second = buffer.contents
+    await buffer.push(push((0, 0), (0, 1)))
+    first, second = buffer.state.contents
     refusals.num_next = 1
-    deleting = await begin(buffer.removal.delete([first]))
-    await buffer.removal.delete([second])
+    deleting = await begin(buffer.delete([first]))
+    await buffer.delete([second])
     with pytest.raises(StoreFullError):
         await deleting
     await catch_up(buffer)
     for place in (buffer, await world.restart(buffer)):
-        (group,) = place.contents.groups
+        (group,) = place.state.contents.groups
         assert (group.row.size, [entry.record.uid for entry in group.members]) == (1, [uid(0, 0)])
         assert not group.damage
-        assert len(place.delivery.consumer("c").ready) == 1
+        assert len(place.state.consumer("c").ready) == 1
 
 
 async def test_steps_of_a_consumer_that_was_removed_keep_nothing(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}, {"name": "d"}])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await sample(buffer)
     refusals.held = asyncio.Event()
     changed = buffer.change_settings(settings(consumers=[{"name": "d"}]))
-    ack = await begin(buffer.desk.ack(lease.id, step=1))
+    ack = await begin(buffer.ack(lease.id, step=1))
     refusals.held.set()
     refusals.held, refusals.num_next = None, 1
     await asyncio.gather(changed, ack)
@@ -183,36 +183,36 @@ async def test_steps_of_a_consumer_that_was_removed_keep_nothing(
     await catch_up(buffer)
     buffer = await world.restart(buffer)
     await change(buffer, {"name": "c"}, {"name": "d"})
-    assert not [e for e in buffer.contents if buffer.desk.progress.is_retained(e)]
+    assert not [e for e in buffer.state.contents if buffer.state.progress.is_retained(e)]
 
 
 async def test_a_group_counts_the_bytes_of_the_members_that_are_left(world: World) -> None:
     buffer = await world.create(
         group_size=2, consumers=[{"name": "c", "unit": "group", "limiter": LIMITER}]
     )
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    first, _ = buffer.contents
-    await buffer.removal.delete([first])
-    counted = buffer.delivery.consumer("c").counts()
-    assert counted.ahead_bytes == buffer.contents.num_bytes
-    assert (await world.restart(buffer)).delivery.consumer("c").counts() == counted
+    await buffer.push(push((0, 0), (0, 1)))
+    first, _ = buffer.state.contents
+    await buffer.delete([first])
+    counted = buffer.state.consumer("c").counts()
+    assert counted.ahead_bytes == buffer.num_bytes
+    assert (await world.restart(buffer)).state.consumer("c").counts() == counted
 
 
 async def test_what_is_left_of_a_group_and_consumed_is_finished(world: World) -> None:
     consumers = [{"name": "c"}, {"name": "d"}]
     buffer = await world.create(group_size=2, consumers=consumers)
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    await buffer.desk.ack((await sample(buffer)).id, step=1)
+    await buffer.push(push((0, 0), (0, 1)))
+    await buffer.ack((await sample(buffer)).id, step=1)
     await change(buffer, {"name": "c", "unit": "group"}, {"name": "d"}, group_size=2)
-    _, second = buffer.contents
-    await buffer.removal.delete([second])
+    _, second = buffer.state.contents
+    await buffer.delete([second])
     for place in (buffer, await world.restart(buffer)):
-        assert len(place.delivery.consumer("c").finished) == 1
+        assert len(place.state.consumer("c").finished) == 1
 
 
 async def shared(buffer: Buffer) -> Lease:
     rank_of = RankOf(rank=0, world_size=3, after_lease_id=0)
-    lease, shortfall = await buffer.desk.sample("c", want(3), asyncio.Event(), rank_of=rank_of)
+    lease, shortfall = await buffer.sample("c", want(3), asyncio.Event(), rank_of=rank_of)
     assert lease is not None, shortfall
     return lease
 
@@ -221,15 +221,15 @@ async def test_a_refused_ack_of_a_part_is_not_stored_by_another_rank(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (1, 0), (2, 0)))
+    await buffer.push(push((0, 0), (1, 0), (2, 0)))
     lease = await shared(buffer)
     refusals.num_next = 1
-    acks = [asyncio.ensure_future(buffer.desk.ack(lease.id, rank=rank)) for rank in (0, 1)]
+    acks = [asyncio.ensure_future(buffer.ack(lease.id, rank=rank)) for rank in (0, 1)]
     first, second = await asyncio.gather(*acks, return_exceptions=True)
     assert (type(first), second) == (StoreFullError, lease)
     await catch_up(buffer)
     for place in (buffer, await world.restart(buffer)):
-        (lease,) = place.delivery.consumer("c").leases.values()
+        (lease,) = place.state.consumer("c").leases.values()
         assert lease.acked_parts == {1: None}
 
 
@@ -237,14 +237,14 @@ async def test_an_ack_of_a_part_that_comes_again_ends_alike(
     world: World, refusals: Refusals
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (1, 0), (2, 0)))
+    await buffer.push(push((0, 0), (1, 0), (2, 0)))
     lease = await shared(buffer)
     refusals.num_next = 1
-    acks = [asyncio.ensure_future(buffer.desk.ack(lease.id, step=1, rank=0)) for _ in range(2)]
+    acks = [asyncio.ensure_future(buffer.ack(lease.id, step=1, rank=0)) for _ in range(2)]
     answers = await asyncio.gather(*acks, return_exceptions=True)
     assert [type(answer) for answer in answers] == [StoreFullError] * 2
-    await buffer.desk.ack(lease.id, step=2, rank=0)
-    await buffer.desk.ack(lease.id, step=3, rank=0)
+    await buffer.ack(lease.id, step=2, rank=0)
+    await buffer.ack(lease.id, step=3, rank=0)
     for place in (buffer, await world.restart(buffer)):
-        (lease,) = place.delivery.consumer("c").leases.values()
+        (lease,) = place.state.consumer("c").leases.values()
         assert lease.acked_parts == {0: 2}

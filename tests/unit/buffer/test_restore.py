@@ -11,7 +11,7 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import Annotation
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import ConsumerRow, LeaseRow, ProgressRow, WriteBatch
 from tests.models.buffer_port import payload
 from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
@@ -33,24 +33,24 @@ async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:
 
 async def test_what_only_a_removed_consumer_wanted_leaves_at_the_start(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"], max_items=1)
-    await buffer.ingest.push(push((0, 0)))
-    await buffer.desk.ack(await take(buffer, "actor"))
+    await buffer.push(push((0, 0)))
+    await buffer.ack(await take(buffer, "actor"))
     await take(buffer, "critic")
     buffer = await crash_after(world, buffer, consumers=["actor"], max_items=1)
-    assert len(buffer.contents) == 0
-    (outcome,) = await buffer.ingest.push(push((1, 1)))
+    assert len(buffer.state.contents) == 0
+    (outcome,) = await buffer.push(push((1, 1)))
     assert outcome.status.value == "stored"
 
 
 async def test_a_lease_of_a_consumer_that_is_gone_has_ended(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await take(buffer, "critic")
     fresh = await crash_after(world, buffer, consumers=["actor"])
     for now in (fresh, await world.restart(fresh)):
-        assert len(now.leasing.table) == 0
+        assert len(now.state.leases) == 0
         with pytest.raises(errors.LeaseNotFoundError, match="was nacked"):
-            await now.desk.ack(lease, step=3)
+            await now.ack(lease, step=3)
     (row,) = next(iter(world.store.load())).leases
     assert (row.state, row.units) == ("nacked", [])
 
@@ -61,22 +61,22 @@ async def test_leases_of_another_kind_of_unit_have_ended(
 ) -> None:
     consumer = {"name": "actor", "unit": before}
     buffer = await world.create(group_size=2, consumers=[consumer])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     leases = [await take(buffer, "actor") for _ in range(2 if before == "item" else 1)]
     new = {"name": "actor", "unit": after}
     buffer = await crash_after(world, buffer, group_size=2, consumers=[new])
     for lease in leases:
         with pytest.raises(errors.LeaseNotFoundError):
-            await buffer.desk.ack(lease)
-    assert len(buffer.delivery.consumer("actor").ready) == (2 if after == "item" else 1)
-    await buffer.desk.ack(await take(buffer, "actor", 2))
-    assert len(buffer.contents) == 0
+            await buffer.ack(lease)
+    assert len(buffer.state.consumer("actor").ready) == (2 if after == "item" else 1)
+    await buffer.ack(await take(buffer, "actor", 2))
+    assert len(buffer.state.contents) == 0
 
 
 @pytest.mark.parametrize("end", ["ack", "nack", "expire"])
 async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     newest = await take(buffer, "trainer", 1, lease_seconds=500.0)
     await put_lease(
         world,
@@ -101,20 +101,20 @@ async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> Non
         ),
     )
     buffer = await world.restart(buffer)
-    trainer = buffer.delivery.consumer("trainer")
+    trainer = buffer.state.consumer("trainer")
     held = {lease.id: [unit.key for unit in lease.units] for lease in trainer.leases.values()}
     assert held == {newest + 1: [1], newest + 2: [2]}
     assert (trainer.num_leased, trainer.num_leased_experiences) == (2, 2)
     for lease in held:
         if end == "ack":
-            await buffer.desk.ack(lease)
+            await buffer.ack(lease)
         elif end == "nack":
-            await buffer.leasing.nack(lease, reason="no use")
+            await buffer.nack(lease, reason="no use")
     if end == "expire":
         buffer.tick(time.time() + 1000)
     await buffer.drain()
     assert (trainer.num_leased, trainer.num_leased_experiences, trainer.out) == (0, 0, {})
-    assert len(buffer.contents) == len(trainer.ready) == (0 if end == "ack" else 2)
+    assert len(buffer.state.contents) == len(trainer.ready) == (0 if end == "ack" else 2)
 
 
 async def put_lease(world: World, buffer: Buffer, row: LeaseRow) -> None:
@@ -126,17 +126,17 @@ async def put_lease(world: World, buffer: Buffer, row: LeaseRow) -> None:
 async def test_repeats_within_a_lease_are_one_unit(world: World) -> None:
     replay = {"name": "actor", "replay": True, "with_replacement": True, "selector": "uniform"}
     buffer = await world.create(consumers=[replay])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await take(buffer, "actor", 3)
-    actor = (buffer := await world.restart(buffer)).delivery.consumer("actor")
+    actor = (buffer := await world.restart(buffer)).state.consumer("actor")
     assert [unit.key for unit in actor.leases[lease].units] == [1, 1, 1]
-    await buffer.desk.ack(lease)
+    await buffer.ack(lease)
     assert (len(actor.ready), actor.out, actor.num_leased) == (1, {}, 0)
 
 
 async def test_progress_of_nothing_is_no_progress_of_what_comes_next(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     batch: WriteBatch = world.store.batch()
     batch.put_progress(buffer.id, ProgressRow(seq=2, acked=["actor"]))
     batch.put_consumer(buffer.id, ConsumerRow(name="ghost", safe_step=7))
@@ -145,21 +145,21 @@ async def test_progress_of_nothing_is_no_progress_of_what_comes_next(world: Worl
     await buffer.drain()
     state = next(iter(world.store.load()))
     assert (state.progress, state.consumers) == ([], [])
-    await buffer.ingest.push(push((0, 1)))
-    assert buffer.contents.by_uid(uid(0, 1)) is buffer.contents.by_seq(2)
+    await buffer.push(push((0, 1)))
+    assert buffer.state.contents.by_uid(uid(0, 1)) is buffer.state.contents.by_seq(2)
     buffer = await world.restart(buffer)
-    assert len(buffer.delivery.consumer("actor").ready) == 2
+    assert len(buffer.state.consumer("actor").ready) == 2
 
 
 async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
     """Whatever rows say: who gives a unit back that isn't its any more takes it from nobody."""
     buffer = await world.create()
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await take(buffer, "trainer")
-    trainer = buffer.delivery.consumer("trainer")
+    trainer = buffer.state.consumer("trainer")
     (unit,) = trainer.leases[lease].units
-    other = trainer.out[unit.key] = buffer.desk.catalog.unit(trainer.settings, unit.key)
-    await buffer.leasing.nack(lease, reason="no use")
+    other = trainer.out[unit.key] = buffer.state.unit(trainer.settings, unit.key)
+    await buffer.nack(lease, reason="no use")
     assert trainer.out == {unit.key: other}
     assert len(trainer.ready) == 0
 
@@ -169,11 +169,11 @@ async def test_a_reward_that_was_counted_before_a_restart_is_not_counted_again(
 ) -> None:
     world.computer.start()
     buffer = await world.create(**RUNNING)
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
+    await buffer.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
     await settle(buffer)
     moments = buffer.row.moments
     fresh = await world.restart(buffer)
-    await fresh.annotating.annotate([Annotation(uid=uid(0, 1), reward=7.0)])
+    await fresh.annotate([Annotation(uid=uid(0, 1), reward=7.0)])
     await settle(fresh)
     assert fresh.row.moments == moments
 
@@ -181,15 +181,15 @@ async def test_a_reward_that_was_counted_before_a_restart_is_not_counted_again(
 async def test_a_group_knows_after_a_restart_whether_members_were_consumed(world: World) -> None:
     consumer = {"name": "actor", "raw": True}
     buffer = await world.create(group_size=3, consumers=[consumer])
-    await buffer.ingest.push(push((0, 0), (1, 0)))
-    await buffer.desk.ack(await take(buffer, "actor"))
-    await buffer.ingest.push(push((0, 1), (0, 2), (1, 1), (2, 0), dead=[(1, 2), (2, 1), (2, 2)]))
-    dead = buffer.contents.by_uid(uid(1, 2))
+    await buffer.push(push((0, 0), (1, 0)))
+    await buffer.ack(await take(buffer, "actor"))
+    await buffer.push(push((0, 1), (0, 2), (1, 1), (2, 0), dead=[(1, 2), (2, 1), (2, 2)]))
+    dead = buffer.state.contents.by_uid(uid(1, 2))
     assert dead is not None
-    await buffer.removal.delete([dead])
-    await buffer.desk.ack(await take(buffer, "actor"))
+    await buffer.delete([dead])
+    await buffer.ack(await take(buffer, "actor"))
     for place in (buffer, await world.restart(buffer)):
-        groups = {group.row.key: group for group in place.contents.groups}
+        groups = {group.row.key: group for group in place.state.contents.groups}
         found = {key: (group.has_consumed, group.describe()) for key, group in groups.items()}
         assert found == {
             "2/0": (False, "3 of 3"),
@@ -207,17 +207,17 @@ async def test_what_a_changed_limiter_does_not_count_leaves_without_a_trace(
     often: dict[str, Any] = {"replay": True, "max_times_sampled": 4}
     often |= {"name": "actor", "limiter": {**limiter, "samples_per_insert": 4}}
     buffer = await world.create(consumers=[once, "critic"])
-    await buffer.ingest.push(push((0, 0), (0, 1), (0, 2)))
+    await buffer.push(push((0, 0), (0, 1), (0, 2)))
     for _ in range(3):
-        await buffer.desk.ack(await take(buffer, "actor"))
+        await buffer.ack(await take(buffer, "actor"))
     await buffer.change_settings(settings(consumers=[often, "critic"]))
     await buffer.drain()
     if restarts:
         buffer = await world.restart(buffer)
-    assert buffer.delivery.consumers["actor"].counts().inserts == 0
-    await buffer.removal.delete(list(buffer.contents))
-    await buffer.ingest.push(push((1, 0)))
-    counts = buffer.delivery.consumers["actor"].counts()
+    assert buffer.state.consumers["actor"].counts().inserts == 0
+    await buffer.delete(list(buffer.state.contents))
+    await buffer.push(push((1, 0)))
+    counts = buffer.state.consumers["actor"].counts()
     assert (counts.inserts, counts.samples) == (1, 0)
 
 
@@ -227,16 +227,16 @@ async def test_what_was_used_up_is_not_passed_over_when_more_is_allowed(world: W
     actor: dict[str, Any] = {"name": "actor", "replay": True, "limiter": limiter}
     actor["staleness"] = {"max_lag": 1, "on_stale": "keep"}
     buffer = await world.create(consumers=[actor | {"max_times_sampled": 2}, "critic"])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     for _ in range(2):
-        await buffer.desk.ack(await take(buffer, "actor", 2))
-    await buffer.ingest.push(Push(payloads=[payload([(1, 0, 3)])]))
+        await buffer.ack(await take(buffer, "actor", 2))
+    await buffer.push(Push(payloads=[payload([(1, 0, 3)])]))
     buffer.row.policy_version = 9
-    assert (await buffer.desk.sample("actor", want(1), asyncio.Event()))[0] is None
+    assert (await buffer.sample("actor", want(1), asyncio.Event()))[0] is None
     await buffer.change_settings(settings(consumers=[actor | {"max_times_sampled": 4}, "critic"]))
     await buffer.drain()
-    counts = buffer.delivery.consumers["actor"].counts()
+    counts = buffer.state.consumers["actor"].counts()
     assert (counts.inserts, counts.deletes, counts.samples) == (2, 0, 4)
     for _ in range(2):
         buffer = await world.restart(buffer)
-        assert buffer.delivery.consumers["actor"].counts() == counts
+        assert buffer.state.consumers["actor"].counts() == counts

@@ -22,7 +22,7 @@ GROUPS: dict[str, Any] = {
 async def test_a_lost_member_is_missed_whatever_else_is_lost(world: World, also: str) -> None:
     buffer = await world.create(**GROUPS)
     for task in (1, 2):
-        await buffer.ingest.push(push(*((task, run) for run in range(3))))
+        await buffer.push(push(*((task, run) for run in range(3))))
     await buffer.drain()
     await world.store.close()
     place = payload_key(1, uid(1, 1))
@@ -33,12 +33,12 @@ async def test_a_lost_member_is_missed_whatever_else_is_lost(world: World, also:
         flip_key(world.path, Table.PAYLOADS, place, byte=4, bit=0x01)
     await world.open()
     fresh = world.reload(buffer)
-    damage = {group.row.key: group.damage for group in fresh.contents.groups}
+    damage = {group.row.key: group.damage for group in fresh.state.contents.groups}
     assert damage["2/2"] == ""
     if also == "payload's key":
         assert "can't be read back, nor what they were of" in damage["2/1"]
     else:
         assert f"the record of its member {uid(1, 1)!r} can't be read back" in damage["2/1"]
-    lease, _ = await fresh.desk.sample("trainer", want(2, timeout_seconds=0.05), asyncio.Event())
+    lease, _ = await fresh.sample("trainer", want(2, timeout_seconds=0.05), asyncio.Event())
     assert lease is not None
     assert [unit.seqs for unit in lease.units] == [(4, 5, 6)]

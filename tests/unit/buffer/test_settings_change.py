@@ -41,7 +41,7 @@ async def registered(world: World, *consumers: dict[str, Any], **more: Any) -> R
 
 
 async def take(buffer: Buffer, consumer: str, number: int = 1, **changes: Any) -> int:
-    lease, _ = await buffer.desk.sample(consumer, want(number, **changes), asyncio.Event())
+    lease, _ = await buffer.sample(consumer, want(number, **changes), asyncio.Event())
     return 0 if lease is None else lease.id
 
 
@@ -58,29 +58,29 @@ async def restarted(world: World, registry: Registry) -> Buffer:
 async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> None:
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
-    await buffer.ingest.push(push(*((0, run) for run in range(4))))
-    await buffer.desk.ack(await take(buffer, "actor", 4))
-    await buffer.desk.ack(await take(buffer, "critic"), step=5)
+    await buffer.push(push(*((0, run) for run in range(4))))
+    await buffer.ack(await take(buffer, "actor", 4))
+    await buffer.ack(await take(buffer, "critic"), step=5)
     held, returned = await take(buffer, "critic"), await take(buffer, "critic")
     Flaky(world).num_to_fail = 1
     update = asyncio.ensure_future(registry.update("math", {"consumers": ["actor"]}))
     await asyncio.sleep(0)
-    while not buffer.delivery.consumers["critic"].closed:
+    while not buffer.state.consumers["critic"].closed:
         await asyncio.sleep(0)
     with pytest.raises(errors.ConsumerNotFoundError, match=r"it has \['actor'\]"):
         await take(buffer, "critic")
-    await buffer.leasing.nack(returned, reason="too late")
+    await buffer.nack(returned, reason="too late")
     with pytest.raises(StoreFullError):
         await update
     await registry.drain()
     for now in (buffer, await restarted(world, registry)):
-        critic = now.delivery.consumer("critic")
-        assert len(now.contents) == 4
+        critic = now.state.consumer("critic")
+        assert len(now.state.contents) == 4
         assert sorted(consumer.name for consumer in now.settings.consumers) == ["actor", "critic"]
         assert (len(critic.ready), list(critic.leases)) == (2, [held])
         assert critic.timeline.num_retained == 1
-    await now.desk.ack(held)
-    assert len(now.contents) == 3
+    await now.ack(held)
+    assert len(now.state.contents) == 3
 
 
 async def test_an_ack_while_a_consumer_is_being_removed_costs_nothing_if_it_stays(
@@ -88,35 +88,35 @@ async def test_an_ack_while_a_consumer_is_being_removed_costs_nothing_if_it_stay
 ) -> None:
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     lease = await take(buffer, "actor")
     Flaky(world).num_to_fail = 1
     update = buffer.change_settings(settings(consumers=["actor"]))
-    await buffer.desk.ack(lease)
+    await buffer.ack(lease)
     with pytest.raises(StoreFullError):
         await update
     await buffer.drain()
-    assert len(buffer.contents) == len(buffer.delivery.consumer("critic").ready) == 1
+    assert len(buffer.state.contents) == len(buffer.state.consumer("critic").ready) == 1
 
 
 async def test_what_a_removed_consumer_was_is_forgotten_with_the_settings(world: World) -> None:
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
-    await buffer.ingest.push(push((0, 0), (0, 1), (0, 2)))
-    await buffer.desk.ack(await take(buffer, "actor", 2))
-    await buffer.desk.ack(await take(buffer, "critic"), step=5)
+    await buffer.push(push((0, 0), (0, 1), (0, 2)))
+    await buffer.ack(await take(buffer, "actor", 2))
+    await buffer.ack(await take(buffer, "critic"), step=5)
     lease = await take(buffer, "critic")
     changing = buffer.change_settings(settings(consumers=["actor"]))
-    assert len(buffer.contents) == 3, "not before the settings are on disk"
+    assert len(buffer.state.contents) == 3, "not before the settings are on disk"
     await changing
     await buffer.drain()
-    assert [entry.record.uid for entry in buffer.contents] == [uid(0, 2)]
+    assert [entry.record.uid for entry in buffer.state.contents] == [uid(0, 2)]
     with pytest.raises(errors.LeaseNotFoundError, match="was nacked"):
-        await buffer.desk.ack(lease)
+        await buffer.ack(lease)
     await registry.update("math", {"consumers": ["actor", "critic"]})
     state = next(state for state in world.store.load() if state.row.name == "math")
     assert state.consumers == []
-    critic = (await restarted(world, registry)).delivery.consumer("critic")
+    critic = (await restarted(world, registry)).state.consumer("critic")
     assert (len(critic.ready), critic.timeline.last_step, critic.leases) == (1, None, {})
 
 
@@ -124,8 +124,8 @@ async def test_a_consumer_goes_with_one_batch(world: World) -> None:
     """A crash can't come between the settings and what is stored of a consumer that goes."""
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    await buffer.desk.ack(await take(buffer, "critic"), step=5)
+    await buffer.push(push((0, 0), (0, 1)))
+    await buffer.ack(await take(buffer, "critic"), step=5)
     await take(buffer, "critic")
     flaky = Flaky(world)
     changing = buffer.change_settings(settings(consumers=["actor"]))
@@ -141,19 +141,19 @@ async def test_a_consumer_goes_with_one_batch(world: World) -> None:
 async def test_a_refused_new_consumer_goes_again(world: World) -> None:
     registry = await registered(world, {"name": "actor"})
     buffer = registry.get("math")
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     lease = await take(buffer, "actor")
     Flaky(world).num_to_fail = 1
     changing = buffer.change_settings(settings(consumers=["actor", "late"]))
     late = await take(buffer, "late", 2)
-    await buffer.desk.ack(lease)
+    await buffer.ack(lease)
     with pytest.raises(StoreFullError):
         await changing
     await buffer.drain()
-    assert list(buffer.delivery.consumers) == ["actor"]
-    assert [entry.record.uid for entry in buffer.contents] == [uid(0, 1)]
+    assert list(buffer.state.consumers) == ["actor"]
+    assert [entry.record.uid for entry in buffer.state.contents] == [uid(0, 1)]
     with pytest.raises(errors.LeaseNotFoundError):
-        await buffer.desk.ack(late)
+        await buffer.ack(late)
 
 
 async def test_updates_at_once_start_from_what_was_stored(world: World) -> None:
@@ -189,64 +189,64 @@ async def test_what_is_done_but_found_no_room_is_not_taken_from_a_new_consumer(
     world: World,
 ) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.ingest.push(push((0, 0)))
-    await buffer.desk.ack(await take(buffer, "actor"))
+    await buffer.push(push((0, 0)))
+    await buffer.ack(await take(buffer, "actor"))
     flaky = Flaky(world)
     changing = buffer.change_settings(settings(consumers=["actor"]))
     flaky.num_to_fail = 2
     await changing
     await buffer.drain()
-    assert len(buffer.contents) == 1
+    assert len(buffer.state.contents) == 1
     await buffer.change_settings(settings(consumers=["actor", "late"]))
     buffer.tick(time.time() + 10)
     await buffer.drain()
-    assert len(buffer.contents) == 1
-    await buffer.desk.ack(await take(buffer, "late"))
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 1
+    await buffer.ack(await take(buffer, "late"))
+    assert len(buffer.state.contents) == 0
 
 
 async def test_nobody_leases_what_is_being_discarded(world: World) -> None:
     """What too stale means for one consumer is decided and submitted at once."""
     old = {"max_lag": 0, "on_stale": "drop"}
     buffer = await world.create(consumers=[{"name": "fresh", "staleness": old}, "any"])
-    await buffer.ingest.push(push((0, 0)))
-    for entry in buffer.contents:
+    await buffer.push(push((0, 0)))
+    for entry in buffer.state.contents:
         entry.record.min_version = entry.record.max_version = 0
     buffer.row.policy_version = 3
     assert await take(buffer, "fresh") == 0
-    buffer.removal.drop(list(buffer.contents))
-    assert not any(entry.is_staying for entry in buffer.contents)
+    buffer.flow.removal.drop(list(buffer.state.contents))
+    assert not any(entry.is_staying for entry in buffer.state.contents)
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 async def test_what_is_left_of_a_group_is_offered_once_the_rest_could_be_dropped(
     world: World,
 ) -> None:
     buffer = await world.create(group_size=2, consumers=[{"name": "all", "unit": "group"}, "any"])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     flaky = Flaky(world)
     flaky.num_to_fail = 1
-    buffer.removal.drop([next(iter(buffer.contents))])
+    buffer.flow.removal.drop([next(iter(buffer.state.contents))])
     await buffer.drain()
-    assert len(buffer.contents) == 2
+    assert len(buffer.state.contents) == 2
     buffer.tick(time.time() + 10)
     await buffer.drain()
-    assert [entry.record.uid for entry in buffer.contents] == [uid(0, 1)]
-    assert len(buffer.delivery.consumer("all").ready) == 1
+    assert [entry.record.uid for entry in buffer.state.contents] == [uid(0, 1)]
+    assert len(buffer.state.consumer("all").ready) == 1
 
 
 async def test_what_was_passed_over_leaves_once_there_is_room(world: World) -> None:
     old = {"max_lag": 0, "on_stale": "keep"}
     buffer = await world.create(consumers=[{"name": "fresh", "staleness": old}])
-    await buffer.ingest.push(push((0, 0)))
-    for entry in buffer.contents:
+    await buffer.push(push((0, 0)))
+    for entry in buffer.state.contents:
         entry.record.min_version = entry.record.max_version = 0
     buffer.row.policy_version = 3
     Flaky(world).num_to_fail = 1
     assert await take(buffer, "fresh") == 0
     await buffer.drain()
-    assert len(buffer.contents) == 1
+    assert len(buffer.state.contents) == 1
     buffer.tick(time.time() + 10)
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0

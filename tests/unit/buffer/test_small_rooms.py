@@ -11,7 +11,6 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.buffer.stats import buffer_stats
 from experience_buffer_server.runtime.logs import JsonFormatter
 from experience_buffer_server.settings.server import Settings
 from tests.unit.builders import World, push, settings
@@ -30,7 +29,7 @@ async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
     await asyncio.gather(
         registry.update("math", {"group_size": 7}), registry.update("math", {"lease_seconds": 11.0})
     )
-    await first.ingest.push(push((1, 0)))
+    await first.push(push((1, 0)))
     with pytest.raises(errors.WrongStateError, match="holds 1 experiences grouped by task"):
         await registry.update("math", {"group_by": "run"})
     assert await registry.publish("math", 13) is None
@@ -47,9 +46,9 @@ async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
 
 async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     loop = asyncio.get_running_loop()
-    gauges = Gauges(lambda: [buffer_stats(buffer)], loop)
+    gauges = Gauges(lambda: [buffer.stats()], loop)
     families = await asyncio.to_thread(lambda: list(gauges.collect()))
     values = {family.name: [s.value for s in family.samples] for family in families}
     assert values["experience_buffer_items"] == [2]

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import Desk
 from experience_buffer_server.buffer.state.group_table import GroupTable
-from experience_buffer_server.buffer.stats import buffer_stats
 from experience_buffer_server.rpc.messages import stats_message
 from tests.unit.builders import World, push, uid, want
 
@@ -20,55 +18,55 @@ GROUPS: dict[str, Any] = {"group_size": 2, "consumers": [{"name": "trainer", "un
 
 async def take(buffer: Buffer, count: int, *, consumer: str = "trainer") -> int:
     """The lease of a full batch."""
-    lease, shortfall = await buffer.desk.sample(consumer, want(count), asyncio.Event())
+    lease, shortfall = await buffer.sample(consumer, want(count), asyncio.Event())
     assert lease is not None, shortfall
     assert lease.num_units == count
     return lease.id
 
 
 def usage(buffer: Buffer) -> tuple[int, int, float | None]:
-    stats = buffer_stats(buffer)
+    stats = buffer.stats()
     return stats.num_used, stats.num_unused, stats.keep_ratio
 
 
 async def delete(buffer: Buffer, *uids: str) -> None:
-    entries = [entry for one in uids if (entry := buffer.contents.by_uid(one)) is not None]
-    assert await buffer.removal.delete(entries) == ([], len(uids))
+    entries = [entry for one in uids if (entry := buffer.state.contents.by_uid(one)) is not None]
+    assert await buffer.delete(entries) == ([], len(uids))
 
 
 async def test_what_left_is_used_or_not(world: World) -> None:
     buffer = await world.create(**GROUPS)
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
-    await buffer.ingest.push(push((4, 0), dead=[(4, 1)]))
+    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
+    await buffer.push(push((4, 0), dead=[(4, 1)]))
     assert usage(buffer) == (0, 0, None)
-    assert not stats_message(buffer_stats(buffer)).HasField("keep_ratio")
-    await buffer.desk.ack(await take(buffer, 1))
+    assert not stats_message(buffer.stats()).HasField("keep_ratio")
+    await buffer.ack(await take(buffer, 1))
     assert usage(buffer) == (2, 0, 1.0)
-    assert stats_message(buffer_stats(buffer)).keep_ratio == 1.0
-    await buffer.grouping.drop("2/2", "aborted")
+    assert stats_message(buffer.stats()).keep_ratio == 1.0
+    await buffer.drop("2/2", "aborted")
     assert usage(buffer) == (2, 2, 0.5)
     await delete(buffer, uid(3, 0))
     assert usage(buffer) == (2, 3, 0.4)
-    await buffer.grouping.drop("2/4", "aborted")
+    await buffer.drop("2/4", "aborted")
     assert usage(buffer) == (2, 4, 2 / 6), "a tombstone is no experience"
 
 
 async def test_acks_of_raw_consumers_are_no_use(world: World) -> None:
     consumers = [{"name": "critic", "raw": True}, "trainer"]
     buffer = await world.create(group_by="none", consumers=consumers)
-    await buffer.ingest.push(push((1, 0), (2, 0)))
-    await buffer.desk.ack(await take(buffer, 2, consumer="critic"))
+    await buffer.push(push((1, 0), (2, 0)))
+    await buffer.ack(await take(buffer, 2, consumer="critic"))
     assert usage(buffer) == (0, 0, None)
     await delete(buffer, uid(1, 0))
-    await buffer.desk.ack(await take(buffer, 1))
+    await buffer.ack(await take(buffer, 1))
     assert usage(buffer) == (1, 1, 0.5)
 
 
 async def test_what_is_replayed_is_used_once_and_may_leave(world: World) -> None:
     buffer = await world.create(group_by="none", consumers=[{"name": "trainer", "replay": True}])
-    await buffer.ingest.push(push((1, 0), (2, 0)))
+    await buffer.push(push((1, 0), (2, 0)))
     for _ in range(3):
-        await buffer.desk.ack(await take(buffer, 1))
+        await buffer.ack(await take(buffer, 1))
     await delete(buffer, uid(1, 0), uid(2, 0))
     assert usage(buffer) == (1, 1, 0.5)
 
@@ -77,8 +75,8 @@ async def test_what_is_passed_over_is_not_used(world: World) -> None:
     staleness = {"max_age_seconds": 1e-9, "on_stale": "keep"}
     consumer = {"name": "trainer", "staleness": staleness}
     buffer = await world.create(group_by="none", consumers=[consumer])
-    await buffer.ingest.push(push((1, 0), (2, 0)))
-    lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+    await buffer.push(push((1, 0), (2, 0)))
+    lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
     await buffer.drain()
     assert lease is None
     assert usage(buffer) == (0, 2, 0.0)
@@ -88,11 +86,11 @@ async def test_what_was_passed_over_before_a_restart_is_not_used(world: World) -
     staleness = {"max_age_seconds": 1e-9, "on_stale": "keep"}
     consumers = [{"name": "trainer", "staleness": staleness}, "critic"]
     buffer = await world.create(group_by="none", consumers=consumers)
-    await buffer.ingest.push(push((1, 0), (2, 0)))
-    await buffer.desk.sample("trainer", want(2), asyncio.Event())
+    await buffer.push(push((1, 0), (2, 0)))
+    await buffer.sample("trainer", want(2), asyncio.Event())
     await buffer.drain()
     buffer = await world.restart(buffer)
-    await buffer.desk.ack(await take(buffer, 1, consumer="critic"))
+    await buffer.ack(await take(buffer, 1, consumer="critic"))
     assert usage(buffer) == (1, 0, 1.0)
     await delete(buffer, uid(2, 0))
     assert usage(buffer) == (1, 1, 0.5)
@@ -100,88 +98,88 @@ async def test_what_was_passed_over_before_a_restart_is_not_used(world: World) -
 
 async def test_a_rewind_takes_back_what_was_used(world: World) -> None:
     buffer = await world.create(**GROUPS)
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
-    await buffer.desk.ack(await take(buffer, 1), step=1)
-    await buffer.desk.ack(await take(buffer, 1), step=2)
+    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    await buffer.ack(await take(buffer, 1), step=1)
+    await buffer.ack(await take(buffer, 1), step=2)
     assert usage(buffer) == (4, 0, 1.0)
-    trainer = buffer.delivery.consumer("trainer")
-    await buffer.desk.timelines.rewind(trainer, 1)
-    assert buffer_stats(buffer).consumers[0].num_retained_experiences == 2
-    await buffer.grouping.drop("2/2", "aborted")
+    trainer = buffer.state.consumer("trainer")
+    await buffer.flow.timelines.rewind(trainer, 1)
+    assert buffer.stats().consumers[0].num_retained_experiences == 2
+    await buffer.drop("2/2", "aborted")
     assert usage(buffer) == (4, 2, 0.5)
 
 
 async def test_a_restart_counts_anew(world: World) -> None:
     buffer = await world.create(**GROUPS)
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
-    await buffer.desk.ack(await take(buffer, 1), step=1)
+    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    await buffer.ack(await take(buffer, 1), step=1)
     buffer = await world.restart(buffer)
-    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("trainer"), 1)
-    assert (buffer.contents.num_items, usage(buffer)) == (2, (0, 0, None))
-    await buffer.grouping.drop("2/2", "aborted")
+    await buffer.declare_safe("trainer", 1)
+    assert (buffer.num_items, usage(buffer)) == (2, (0, 0, None))
+    await buffer.drop("2/2", "aborted")
     assert usage(buffer) == (0, 2, 0.0)
 
 
 async def test_groups_are_counted_by_what_they_wait_for(world: World) -> None:
     buffer = await world.create(group_size=2, group_deadline_seconds=100.0)
-    await buffer.ingest.push(push((1, 0), (2, 0), (2, 1), (3, 0)))
-    late = buffer.contents.groups.get("2/1")
-    whole = buffer.contents.groups.get("2/2")
+    await buffer.push(push((1, 0), (2, 0), (2, 1), (3, 0)))
+    late = buffer.state.contents.groups.get("2/1")
+    whole = buffer.state.contents.groups.get("2/2")
     assert late is not None
     assert whole is not None
     for group in (late, whole):
         group.deadline = 0.0
-        buffer.contents.groups.deadlines.postpone(group, 1.0)
-    buffer.grouping.expire(2.0)
-    stats = buffer_stats(buffer)
+        buffer.state.contents.groups.deadlines.postpone(group, 1.0)
+    buffer.flow.grouping.expire(2.0)
+    stats = buffer.stats()
     assert (stats.num_open_groups, stats.num_overdue_groups) == (2, 1)
     assert "2/1" in stats.oldest_open_group
-    [entry] = buffer.contents.by_seqs([whole.members[0].record.seq])
-    buffer.contents.set_missing(entry, ("values",))
+    [entry] = buffer.state.contents.by_seqs([whole.members[0].record.seq])
+    buffer.state.contents.set_missing(entry, ("values",))
     whole.overdue = True
-    stats = buffer_stats(buffer)
+    stats = buffer.stats()
     assert (stats.num_overdue_groups, stats.num_waiting_for_fields) == (2, 1)
 
 
 async def test_quarantined_groups_are_known_without_looking(world: World) -> None:
     buffer = await world.create(group_size=2)
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
-    contents = buffer.contents
+    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    contents = buffer.state.contents
     for entry in contents:
         contents.set_quarantine(entry, "no finite number")
-    assert buffer_stats(buffer).num_quarantined_groups == 2
+    assert buffer.stats().num_quarantined_groups == 2
     await delete(buffer, uid(1, 0))
     assert len(contents.quarantined) == 3
-    await buffer.grouping.drop("2/2", "aborted")
-    assert buffer_stats(buffer).num_quarantined_groups == 1
+    await buffer.drop("2/2", "aborted")
+    assert buffer.stats().num_quarantined_groups == 1
     [rest] = contents
     contents.set_quarantine(rest, "")
-    assert (buffer_stats(buffer).num_quarantined_groups, contents.quarantined) == (0, {})
+    assert (buffer.stats().num_quarantined_groups, contents.quarantined) == (0, {})
 
 
 async def test_what_is_stored_is_not_walked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = await world.create(**GROUPS)
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0)))
+    await buffer.push(push((1, 0), (1, 1), (2, 0)))
 
     def refuse(_: object) -> None:
         raise AssertionError("all groups are walked")
 
     monkeypatch.setattr(GroupTable, "__iter__", refuse)
-    monkeypatch.setattr(type(buffer.contents), "__iter__", refuse)
-    stats = buffer_stats(buffer)
+    monkeypatch.setattr(type(buffer.state.contents), "__iter__", refuse)
+    stats = buffer.stats()
     assert (stats.num_items, stats.num_open_groups) == (3, 1)
 
 
 async def test_a_wait_is_counted_by_what_kept_it(world: World) -> None:
     consumers = [{"name": "trainer", "limiter": {"min_size": 3}}]
     buffer = await world.create(group_by="none", consumers=consumers)
-    asked = asyncio.ensure_future(_sample(buffer.desk, 2))
-    while not buffer.delivery.consumer("trainer").waiters:
+    asked = asyncio.ensure_future(_sample(buffer, 2))
+    while not buffer.state.consumer("trainer").waiters:
         await asyncio.sleep(0)
     began = time.monotonic()
-    await buffer.ingest.push(push((1, 0), (2, 0)))
+    await buffer.push(push((1, 0), (2, 0)))
     assert not asked.done()
-    await buffer.ingest.push(push((3, 0)))
+    await buffer.push(push((3, 0)))
     await asked
     waited = {reason: _waited(world, reason) for reason in ("ready", "min_size", "window")}
     assert waited["ready"] > 0
@@ -190,8 +188,8 @@ async def test_a_wait_is_counted_by_what_kept_it(world: World) -> None:
     assert waited["min_size"] <= time.monotonic() - began
 
 
-async def _sample(desk: Desk, count: int) -> None:
-    lease, shortfall = await desk.sample(
+async def _sample(buffer: Buffer, count: int) -> None:
+    lease, shortfall = await buffer.sample(
         "trainer", want(count, timeout_seconds=60.0), asyncio.Event()
     )
     assert lease is not None, shortfall

@@ -10,8 +10,7 @@ import torch
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
-from experience_buffer_server.buffer.stats import buffer_stats
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.buffer.intake.test_annotate import annotate, settle
 from tests.unit.builders import World, experience, push, settings, uid, want
@@ -23,7 +22,7 @@ def pushed(run: int, version: int = 1, **fields: Any) -> Push:
 
 
 async def take(buffer: Buffer, consumer: str, count: int) -> int:
-    lease, why = await buffer.desk.sample(consumer, want(count), asyncio.Event())
+    lease, why = await buffer.sample(consumer, want(count), asyncio.Event())
     assert lease is not None, why
     assert lease.num_units == count
     return lease.id
@@ -33,16 +32,16 @@ async def take(buffer: Buffer, consumer: str, count: int) -> int:
 async def test_what_nobody_can_sample_is_not_ahead(world: World, how: str) -> None:
     actor = {"name": "actor", "max_deliveries": 1, "limiter": {"max_ahead_bytes": 3000}}
     buffer = await world.create(group_by="none", consumers=[actor])
-    await buffer.stored_row.publish(1)
+    await buffer.publish(1)
     for run in range(4):
-        await buffer.ingest.push(pushed(run, 2 if how == "held" else 1))
+        await buffer.push(pushed(run, 2 if how == "held" else 1))
     if how == "quarantined":
-        await buffer.leasing.nack(await take(buffer, "actor", 4), reason="x")
+        await buffer.nack(await take(buffer, "actor", 4), reason="x")
     await buffer.drain()
-    consumer = buffer.delivery.consumers["actor"]
+    consumer = buffer.state.consumers["actor"]
     assert len(consumer.held) + len(consumer.quarantined) == 4
     for run in range(10, 14):
-        await buffer.ingest.push(pushed(run))
+        await buffer.push(pushed(run))
     await take(buffer, "actor", 4)
 
 
@@ -53,25 +52,25 @@ async def test_what_was_consumed_and_is_due_is_consumed_though_others_hold_it(wo
         retention={"max_lag": 0},
         pacing={"consumer": "actor", "max_staleness": 0, "batch_size": 2},
     )
-    await buffer.stored_row.publish(0)
+    await buffer.publish(0)
     for run in range(2):
-        await buffer.ingest.push(pushed(run, 0))
+        await buffer.push(pushed(run, 0))
     lease_id = await take(buffer, "actor", 2)
     await take(buffer, "critic", 2)
-    await buffer.stored_row.publish(1)
-    await buffer.desk.ack(lease_id)
+    await buffer.publish(1)
+    await buffer.ack(lease_id)
     await buffer.drain()
     for place in (buffer, await world.restart(buffer)):
-        assert len(place.delivery.consumers["actor"].finished) == 2
+        assert len(place.state.consumers["actor"].finished) == 2
 
 
 async def test_a_group_that_is_dropped_again_is_counted_once(world: World) -> None:
     buffer = await world.create(group_size=4, consumers=[{"name": "trainer", "raw": True}])
-    await buffer.ingest.push(push(*((1, run) for run in range(4))))
+    await buffer.push(push(*((1, run) for run in range(4))))
     await take(buffer, "trainer", 2)
-    (group,) = buffer.contents.groups
+    (group,) = buffer.state.contents.groups
     for _ in range(3):
-        await buffer.grouping.drop(group.row.key, "aborted")
+        await buffer.drop(group.row.key, "aborted")
     text = world.metrics.registry.get_sample_value(
         "experience_buffer_dropped_experiences_total",
         {"buffer": buffer.name, "reason": "group_dropped"},
@@ -83,9 +82,9 @@ async def test_quarantined_experiences_without_groups_are_counted(world: World) 
     world.computer.start()
     buffer = await world.create(group_by="none", advantage={"estimator": "reinforce"})
     bad = torch.full((7,), float("nan"))
-    await buffer.ingest.push(pushed(0, token_level_reward=bad))
+    await buffer.push(pushed(0, token_level_reward=bad))
     await settle(buffer)
-    assert buffer_stats(buffer).num_quarantined_groups == len(buffer.contents.quarantined) == 1
+    assert buffer.stats().num_quarantined_groups == len(buffer.state.contents.quarantined) == 1
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -95,7 +94,7 @@ async def test_rewards_that_no_moments_have_counted_are_counted_when_computed_ag
     world.computer.start()
     rloo: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
     buffer = await world.create(**rloo)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     await settle(buffer)
     await buffer.change_settings(
         settings(group_size=2, advantage={"estimator": "rloo", "running_norm": "std"})
@@ -117,13 +116,13 @@ async def test_moments_that_found_no_room_are_taken_back_from_the_disk(
 
     async def ride(batch: Any) -> None:
         # Somebody stores the row while this is under way.
-        await buffer.stored_row.publish(3)
+        await buffer.publish(3)
         refused.set()
         raise StoreFullError("full")
 
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "ride", ride)
-        await buffer.ingest.push(push((1, 0), (1, 1)))
+        await buffer.push(push((1, 0), (1, 1)))
         await asyncio.wait_for(refused.wait(), 60)
         await asyncio.sleep(0)
     assert buffer.row.moments == ""
@@ -137,11 +136,11 @@ async def test_what_was_dropped_while_another_holds_it_keeps_no_push_out(world: 
     trainer = {"name": "trainer", "unit": "group"}
     pacing = {"consumer": "actor", "max_staleness": 1, "batch_size": 2}
     buffer = await world.create(group_size=4, consumers=[actor, trainer], pacing=pacing)
-    await buffer.ingest.push(push(*((1, run) for run in range(4))))
+    await buffer.push(push(*((1, run) for run in range(4))))
     await take(buffer, "trainer", 1)
-    await buffer.grouping.drop("2/1", "aborted")
-    assert len(buffer.contents) == 4  # Until that lease ends.
-    admitted = buffer.pacing.reserve(["2/2"], now=0.0, ttl_seconds=9.0)
+    await buffer.drop("2/1", "aborted")
+    assert len(buffer.state.contents) == 4  # Until that lease ends.
+    admitted = buffer.flow.pacing.reserve(["2/2"], now=0.0, ttl_seconds=9.0)
     assert admitted.granted == ["2/2"]
-    await buffer.ingest.push(push(*((2, run) for run in range(4))))
+    await buffer.push(push(*((2, run) for run in range(4))))
     await take(buffer, "actor", 4)

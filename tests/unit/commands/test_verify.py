@@ -22,8 +22,8 @@ def verify(path: Path, *more: str) -> Result:
 async def stopped(world: World) -> Path:
     """The closed store of a buffer with two groups, one whole and one of a tombstone and a run."""
     buffer = await world.create(group_size=2)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.ingest.push(push((2, 0), dead=[(2, 1)]))
+    await buffer.push(push((1, 0), (1, 1)))
+    await buffer.push(push((2, 0), dead=[(2, 1)]))
     await buffer.drain()
     await world.store.close()
     return world.path
@@ -48,8 +48,8 @@ def test_findings_exit_with_1_and_are_named(stopped: Path) -> None:
 
 async def test_a_store_in_use_is_checked(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0)))
-    (record,) = [entry.record for entry in buffer.contents]
+    await buffer.push(push((1, 0)))
+    (record,) = [entry.record for entry in buffer.state.contents]
     batch = world.store.batch()
     batch.remove(buffer.id, record)
     batch.put_record(buffer.id, record)

@@ -8,7 +8,7 @@ import pytest
 
 from experience_buffer import ExperienceNotFoundError, trxp
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc import inspection, messages
 from tests.unit.buffer.intake.test_annotate import settle
 from tests.unit.builders import World, experience, push, uid
@@ -17,15 +17,15 @@ from tests.unit.builders import World, experience, push, uid
 async def test_what_is_leaving_is_not_found_rather_than_damaged(world: World) -> None:
     """The store's own process removes payloads before the server hears of it."""
     buffer = await world.create(group_by="none", max_items=1, on_full="evict")
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     await settle(buffer)
     name = uid(0, 0)
     assert (await inspection.get(world.store, buffer, name)).payload
-    buffer.eviction.make_room(1, 0)
+    buffer.flow.eviction.make_room(1, 0)
     # Nothing here lets the event loop run, so the end of the removal isn't noticed.
     while world.store.payloads(buffer.id, [name])[0] is not None:
         pass
-    assert buffer.contents.by_uid(name) is not None
+    assert buffer.state.contents.by_uid(name) is not None
     with pytest.raises(ExperienceNotFoundError, match="holds no experience"):
         await inspection.get(world.store, buffer, name)
 
@@ -35,8 +35,8 @@ async def test_what_leaves_together_takes_time_by_its_number_alone(world: World)
     buffer = await world.create(group_size=1)
     for first in range(0, 5000, 1000):
         members = [experience(first + task, 0) for task in range(1000)]
-        await buffer.ingest.push(Push(payloads=[trxp.encode(members)]))
-    state = messages.state_of(buffer, next(iter(buffer.contents)))
+        await buffer.push(Push(payloads=[trxp.encode(members)]))
+    state = messages.state_number(buffer.state_of(next(iter(buffer.state.contents))))
     wanted = service_pb2.DeleteRequest(filter=service_pb2.Filter(state=state))
     started = time.thread_time()
     assert (await inspection.delete(buffer, wanted)).num_deleted == 5000

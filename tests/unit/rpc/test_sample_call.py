@@ -13,7 +13,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.response_bytes import Hold
@@ -59,7 +59,7 @@ class Asked:
 async def slow(world: World, *members: tuple[int, int]) -> tuple[Backend, Buffer, Slow]:
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push(*members))
+    await buffer.push(push(*members))
     return backend, buffer, Slow(world.store)
 
 
@@ -72,7 +72,7 @@ async def test_reading_does_not_wait_for_the_disk_and_the_answer_does(
     await asyncio.wait_for(store.read.wait(), 10)
     for _ in range(20):
         await asyncio.sleep(0)
-    (lease,) = buffer.leasing.table.of_consumer("trainer")
+    (lease,) = buffer.state.leases.of_consumer("trainer")
     assert (asked.task.done(), lease.is_stored, lease.state) == (False, False, "open")
     store.let.set()
     response = await asked.response()
@@ -91,7 +91,7 @@ async def test_a_lease_that_finds_no_room_is_not_delivered(world: World, form: i
     with pytest.raises(StoreFullError):
         await asked.response()
     await buffer.drain()
-    consumer = buffer.delivery.consumers["trainer"]
+    consumer = buffer.state.consumers["trainer"]
     assert (len(consumer.ready), len(consumer.out), consumer.num_leased) == (2, 0, 0)
     response = await Asked(backend, form).response()
     assert response.num_units == 2
@@ -102,7 +102,7 @@ async def test_what_cannot_be_answered_is_offered_again(world: World, form: int)
     backend, buffer, store = await slow(world)
     store.let.set()
     large = experience(1, 0, response_text="x" * 70_000)
-    await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
+    await buffer.push(Push(payloads=[trxp.encode([large])]))
     backend.limits = backend.limits.model_copy(update={"max_message_bytes": 65_600})
     store.held = store.let = asyncio.Event()
     asked = Asked(backend, form, batch_size=1)
@@ -110,7 +110,7 @@ async def test_what_cannot_be_answered_is_offered_again(world: World, form: int)
         await asyncio.wait_for(asked.task, 10)
     store.let.set()
     await buffer.drain()
-    consumer = buffer.delivery.consumers["trainer"]
+    consumer = buffer.state.consumers["trainer"]
     assert (len(consumer.ready), len(consumer.out), consumer.num_leased) == (1, 0, 0)
     (state,) = [state for state in world.store.load() if state.row.id == buffer.id]
     assert [row.state for row in state.leases] == ["nacked"]
@@ -123,8 +123,8 @@ async def test_a_response_takes_no_more_than_a_message_may(world: World, form: i
     store.let.set()
     num_bytes = len(await Asked(backend, form, batch_size=1).task)
     for most in (num_bytes, num_bytes - 1):
-        (lease,) = buffer.leasing.table.of_consumer("trainer")
-        buffer.leasing.give_back([lease.id], "undeliverable")
+        (lease,) = buffer.state.leases.of_consumer("trainer")
+        buffer.give_back([lease.id], "undeliverable")
         backend.limits = backend.limits.model_copy(update={"max_message_bytes": most})
         asked = Asked(backend, form, batch_size=1)
         if most == num_bytes:
@@ -140,14 +140,14 @@ async def test_a_call_that_goes_away_leaves_no_lease(world: World, when: str) ->
     asked = Asked(backend, PACKED)
     if when == "storing":
         await asyncio.wait_for(store.read.wait(), 10)
-    while not buffer.leasing.table.of_consumer("trainer"):
+    while not buffer.state.leases.of_consumer("trainer"):
         await asyncio.sleep(0)
     asked.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked.task
     store.let.set()
     await buffer.drain()
-    consumer = buffer.delivery.consumers["trainer"]
+    consumer = buffer.state.consumers["trainer"]
     assert (len(consumer.ready), len(consumer.out), consumer.num_leased) == (2, 0, 0)
 
 
@@ -155,8 +155,8 @@ async def test_a_lease_that_was_returned_meanwhile_is_not_delivered(world: World
     backend, buffer, store = await slow(world, (1, 0), (1, 1))
     asked = Asked(backend, PACKED)
     await asyncio.wait_for(store.read.wait(), 10)
-    (lease,) = buffer.leasing.table.of_consumer("trainer")
-    buffer.leasing.give_back([lease.id], "rewound")
+    (lease,) = buffer.state.leases.of_consumer("trainer")
+    buffer.give_back([lease.id], "rewound")
     store.let.set()
     response = await asked.response()
     assert not response.HasField("lease")

@@ -71,7 +71,7 @@ def change_when_admitted(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, memory: bytearray
 ) -> None:
     """Have a client write over a push that was read and isn't stored yet."""
-    reading = backend.buffer("math").ingest.reading
+    reading = backend.buffer("math").flow.ingest.reading
     real = reading.admit
 
     async def admit_and_change(*arguments: Any) -> Any:
@@ -130,7 +130,7 @@ async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Bac
     answers = list(map(service_pb2.PushStreamResponse.FromString, written))
     assert [answer.sequence for answer in answers] == list(range(150))
     assert {answer.error.code for answer in answers[1::3]} == {5}
-    assert backend.buffer("math").contents.num_items == 100
+    assert backend.buffer("math").num_items == 100
 
 
 async def test_a_drain_ends_both_streams(backend: Backend) -> None:
@@ -204,14 +204,14 @@ async def test_a_wrong_message_ends_the_stream_with_its_status(
 async def test_more_credits_than_a_thousand_all_count(backend: Backend) -> None:
     buffer = backend.buffer("math")
     for task in range(15):
-        await buffer.ingest.push(push(*((task, run) for run in range(97))))
+        await buffer.push(push(*((task, run) for run in range(97))))
     said = [opening(), Request(credits=1300)]
     stream = sampling(backend, saying(said, asyncio.Event()))
     for _ in range(1300):
         assert (await asyncio.wait_for(anext(stream), 10)).frame.last
     await stream.aclose()
     await buffer.drain()
-    assert len(buffer.leasing.table) == 0
+    assert len(buffer.state.leases) == 0
 
 
 async def test_a_stream_remembers_no_lease_that_a_call_has_ended(
@@ -227,44 +227,44 @@ async def test_a_stream_remembers_no_lease_that_a_call_has_ended(
     monkeypatch.setattr(sample_stream, "Sending", Watched)
     buffer = backend.buffer("math")
     for task in range(3):
-        await buffer.ingest.push(push(*((task, run) for run in range(97))))
+        await buffer.push(push(*((task, run) for run in range(97))))
     stream = sampling(backend, saying([opening(), Request(credits=291)], asyncio.Event()))
     for number in range(291):
         lease = (await asyncio.wait_for(anext(stream), 10)).frame.lease
         if number:
-            await buffer.desk.ack(lease.id)
+            await buffer.ack(lease.id)
     assert len(made[0]._leases) <= 66
     await stream.aclose()
     await buffer.drain()
     async with asyncio.timeout(10):
-        while len(buffer.leasing.table):
+        while len(buffer.state.leases):
             await asyncio.sleep(0)
 
 
 async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend: Backend) -> None:
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push(*((1, run) for run in range(20))))
+    await buffer.push(push(*((1, run) for run in range(20))))
     before = asyncio.all_tasks()
     said = [opening(), Request(credits=20)]
     stream = sampling(backend, saying(said, asyncio.Event()))
     lease_id = (await anext(stream)).frame.lease.id
-    await buffer.desk.ack(lease_id)
+    await buffer.ack(lease_id)
     await stream.aclose()
     # Its tasks end in the next turns, and then their leases are given back.
     async with asyncio.timeout(10):
-        while len(buffer.leasing.table):
+        while len(buffer.state.leases):
             await asyncio.sleep(0)
     await buffer.drain()
     for _ in range(5):
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
-    assert len(buffer.delivery.consumers["trainer"].ready) == 19
-    assert len(buffer.leasing.table) == 0
+    assert len(buffer.state.consumers["trainer"].ready) == 19
+    assert len(buffer.state.leases) == 0
 
 
 async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     said = [opening(), Request(credits=1)]
     first = sampling(backend, saying(said, asyncio.Event()))
     lease_id = (await anext(first)).frame.lease.id
@@ -273,7 +273,7 @@ async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
     results = [answer.lease_result async for answer in answers]
     assert [(r.lease_id, r.error.code) for r in results] == [(lease_id, 0), (999, 5)]
     await first.aclose()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 def ending_together(
@@ -298,7 +298,7 @@ async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
     backend: Backend, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push(*((1, run) for run in range(7))))
+    await buffer.push(push(*((1, run) for run in range(7))))
     said = [opening(), Request(credits=7)]
     stream = sampling(backend, saying(said, asyncio.Event()))
     ids = [(await asyncio.wait_for(anext(stream), 10)).frame.lease.id for _ in range(7)]
@@ -310,7 +310,7 @@ async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
     monkeypatch.undo()
     assert [result.lease_id for result in results] == [*ids[:4], 999, *ids[4:]]
     assert [result.error.code for result in results] == [0, 0, 0, 0, 5, 0, 0, 0]
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
     await stream.aclose()
 
 
@@ -324,15 +324,15 @@ async def test_leases_go_to_the_disk_ahead_and_come_back_unblamed(
     asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
     for run in range(8):
         large = experience(1, run, extra={"x": torch.zeros(4 * MEBI, dtype=torch.uint8)})
-        await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
+        await buffer.push(Push(payloads=[trxp.encode([large])]))
     stream: Any = sampling(backend, saying([asked, Request(credits=8)], asyncio.Event()))
     await asyncio.wait_for(anext(stream), 10)
     await buffer.drain()
-    assert 4 <= len(buffer.leasing.table) <= 6
+    assert 4 <= len(buffer.state.leases) <= 6
     await stream.aclose()
     await buffer.drain()
-    assert len(buffer.leasing.table) == 0
-    lease, why = await buffer.desk.sample("trainer", want(8), asyncio.Event())
+    assert len(buffer.state.leases) == 0
+    lease, why = await buffer.sample("trainer", want(8), asyncio.Event())
     assert lease is not None, why
     deliveries = [unit.num_deliveries for unit in lease.units]
     assert deliveries[0] == 2
@@ -344,7 +344,7 @@ async def test_each_credit_is_leased_as_it_comes(
 ) -> None:
     """Not only once the batch before is sent: its lease may wait long for the disk."""
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push(*((1, run) for run in range(7))))
+    await buffer.push(push(*((1, run) for run in range(7))))
     monkeypatch.setattr(world.store, "commit", ending_together(world.store.commit, 3))
     requests: asyncio.Queue[Request] = asyncio.Queue()
     stream = sampling(backend, said_one_by_one(requests))
@@ -352,7 +352,7 @@ async def test_each_credit_is_leased_as_it_comes(
     first = asyncio.ensure_future(anext(stream))
     for number in range(3):
         assert not first.done()
-        assert len(buffer.leasing.table) == number
+        assert len(buffer.state.leases) == number
         requests.put_nowait(Request(credits=1))
         for _ in range(20):
             await asyncio.sleep(0)
@@ -360,7 +360,7 @@ async def test_each_credit_is_leased_as_it_comes(
     frames += [(await asyncio.wait_for(anext(stream), 10)).frame for _ in range(2)]
     runs = [frame.experiences[0].uid.split("/")[2] for frame in frames]
     assert runs == ["0", "1", "2"]
-    assert len(buffer.leasing.table) == 3
+    assert len(buffer.state.leases) == 3
     monkeypatch.undo()
     await stream.aclose()
     await buffer.drain()
@@ -378,7 +378,7 @@ async def test_a_batch_that_is_not_sent_yet_has_its_credit(
 ) -> None:
     """While it waits for memory; where bytes count, the next one waits for what this one spends."""
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push(*((1, run) for run in range(7))))
+    await buffer.push(push(*((1, run) for run in range(7))))
     held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
     requests: asyncio.Queue[Request] = asyncio.Queue()
     stream = sampling(backend, said_one_by_one(requests))
@@ -391,7 +391,7 @@ async def test_a_batch_that_is_not_sent_yet_has_its_credit(
         for _ in range(50):
             await asyncio.sleep(0)
         assert not first.done()
-        assert len(buffer.leasing.table) == num_said
+        assert len(buffer.state.leases) == num_said
         requests.put_nowait(credit)
     held[0].release()
     assert (await asyncio.wait_for(first, 10)).frame.num_units == 1
@@ -407,7 +407,7 @@ async def said_one_by_one(requests: asyncio.Queue[Request]) -> AsyncIterator[Req
 
 async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Backend) -> None:
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     said = [opening(), Request(credits=2)]
     stream = sampling(backend, saying(said, asyncio.Event()))
     lease_id = (await anext(stream)).frame.lease.id
@@ -415,7 +415,7 @@ async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Bac
     with pytest.raises(errors.BufferNotFoundError):
         await asyncio.wait_for(anext(stream), 10)
     with pytest.raises(errors.LeaseNotFoundError):
-        await buffer.desk.ack(lease_id)
+        await buffer.ack(lease_id)
     await buffer.drain()
     assert list(backend.store.load()) == []
 
@@ -427,7 +427,7 @@ async def test_a_stream_reads_no_more_than_its_reader_takes(backend: Backend, pa
     asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
     for run in range(8):
         large = experience(1, run, extra={"x": torch.zeros(size, dtype=torch.uint8)})
-        await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
+        await buffer.push(Push(payloads=[trxp.encode([large])]))
     said = saying([asked, Request(credits=8)], asyncio.Event())
     stream: Any = sampling(backend, said)
     num_batches = 0
@@ -448,8 +448,8 @@ async def test_a_frame_takes_no_more_than_a_message_may(backend: Backend, packed
     """Of a server that was told to send small ones only."""
     most = 65_536
     backend.limits = backend.limits.model_copy(update={"max_message_bytes": most})
-    await backend.buffer("math").ingest.push(push(*((1, run) for run in range(97))))
-    await backend.buffer("math").ingest.push(push(*((2, run) for run in range(97))))
+    await backend.buffer("math").push(push(*((1, run) for run in range(97))))
+    await backend.buffer("math").push(push(*((2, run) for run in range(97))))
     asked = opening(batch_size=194, format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
     said = saying([asked, Request(credits=1)], asyncio.Event())
     stream: Any = SampleSession(backend, said).responses()
@@ -463,7 +463,7 @@ async def test_a_frame_takes_no_more_than_a_message_may(backend: Backend, packed
 
 
 async def test_a_stream_waits_for_the_bytes_of_others(backend: Backend) -> None:
-    await backend.buffer("math").ingest.push(push((1, 0)))
+    await backend.buffer("math").push(push((1, 0)))
     held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
     said = saying([opening(), Request(credits=1)], asyncio.Event())
     stream: Any = sampling(backend, said)

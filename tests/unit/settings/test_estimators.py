@@ -192,10 +192,10 @@ async def test_the_worker_computes_it_and_fails_alone_where_it_fails(
     await world.computer.check_estimators()
     buffer = await world.create(group_size=2, advantage={"estimator": "mine", "factor": factor})
     for members in ((0, 0), (0, 1)), ((1, 0), (1, 2)), ((2, 3), (2, 4)):
-        await buffer.ingest.push(push(*members))
+        await buffer.push(push(*members))
     world.computer.start()
-    await until(lambda: not buffer.computing.num_jobs)
-    reasons = {entry.record.tid: entry.quarantine for entry in buffer.contents}
+    await until(lambda: not buffer.flow.computing.num_jobs)
+    reasons = {entry.record.tid: entry.quarantine for entry in buffer.state.contents}
     assert reasons.pop("2/1") == (
         "estimator 'mine': LookupError: no 0.4 (line 11 of own_estimators_of_a_test.py)"
     )
@@ -210,10 +210,10 @@ async def test_what_ends_the_worker_is_launched_twice(
     monkeypatch.setenv("FATAL_LAUNCHES", str(launches))
     own_computer(world, declare(path="own_estimators_of_a_test:fatal"))
     buffer = await world.create(group_size=2, advantage={"estimator": "mine"})
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     world.computer.start()
-    await until(lambda: not buffer.computing.num_jobs)
-    reasons = {entry.quarantine for entry in buffer.contents}
+    await until(lambda: not buffer.flow.computing.num_jobs)
+    reasons = {entry.quarantine for entry in buffer.state.contents}
     assert reasons == {"computing it ends the advantage worker (ended with status 7)"}
     assert launches.read_text(encoding="utf-8").split() == ["launch", "launch"]
 
@@ -250,11 +250,11 @@ async def test_a_module_that_breaks_later_is_not_the_fault_of_the_groups(
     module.write_text("raise OSError", encoding="utf-8")
     world.computer.start()
     buffer = await world.create(group_size=2, advantage={"estimator": "mine"})
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     await until(lambda: "can't load 'own_estimators_of_a_test:doubled': OSError" in caplog.text)
     module.write_text(MODULE, encoding="utf-8")
-    await until(lambda: not buffer.computing.num_jobs)
-    assert [entry.available for entry in buffer.contents] == [True, True]
+    await until(lambda: not buffer.flow.computing.num_jobs)
+    assert [entry.available for entry in buffer.state.contents] == [True, True]
 
 
 class Odd(Exception):

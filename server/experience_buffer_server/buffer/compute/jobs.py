@@ -57,7 +57,7 @@ class Result:
         return not self.error and bool(self.rows[0].details.get("withheld"))
 
 
-class Owner(Protocol):
+class Submitter(Protocol):
     """The buffer that work belongs to."""
 
     @property
@@ -88,7 +88,7 @@ class Owner(Protocol):
 class Work:
     """Jobs of one buffer that share a launch: one, or a batch with statistics in common."""
 
-    owner: Owner
+    owner: Submitter
     jobs: list[Job]
     estimator: str
     parameters: Mapping[str, Any]

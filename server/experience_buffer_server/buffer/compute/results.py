@@ -9,21 +9,19 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
 from experience_buffer_server.buffer.state.buffer_row import StoredRow
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.group_table import Entry, Group
+from experience_buffer_server.buffer.state.events import BufferEvents
+from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import (
     AdvantageRow,
-    BufferRow,
     Store,
     StoreError,
     WriteBatch,
@@ -35,32 +33,6 @@ _PART_BYTES = 32 * 1024
 _REST = 6.0 / (os.cpu_count() or 1)
 """While pushes come in, for how many times as long as it took to store a part nothing more is
 stored, and so computed: with few processors everything that runs makes pushes wait."""
-
-
-class Owner(Protocol):
-    """The buffer that is computed for."""
-
-    settings: BufferSettings
-    row: BufferRow
-    contents: Contents
-    closed: bool
-    stored_row: StoredRow
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def advance(self, entries: Sequence[Entry]) -> None:
-        """Bring durable entries and their groups as far as they can go."""
-
-    def make_available(self, entries: Sequence[Entry]) -> None:
-        """Let consumers sample the entries."""
-
-    def set_aside(self, reasons: Mapping[int, str]) -> None:
-        """Offer experiences to nobody any more: by seq, what of each can't be read back."""
-
-    def withhold(self, group: Group, batch: WriteBatch) -> None:
-        """Discard a group whose rewards are all equal; the batch is about to say that it is closed."""
 
 
 @dataclass(slots=True)
@@ -83,14 +55,18 @@ class Results:
 
     def __init__(
         self,
-        owner: Owner,
+        state: BufferState,
+        events: BufferEvents,
+        stored_row: StoredRow,
         store: Store,
         changes: Changes,
         metrics: Metrics,
         tasks: Tasks,
         release: Callable[[Job], None],
     ) -> None:
-        self._owner = owner
+        self._state = state
+        self._events = events
+        self._stored_row = stored_row
         self._store = store
         self._changes = changes
         self._metrics = metrics
@@ -143,11 +119,11 @@ class Results:
         for of_one in part:
             of_one.results = [r for r in of_one.results if self._judge(r, of_one.work, batch)]
         sound = [result for of_one in part for result in of_one.results]
-        if (sound or first.moments is not None) and not self._owner.closed:
+        if (sound or first.moments is not None) and not self._state.closed:
             try:
                 await self._commit(batch, part, sound)
             except StoreError:
-                if self._owner.closed:
+                if self._state.closed:
                     return  # Deleted meanwhile: nothing of it is stored any more, or tried again.
                 raise
         else:
@@ -157,16 +133,16 @@ class Results:
         """Whether running moments count experiences that have changed, or ones of settings before."""
         if not all(result.job.holds for result in of_one.results):
             return True
-        is_current = of_one.work.estimator == self._owner.settings.advantage.estimator
-        return is_current and of_one.work.moments != self._owner.row.moments
+        is_current = of_one.work.estimator == self._state.settings.advantage.estimator
+        return is_current and of_one.work.moments != self._state.row.moments
 
     def _start_over(self, of_one: _Computed) -> None:
         for result in of_one.results:
             self._release(result.job)
         self._end([of_one])
-        if not self._owner.closed:
+        if not self._state.closed:
             entries = [entry for result in of_one.results for entry in result.job.entries]
-            self._owner.advance([entry for entry in entries if entry.is_staying])
+            self._events.advance([entry for entry in entries if entry.is_staying])
 
     @staticmethod
     def _end(part: Sequence[_Computed]) -> None:
@@ -192,7 +168,7 @@ class Results:
         if result.error and not self._is_current(work):
             # Settings that hold since then may do without what it failed for.
             self._release(result.job)
-            self._owner.advance(result.job.entries)
+            self._events.advance(result.job.entries)
         elif result.error:
             self._quarantine(result)
         elif result.is_withheld:
@@ -203,25 +179,25 @@ class Results:
 
     def still_holds(self, job: Job) -> bool:
         """False if members have left or were annotated since: the rest is looked at again."""
-        if not self._owner.closed and job.holds:
+        if not self._state.closed and job.holds:
             return True
         self._release(job)
-        if not self._owner.closed:
-            self._owner.advance([entry for entry in job.entries if entry.is_staying])
+        if not self._state.closed:
+            self._events.advance([entry for entry in job.entries if entry.is_staying])
         return False
 
     def _is_current(self, work: Work) -> bool:
         """Whether the buffer would compute the same now."""
-        advantage = self._owner.settings.advantage
+        advantage = self._state.settings.advantage
         return (work.estimator, work.parameters) == (advantage.estimator, advantage.parameters)
 
     def _quarantine(self, result: Result) -> None:
         """What can't be computed stays visible; it can be deleted or annotated."""
-        entries, name = result.job.entries, self._owner.name
+        entries, name = result.job.entries, self._state.name
         self._release(result.job)
         for entry in entries:
-            self._owner.contents.set_quarantine(entry, result.error)
-        self._owner.set_aside(result.damaged)
+            self._state.contents.set_quarantine(entry, result.error)
+        self._events.set_aside(result.damaged)
         self._metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
 
     def _withhold(self, result: Result, batch: WriteBatch) -> None:
@@ -231,18 +207,18 @@ class Results:
         assert group is not None
         # That it is closed is on disk with the moments that count it: else a crash in between would
         # have it counted again.
-        self._owner.withhold(group, batch)
+        self._events.withhold(group, batch)
 
     def _commit(
         self, batch: WriteBatch, part: Sequence[_Computed], results: Sequence[Result]
     ) -> Awaitable[None]:
-        row, first = self._owner.row, part[0]
+        row, first = self._state.row, part[0]
         for result in results:
             for advantages in result.rows:
                 magnitude = advantages.details["mean_magnitude"]
                 batch.put_advantages(row.id, advantages, magnitude=magnitude)
         moments, before, fresh = first.moments, row.moments, list[Entry]()
-        if first.work.estimator != self._owner.settings.advantage.estimator:
+        if first.work.estimator != self._state.settings.advantage.estimator:
             moments = None  # Of another estimator they are another quantity's.
         if moments is not None:
             row.moments = moments
@@ -266,7 +242,7 @@ class Results:
                 # Else another estimator was set, and they are void.
                 row.moments = before
             # Whoever has stored the row meanwhile has stored them with it.
-            self._owner.stored_row.taken_back()
+            self._stored_row.taken_back()
             for entry in fresh:
                 entry.counted = False
 
@@ -280,13 +256,13 @@ class Results:
         for entry in current:
             entry.magnitude = magnitudes[entry.record.seq]
             # Of an estimator that was set meanwhile: what can be sampled waits for no field.
-            self._owner.contents.set_missing(entry, ())
-        self._owner.make_available(current)
+            self._state.contents.set_missing(entry, ())
+        self._events.make_available(current)
         if len(current) < len(result.job.entries):
-            self._owner.advance([entry for entry in result.job.entries if entry.is_staying])
+            self._events.advance([entry for entry in result.job.entries if entry.is_staying])
 
     def _note_flags(self, rows: Sequence[AdvantageRow]) -> None:
-        self._metrics.advantages(self._owner.name, [row.details for row in rows])
+        self._metrics.advantages(self._state.name, [row.details for row in rows])
 
 
 def _num_bytes(result: Result) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experience_buffer_server.buffer.compute.jobs import Job, Owner, Result, Work, request_of
+from experience_buffer_server.buffer.compute.jobs import Job, Result, Submitter, Work, request_of
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError, ChildRefusedError
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.estimators import EstimatorSettings
@@ -96,7 +96,7 @@ class Computer:
         self._lanes.setdefault(work.lane, deque()).append(work)
         self._arrival.set()
 
-    def withdraw(self, owner: Owner) -> list[Work]:
+    def withdraw(self, owner: Submitter) -> list[Work]:
         """Give back what waits for a buffer that was deleted: others needn't wait behind it."""
         withdrawn: list[Work] = []
         for lane, waiting in list(self._lanes.items()):

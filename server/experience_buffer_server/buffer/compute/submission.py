@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
-from experience_buffer_server.buffer.compute.results import Owner, Results
+from experience_buffer_server.buffer.compute.results import Results
 from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.state.buffer_row import StoredRow
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.change import Changes
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
@@ -25,7 +28,9 @@ class Computing:
 
     def __init__(
         self,
-        owner: Owner,
+        state: BufferState,
+        events: BufferEvents,
+        stored_row: StoredRow,
         store: Store,
         changes: Changes,
         computer: Computer,
@@ -34,46 +39,48 @@ class Computing:
     ) -> None:
         self.num_jobs = 0
         """Submitted, and not stored or failed yet."""
-        self._owner = owner
+        self._state = state
         self._computer = computer
         self._gathered: list[Job] = []
         """Jobs of the statistics batch that isn't full yet."""
         self._gather_time = 0.0
         """When the first of them came, seconds since the Unix epoch."""
-        self._results = Results(owner, store, changes, metrics, tasks, self._release)
+        self._results = Results(
+            state, events, stored_row, store, changes, metrics, tasks, self._release
+        )
 
     @property
     def id(self) -> int:
         """The buffer's id in the store."""
-        return self._owner.row.id
+        return self._state.row.id
 
     @property
     def name(self) -> str:
         """The buffer's name."""
-        return self._owner.name
+        return self._state.name
 
     @property
     def closed(self) -> bool:
         """The buffer was deleted."""
-        return self._owner.closed
+        return self._state.closed
 
     def moments(self, estimator: str) -> str:
         """The buffer's running moments of an estimator's scores; those of another are void."""
-        is_current = estimator == self._owner.settings.advantage.estimator
-        return self._owner.row.moments if is_current else ""
+        is_current = estimator == self._state.settings.advantage.estimator
+        return self._state.row.moments if is_current else ""
 
     # --- on the way to the worker
 
     def submit(self, entries: Sequence[Entry]) -> None:
         """Compute entries together, by the buffer's settings of this moment."""
-        plan = self._owner.settings.advantage.plan
+        plan = self._state.settings.advantage.plan
         assert plan is not None
         for entry in entries:
             entry.computing = True
         self.num_jobs += 1
         job = Job(
             entries=list(entries),
-            runs=run_labels(entries, self._owner.settings),
+            runs=run_labels(entries, self._state.settings),
             generations=[entry.generation for entry in entries],
             counts=not any(entry.counted for entry in entries),
         )
@@ -101,7 +108,7 @@ class Computing:
         self._send(jobs)
 
     def _send(self, jobs: list[Job]) -> None:
-        advantage = self._owner.settings.advantage
+        advantage = self._state.settings.advantage
         assert advantage.plan is not None
         self._computer.submit(
             Work(
@@ -121,7 +128,7 @@ class Computing:
 
     def tick(self, now: float) -> None:
         """Do what time asks for: send a batch that doesn't fill."""
-        plan = self._owner.settings.advantage.plan
+        plan = self._state.settings.advantage.plan
         wait = plan.parameters.batch_wait_seconds if plan is not None else 0.0
         if self._gathered and wait and now >= self._gather_time + wait:
             self._gather_anew()
@@ -130,7 +137,7 @@ class Computing:
 
     def describe(self) -> str:
         """What the computation waits for, in words; empty when it waits for nothing."""
-        plan = self._owner.settings.advantage.plan
+        plan = self._state.settings.advantage.plan
         # What was annotated comes back, and so does what is left of a group.
         num_gathered = sum(any(e.is_staying for e in job.entries) for job in self._gathered)
         if not num_gathered or plan is None:

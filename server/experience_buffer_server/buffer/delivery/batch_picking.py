@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import Catalog, age_of, value_of
+from experience_buffer_server.buffer.state.units import age_of, value_of
 from experience_buffer_server.sampling.selectors import Choice
 from experience_buffer_server.sampling.staleness import Verdict, judge
 from experience_buffer_server.sampling.units import Unit
@@ -65,21 +66,8 @@ class _Room:
 class Picking:
     """Takes units out of consumers' ready sets, and puts them back. Not thread-safe."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        published: Callable[[], int | None],
-        hold_future: Callable[[], bool],
-        history: Callable[[Unit, str], None],
-        *,
-        max_leased: int,
-    ) -> None:
-        self._catalog = catalog
-        self._published = published
-        self._hold_future = hold_future
-        self._history = history
-        """Fills in what is known of a unit's earlier deliveries to a consumer."""
-        self._max_leased = max_leased
+    def __init__(self, state: BufferState) -> None:
+        self._state = state
 
     def pick(self, consumer: Consumer, batch_size: int, max_bytes: int, now: float) -> Picked:
         """Take up to `batch_size` units, in the consumer's order, with at most `max_bytes`.
@@ -125,7 +113,7 @@ class Picking:
 
     def restock(self, consumer: Consumer, key: int) -> None:
         """Make a unit ready, if any of it is left that the consumer is to get."""
-        entries = self._catalog.entries(consumer.settings, key)
+        entries = self._state.members(consumer.settings, key)
         if key in consumer.quarantined or not entries:
             return
         if all(consumer.name in entry.acked for entry in entries):
@@ -142,7 +130,7 @@ class Picking:
         if staleness is None:
             return True
         for unit in units:
-            entries = self._catalog.entries(settings, unit.key)
+            entries = self._state.members(settings, unit.key)
             if not entries:
                 continue
             if self.awaited_version(entries) is not None:
@@ -155,7 +143,7 @@ class Picking:
 
     def awaited_version(self, entries: Sequence[Entry]) -> int | None:
         """The policy version that a unit waits for; None where it waits for none."""
-        published = self._published()
+        published = self._state.row.policy_version
         if published is None:
             return None
         newest = published
@@ -163,18 +151,19 @@ class Picking:
             version = entry.record.max_version
             if version is not None and version > newest:
                 newest = version
-        return newest if newest > published and self._hold_future() else None
+        is_held = newest > published and self._state.settings.on_future_version != "deliver"
+        return newest if is_held else None
 
     def _judge(self, settings: StalenessSettings, entries: Sequence[Entry], now: float) -> Verdict:
         """Whether a unit is fresh enough now; what waits for its version was left out before."""
-        published = self._published()
+        published = self._state.row.policy_version
         age = age_of(entries)
         return judge(age, settings.window, published=published, now=now, hold_future=False)
 
     def _look(self, consumer: Consumer, choice: Choice, picked: Picked, now: float) -> Unit | None:
         """The chosen unit; None, and out of the ready ones, if it isn't to be delivered now."""
         settings = consumer.settings
-        entries = self._catalog.entries(settings, choice.key)
+        entries = self._state.members(settings, choice.key)
         if not entries:
             consumer.ready.remove(choice.key)
             return None
@@ -190,15 +179,17 @@ class Picking:
             consumer.ready.remove(choice.key)
             picked.stale.append((choice.key, verdict))
             return None
-        unit = self._catalog.unit(settings, choice.key, entries)
+        unit = self._state.unit(settings, choice.key, entries)
         unit.probability = choice.probability
         unit.stale = is_stale
-        self._history(unit, settings.name)
+        self._state.progress.history(unit, settings.name)
         return unit
 
     def _room(self, consumer: Consumer, max_bytes: int) -> _Room:
         settings = consumer.settings
-        most = min(settings.max_leased_experiences or math.inf, self._max_leased)
+        most = min(
+            settings.max_leased_experiences or math.inf, self._state.limits.max_leased_experiences
+        )
         # A batch of its own may exceed the bytes: else one larger than they are would never go.
         most_bytes = settings.max_leased_bytes if consumer.num_leased else 0
         return _Room(

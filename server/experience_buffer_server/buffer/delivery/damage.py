@@ -10,19 +10,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.lease_settlement import row_of
 from experience_buffer_server.buffer.delivery.leasing import Leasing
-from experience_buffer_server.buffer.delivery.offers import Delivery
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import Store
 
 _log = logging.getLogger(__name__)
@@ -33,39 +32,20 @@ LEFT: Final = ""
 _MAX_REASON: Final = 500
 
 
-class Owner(Protocol):
-    """The buffer whose experiences are set aside."""
-
-    settings: BufferSettings
-    closed: bool
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def revalue(self, entries: Sequence[Entry]) -> None:
-        """What entries are chosen by has changed."""
-
-
 class Damage:
     """Sets experiences aside. Not thread-safe."""
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
-        delivery: Delivery,
+        state: BufferState,
+        events: BufferEvents,
         leasing: Leasing,
         store: Store,
         tasks: Tasks,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
-        self._delivery = delivery
+        self._state = state
+        self._events = events
+        self._contents = state.contents
         self._leasing = leasing
         self._store = store
         self._tasks = tasks
@@ -81,7 +61,7 @@ class Damage:
         Args:
             reasons: By seq, what of it can't be read back, and why. `LEFT` is no reason.
         """
-        if self._owner.closed:
+        if self._state.closed:
             return  # Whatever of a deleted buffer is stored now would stay for ever.
         batch = self._store.batch()
         damaged = [seq for seq, reason in reasons.items() if reason != LEFT]
@@ -93,14 +73,14 @@ class Damage:
             self._contents.set_quarantine(entry, record.note)
             if not entry.changing:
                 # Else it would replace the record that is on its way; see `put_notes`.
-                batch.put_record(self._owner.id, record)
-            _log.error("buffer %r: set aside %r: %s", self._owner.name, record.uid, reason)
-        for consumer in self._delivery.consumers.values():
+                batch.put_record(self._state.id, record)
+            _log.error("buffer %r: set aside %r: %s", self._state.name, record.uid, reason)
+        for consumer in self._state.consumers.values():
             for key in {key_of(consumer.settings, entry) for entry in fresh}:
                 consumer.set_aside(key)
         for group in groups_of(fresh):
             self.hold_back(group)
-        self._owner.revalue(fresh)
+        self._events.revalue(fresh)
         if fresh:
             self._tasks.spawn(self._store.commit(batch))
 
@@ -109,13 +89,13 @@ class Damage:
         batch = self._store.batch()
         noted = [entry for entry in entries if entry.damage and not entry.leaving]
         for entry in noted:
-            batch.put_record(self._owner.id, entry.record)
-        if noted and not self._owner.closed:
+            batch.put_record(self._state.id, entry.record)
+        if noted and not self._state.closed:
             self._tasks.spawn(self._store.commit(batch))
 
     def hold_back(self, group: Group) -> None:
         """Say of the members of a group that can't be computed any more why that is so."""
-        if group.available or not self._owner.settings.needs_groups or not group.damage:
+        if group.available or not self._state.settings.needs_groups or not group.damage:
             return
         for entry in group.votes:
             self._contents.set_quarantine(entry, entry.damage or group.damage)
@@ -127,7 +107,7 @@ class Damage:
             DataLossError: It is.
         """
         if entry.damage:
-            uid, name = entry.record.uid, self._owner.name
+            uid, name = entry.record.uid, self._state.name
             raise errors.DataLossError(
                 f"experience {uid!r} of buffer {name!r} is damaged: {entry.damage}", subject=uid
             )
@@ -144,7 +124,7 @@ class Damage:
             Whether the rest is delivered; else it has been given back, to be sampled anew, unless
             the buffer was deleted.
         """
-        if self._owner.closed:
+        if self._state.closed:
             return False
         self.set_aside(unreadable.reasons)
         # What ranks share is never given back: others may be training on their parts.
@@ -155,17 +135,17 @@ class Damage:
         return True
 
     def _take_out(self, lease: Lease, units: Collection[Unit]) -> None:
-        consumer = self._delivery.consumers.get(lease.consumer)
+        consumer = self._state.consumers.get(lease.consumer)
         if lease.state != "open" or consumer is None or lease.id not in consumer.leases:
             return
         consumer.took_back(lease)
-        self._leasing.table.take_out(lease, units)
+        self._state.leases.take_out(lease, units)
         consumer.lent(lease)
         for unit in units:
             if consumer.out.get(unit.key) is unit:
                 del consumer.out[unit.key]
         batch = self._store.batch()
-        batch.put_lease(self._owner.id, row_of(lease))
+        batch.put_lease(self._state.id, row_of(lease))
         self._tasks.spawn(self._store.commit(batch))
 
 

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from experience_buffer_server.buffer.state.departure import Behind, Retirement
+from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.departure import Behind
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import Lease, LeaseState
@@ -39,9 +40,9 @@ class _End:
 class Settlement:
     """Brings the disk up to what memory knows of ended leases. Not thread-safe."""
 
-    def __init__(self, buffer_id: int, retirement: Retirement, store: Store, tasks: Tasks) -> None:
-        self._id = buffer_id
-        self._retirement = retirement
+    def __init__(self, state: BufferState, store: Store, tasks: Tasks) -> None:
+        self._id = state.id
+        self._retirement = state.retirement
         self._store = store
         self._tasks = tasks
         self._ends: dict[int, _End] = {}

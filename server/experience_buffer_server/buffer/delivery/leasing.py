@@ -10,16 +10,19 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from experience_buffer_server.buffer.delivery.ack_rules import check_ack, not_found, step_of
 from experience_buffer_server.buffer.delivery.lease_settlement import Settlement, row_of
-from experience_buffer_server.buffer.state.departure import Retirement
+from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.delivery.quarantine import Quarantine
+from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.sampling.leases import Lease, LeaseState, LeaseTable
+from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import Store, WriteBatch
 
@@ -35,49 +38,31 @@ _UNSEEN: Final = frozenset({"undeliverable", "unread"})
 """Reasons of leases that nobody has looked at: they come for the first time, not again."""
 
 
-class Lender(Protocol):
-    """Where leased units come from and go back to."""
-
-    def lent(self, lease: Lease) -> None:
-        """The lease's units are out now."""
-
-    def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
-        """The lease ended with an ack."""
-
-    def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
-        """The lease ended without an ack; `redeliver` is False when it was never sent."""
-
-    def blame(self, batch: WriteBatch, consumer: str, unit: Unit, reason: str) -> None:
-        """A delivery ended badly: after too many of them the unit isn't offered any more."""
-
-
 class Leasing:
     """The leases of one buffer. Not thread-safe."""
 
     def __init__(
         self,
-        buffer_id: int,
-        buffer_name: Callable[[], str],
-        desk: Lender,
-        retirement: Retirement,
+        state: BufferState,
+        events: BufferEvents,
+        offers: Offers,
+        quarantine: Quarantine,
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        self.closed = False
-        """Its buffer was deleted: leases are not known any more."""
-        self.table = LeaseTable()
-        self._id = buffer_id
-        self._name = buffer_name
-        self._desk = desk
-        self._retirement = retirement
+        self._state = state
+        self._events = events
+        self._offers = offers
+        self._quarantine = quarantine
+        self._retirement = state.retirement
         self._store = store
         self._metrics = metrics
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._acking: dict[tuple[int, int], asyncio.Task[None]] = {}
         """By lease and rank, acks of parts on their way to the disk."""
         self._tasks = tasks
-        self._settlement = Settlement(buffer_id, retirement, store, tasks)
+        self._settlement = Settlement(state, store, tasks)
 
     async def grant(
         self,
@@ -105,11 +90,11 @@ class Leasing:
             StoreFullError: The lease can't be stored; the units are offered again.
         """
         deadline = clock.now() + seconds
-        lease = self.table.grant(consumer, units, deadline, part_sizes=part_sizes)
-        self._desk.lent(lease)
+        lease = self._state.leases.grant(consumer, units, deadline, part_sizes=part_sizes)
+        self._offers.lent(lease)
         batch = self._store.batch()
         self._settlement.bring_along(batch)
-        batch.put_lease(self._id, row_of(lease))
+        batch.put_lease(self._state.id, row_of(lease))
         granting = self._tasks.begin(self._granted(lease, self._store.commit(batch)))
         try:
             if meanwhile is not None:
@@ -135,9 +120,13 @@ class Leasing:
     def _cancel(self, lease: Lease) -> None:
         """Nobody will hear of a lease: without this its units would wait for its expiry."""
         # A shared one that is stored may have been given to another rank.
-        if lease.state == "open" and not self.closed and not (lease.world_size and lease.is_stored):
+        if (
+            lease.state == "open"
+            and not self._state.closed
+            and not (lease.world_size and lease.is_stored)
+        ):
             batch = self._store.batch()
-            batch.put_lease(self._id, row_of(lease, state="nacked"))
+            batch.put_lease(self._state.id, row_of(lease, state="nacked"))
             stored = self._settlement.owe([lease], "nacked", self._store.commit(batch))
             self._end(lease, "nacked", redeliver=False)
             self._tasks.spawn(stored)
@@ -160,7 +149,7 @@ class Leasing:
         """
         lease = self._find(lease_id, ("open", "ending", "acked"))
         if lease.state == "open":
-            check_ack(lease, step, rank, self._problem_with(lease), self._name())
+            check_ack(lease, step, rank, self._problem_with(lease), self._state.name)
             parts = {rank: step} | lease.acked_parts if rank is not None else {}
             if len(parts) == lease.world_size:
                 steps = [step, *parts.values()]
@@ -201,7 +190,7 @@ class Leasing:
     def _begin_ack(self, lease: Lease, step: int | None) -> None:
         seqs = [seq for unit in lease.units for seq in unit.seqs]
         batch = self._store.batch()
-        batch.put_lease(self._id, row_of(lease, state="acked"))
+        batch.put_lease(self._state.id, row_of(lease, state="acked"))
         leaving = self._retirement.note_consumed(batch, seqs, lease.consumer, step=step)
         lease.state = "ending"
         committed = self._store.commit(batch)
@@ -226,10 +215,12 @@ class Leasing:
         finally:
             del self._ending[lease.id]
         self._retirement.ack_ended(seqs, lease.consumer)
-        self._desk.consumed(lease, self._close(lease, "acked"))
+        units = self._close(lease, "acked")
+        self._events.returning(units)
+        self._offers.consumed(lease, units)
         self._retirement.forget(leaving)
-        self._metrics.acked(self._name(), lease.consumer, lease.num_experiences)
-        if not self.closed:
+        self._metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
+        if not self._state.closed:
             await self._settlement.leave_if_done(seqs)
 
     async def extend(self, lease_id: int, seconds: float) -> Lease:
@@ -241,7 +232,7 @@ class Leasing:
         """
         lease = self._find(lease_id, ("open", "ending"))
         if lease.state == "open":
-            self.table.extend(lease, clock.now() + seconds)
+            self._state.leases.extend(lease, clock.now() + seconds)
             await self._tasks.finish(self._store_row(lease))
         return lease
 
@@ -255,14 +246,14 @@ class Leasing:
         """
         lease = self._find(lease_id, ("open", "nacked"))
         if lease.state == "open":
-            _log.info("lease %d of buffer %r nacked: %s", lease_id, self._name(), reason)
+            _log.info("lease %d of buffer %r nacked: %s", lease_id, self._state.name, reason)
             why: ReturnReason = "unread" if unread else "nacked"
             await self._tasks.finish(self._give_back(lease, "nacked", why))
         return lease.num_experiences
 
     def is_open(self, lease_id: int) -> bool:
         """Whether a lease hasn't ended; one whose end is being stored may be open again."""
-        lease = self.table.find(lease_id)
+        lease = self._state.leases.find(lease_id)
         return lease is not None and lease.state in ("open", "ending")
 
     def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
@@ -272,21 +263,21 @@ class Leasing:
         they don't count as deliveries.
         """
         for lease_id in lease_ids:
-            lease = self.table.find(lease_id)
-            if lease is not None and lease.state == "open" and not self.closed:
+            lease = self._state.leases.find(lease_id)
+            if lease is not None and lease.state == "open" and not self._state.closed:
                 self._tasks.spawn(self._give_back(lease, "nacked", reason))
 
     def expire(self, now: float) -> None:
         """End the leases past their deadline; their experiences are offered again."""
         self._settlement.tick(now)
-        for lease in self.table.expired(now):
+        for lease in self._state.leases.expired(now):
             self._tasks.spawn(self._give_back(lease, "expired", "expired"))
 
     async def settle(self, consumer: str) -> None:
         """Wait until no ack of a consumer is on its way to the disk."""
         while ending := [
             self._ending[lease.id]
-            for lease in self.table.of_consumer(consumer)
+            for lease in self._state.leases.of_consumer(consumer)
             if lease.id in self._ending
         ]:
             await asyncio.wait(ending)
@@ -296,7 +287,9 @@ class Leasing:
 
         Once it is submitted follows `end_submitted`, or `end_returned` once it is on disk.
         """
-        leases = [lease for lease in self.table.of_consumer(consumer) if lease.state == "open"]
+        leases = [
+            lease for lease in self._state.leases.of_consumer(consumer) if lease.state == "open"
+        ]
         for lease in leases:
             self._note_return(batch, lease, "nacked", "rewound")
         return leases
@@ -323,28 +316,29 @@ class Leasing:
     def _note_return(
         self, batch: WriteBatch, lease: Lease, state: LeaseState, reason: ReturnReason
     ) -> None:
-        batch.put_lease(self._id, row_of(lease, state=state))
+        batch.put_lease(self._state.id, row_of(lease, state=state))
         for unit in dict.fromkeys(lease.units) if reason in _BLAMED else ():
             self._retirement.note_delivery(batch, unit, lease.consumer)
-            self._desk.blame(batch, lease.consumer, unit, reason)
-        self._metrics.redelivered(self._name(), lease.consumer, reason, lease.num_experiences)
+            self._quarantine.blame(batch, lease.consumer, unit, reason)
+        self._metrics.redelivered(self._state.name, lease.consumer, reason, lease.num_experiences)
 
     def _store_row(self, lease: Lease) -> Awaitable[None]:
         batch = self._store.batch()
-        batch.put_lease(self._id, row_of(lease))
+        batch.put_lease(self._state.id, row_of(lease))
         return self._store.commit(batch)
 
     def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
         units = self._close(lease, state)
-        self._desk.returned(lease, units, redeliver=redeliver)
+        self._events.returning(units)
+        self._offers.returned(lease, units, redeliver=redeliver)
 
     def _close(self, lease: Lease, state: LeaseState) -> list[Unit]:
         units = list(lease.units)
-        self._settlement.forget(self.table.end(lease, state, clock.now()))
+        self._settlement.forget(self._state.leases.end(lease, state, clock.now()))
         return units
 
     def _find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:
-        lease = None if self.closed else self.table.find(lease_id)
+        lease = None if self._state.closed else self._state.leases.find(lease_id)
         if lease is not None and lease.state in allowed:
             return lease
-        raise not_found(lease, lease_id, self._name())
+        raise not_found(lease, lease_id, self._state.name)

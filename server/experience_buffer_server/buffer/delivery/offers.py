@@ -1,4 +1,4 @@
-"""Delivery of one buffer: its consumers, what is offered to whom, and what leases do to them.
+"""What the consumers of one buffer are offered, and what leases do to them.
 
 Who waits is the business of `sample_queue`, which units make a batch that of `batch_picking`, leases are that of
 `leasing`. Belongs to one buffer and its event loop.
@@ -6,237 +6,61 @@ Who waits is the business of `sample_queue`, which units make a batch that of `b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.batch_picking import Picking
 from experience_buffer_server.buffer.delivery.sample_queue import Line
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.group_table import Entry, Group
-from experience_buffer_server.buffer.state.progress import Progress
-from experience_buffer_server.buffer.state.units import Catalog, key_of, value_of
+from experience_buffer_server.buffer.state.events import BufferEvents
+from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.units import key_of, value_of
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import ConsumerSettings
 
 
-class Delivery:
-    """The consumers of one buffer. Not thread-safe."""
+class Offers:
+    """Offers one buffer's units to its consumers. Not thread-safe."""
 
     def __init__(
-        self,
-        buffer_name: Callable[[], str],
-        consumers: dict[str, Consumer],
-        catalog: Catalog,
-        picking: Picking,
-        line: Line,
-        discarded: Callable[[Sequence[Unit]], None],
+        self, state: BufferState, events: BufferEvents, picking: Picking, line: Line
     ) -> None:
-        self._name = buffer_name
-        self._catalog = catalog
+        self._state = state
+        self._events = events
         self._picking = picking
         self._line = line
-        self._discarded = discarded
-        """Takes units that nobody is to get any more."""
-        self.consumers = consumers
-        """By name; others have a view of it."""
-        self._is_closed = False
 
-    # --- consumers and what they are offered
+    # --- entries and groups
 
-    def add_consumer(self, settings: ConsumerSettings) -> Consumer:
-        """Add a consumer that has been offered nothing yet."""
-        consumer = self.consumers[settings.name] = Consumer(settings)
-        return consumer
-
-    def remove_consumer(self, name: str) -> None:
-        """Remove a consumer; calls that wait for it end."""
-        self.close_consumer(name)
-        del self.consumers[name]
-
-    def close(self) -> None:
-        """The buffer was deleted: calls that wait for a consumer end."""
-        self._is_closed = True
-        for name in list(self.consumers):
-            self.remove_consumer(name)
-
-    def close_consumer(self, name: str) -> None:
-        """Deliver nothing more to a consumer; calls that wait for it end."""
-        consumer = self.consumers[name]
-        consumer.closed = True
-        consumer.announce()
-        for waiter in list(consumer.waiters):
-            waiter.taken.cancel()
-
-    def change_consumer(self, settings: ConsumerSettings) -> bool:
-        """Tune a consumer that keeps its place; True if its limiter is to count anew, and then serve."""
-        consumer = self.consumers[settings.name]
-        if consumer.settings == settings:
-            return False
-        counts_anew = consumer.settings.samples_per_insert != settings.samples_per_insert
-        consumer.take_on(settings, ((key, self._value(settings, key)) for key in consumer.ready))
-        if not counts_anew:
-            self._line.serve(consumer)
-        return counts_anew
-
-    def consumer(self, name: str) -> Consumer:
-        """The consumer with this name.
-
-        Raises:
-            ConsumerNotFoundError: There is none.
-            BufferNotFoundError: The buffer was deleted.
-        """
-        if self._is_closed:
-            raise errors.BufferNotFoundError(
-                f"buffer {self._name()!r} was deleted", subject=self._name()
-            )
-        consumer = self.consumers.get(name)
-        if consumer is None or consumer.closed:
-            names = sorted(other.name for other in self.consumers.values() if not other.closed)
-            raise errors.ConsumerNotFoundError(
-                f"buffer {self._name()!r} has no consumer {name!r}; it has {names}; add one with "
-                "UpdateBuffer",
-                subject=name,
-            )
-        return consumer
-
-    def offer(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
-        """Let a consumer sample a unit once its policy version is published, and serve who waits."""
-        self.offer_all(consumer, [(key, entries)])
-
-    def offer_all(self, consumer: Consumer, units: Iterable[tuple[int, Sequence[Entry]]]) -> None:
-        """Let a consumer sample many units: numbers and entries."""
-        selector = consumer.settings.selector
-        for key, entries in units:
-            consumer.finished.discard(key)
-            version = self._picking.awaited_version(entries)
-            if version is not None:
-                consumer.held[key] = version
-            else:
-                consumer.ready.add(key, value_of(selector, entries))
-        self._line.serve(consumer)
-
-    def revalue(self, entries: Sequence[Entry]) -> None:
-        """What entries are chosen by has changed."""
-        for consumer in self.consumers.values():
-            for key in {key_of(consumer.settings, entry) for entry in entries}:
-                if key in consumer.ready:
-                    consumer.ready.update(key, self._value(consumer.settings, key))
-
-    def release_held(self, published: int | None) -> None:
-        """Offer what waited for a policy version that is published now; None: all, to be judged anew."""
-        for consumer in self.consumers.values():
-            due = [
-                key
-                for key, version in consumer.held.items()
-                if published is None or version <= published
-            ]
-            for key in due:
-                del consumer.held[key]
-            consumer.unfit = (0, "")
-            self._make_ready(consumer, due)
-
-    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
-        """Take back the units that hold any of the entries; a leased one isn't offered again."""
-        for consumer in self.consumers.values():
-            if keep_raw and consumer.settings.raw:
-                continue
-            for key in {key_of(consumer.settings, entry) for entry in entries}:
-                consumer.withdraw(key)
-
-    def is_leased(self, entry: Entry, *, to_raw: bool = True) -> bool:
-        """True if a consumer holds the experience, or is about to; raw ones count or not."""
-        return any(
-            key_of(consumer.settings, entry) in consumer.out
-            for consumer in self.consumers.values()
-            if to_raw or not consumer.settings.raw
-        )
-
-    # --- what leases do to consumers
-
-    def lent(self, lease: Lease) -> None:
-        """A lease's units are out now."""
-        consumer = self.consumers.get(lease.consumer)
-        if consumer is not None:
-            consumer.lent(lease)
-
-    def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
-        """A lease ended with an ack; what is to be sampled again is offered again."""
-        consumer = self._took_back(lease)
-        if consumer is not None:
-            consumer.totals.acked += len(units)
-            different = list(dict.fromkeys(units))
-            own = [unit for unit in different if consumer.out.get(unit.key) is unit]
-            for unit in own:
-                del consumer.out[unit.key]
-            for unit in own:
-                # One that is due to leave may stay for as long as others hold it.
-                if unit.gone and self._is_finished(consumer, unit.key):
-                    consumer.finished.add(unit.key)
-            self._make_ready(consumer, [unit.key for unit in own if not unit.gone])
-        self._discarded([unit for unit in units if unit.gone])
-
-    def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
-        """A lease ended without an ack: offer its units again, in their old places."""
-        consumer = self._took_back(lease)
-        if consumer is not None:
-            consumer.totals.redelivered += len(units) if redeliver else 0
-            self._line.put_back(consumer, units)
-
-    def _is_finished(self, consumer: Consumer, key: int) -> bool:
-        entries = self._catalog.entries(consumer.settings, key)
-        return bool(entries) and all(consumer.name in entry.acked for entry in entries)
-
-    def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
-        for key in keys:
-            self._picking.restock(consumer, key)
-        self._line.serve(consumer)
-
-    def _value(self, settings: ConsumerSettings, key: int) -> float:
-        entries = self._catalog.entries(settings, key)
-        return value_of(settings.selector, entries) if entries else 0.0
-
-    def _took_back(self, lease: Lease) -> Consumer | None:
-        consumer = self.consumers.get(lease.consumer)
-        if consumer is None or lease.id not in consumer.leases:
-            return None  # Its consumer was removed; one that was added since has its name only.
-        consumer.took_back(lease)
-        return consumer
-
-
-class Offering:
-    """Turns entries and groups into units of delivery. Not thread-safe."""
-
-    def __init__(
-        self, contents: Contents, delivery: Delivery, line: Line, progress: Progress
-    ) -> None:
-        self._contents = contents
-        self._delivery = delivery
-        self._line = line
-        self._progress = progress
-
-    def entry(self, entry: Entry) -> None:
+    def offer_entry(self, entry: Entry) -> None:
         """Offer an entry to the consumers that take items and may have it now."""
-        for consumer in self._delivery.consumers.values():
+        for consumer in self._state.consumers.values():
             self._entry(consumer, entry)
 
-    def group(self, group: Group) -> None:
+    def offer_group(self, group: Group) -> None:
         """Offer a group to the consumers that take groups and may have it now."""
-        for consumer in self._delivery.consumers.values():
+        for consumer in self._state.consumers.values():
             self._group(consumer, group)
 
-    def everything(self, consumer: Consumer) -> None:
+    def offer_again(self, entries: Collection[Entry]) -> None:
+        """Offer entries, and their groups, to those who may have them now."""
+        for entry in entries:
+            self.offer_entry(entry)
+        for group in groups_of(entries):
+            self.offer_group(group)
+
+    def offer_everything(self, consumer: Consumer) -> None:
         """Offer a consumer all that it may have and hasn't got or consumed; for the start."""
         if consumer.settings.unit == "item":
             units = (
                 (entry.record.seq, [entry])
-                for entry in self._contents
+                for entry in self._state.contents
                 if _may_have_entry(consumer, entry) and _wants(consumer, entry.record.seq, [entry])
             )
-            self._delivery.offer_all(consumer, units)
+            self.offer_units(consumer, units)
         else:
-            for group in self._contents.groups:
+            for group in self._state.contents.groups:
                 self._group(consumer, group)
         self.recount(consumer)
 
@@ -253,7 +77,7 @@ class Offering:
 
     def _recount_all(self, consumer: Consumer) -> None:
         has_limiter = consumer.settings.limiter is not None
-        for entry in self._contents:
+        for entry in self._state.contents:
             if not has_limiter and consumer.name not in entry.acked:
                 continue
             self._recount(consumer, entry)
@@ -267,8 +91,8 @@ class Offering:
             return
         if entry.leaving:
             return  # It is still out, and won't come back to the limiter's counts.
-        if key not in consumer.tally and self._progress.was_passed_over(entry, consumer):
-            times = self._progress.times_sampled(entry.record.seq, consumer.name)
+        if key not in consumer.tally and self._state.progress.was_passed_over(entry, consumer):
+            times = self._state.progress.times_sampled(entry.record.seq, consumer.name)
             consumer.tally.passed_before(key, limiter.plan, times=times)
             return
         if key not in consumer.tally and (key in consumer.finished or consumer.has(key)):
@@ -278,7 +102,7 @@ class Offering:
         """Tell the limiter of a unit that can be sampled, or was."""
         members = [entry] if entry.group is None else entry.group.votes
         members = [entry] if consumer.settings.unit == "item" else members
-        times = self._progress.times_sampled(entry.record.seq, consumer.name)
+        times = self._state.progress.times_sampled(entry.record.seq, consumer.name)
         times = max(times, key in consumer.finished) + _times_out(consumer, key)
         num_bytes = sum(member.record.payload_bytes for member in members)
         consumer.tally.arrived(key, num_bytes=num_bytes, times=times)
@@ -301,7 +125,7 @@ class Offering:
             return
         is_wanted = consumer.has(key) or _wants(consumer, key, entries)
         if consumer.settings.limiter is not None and (
-            is_wanted or not all(self._progress.was_passed_over(e, consumer) for e in entries)
+            is_wanted or not all(self._state.progress.was_passed_over(e, consumer) for e in entries)
         ):
             self._count(consumer, key, entries[0])
         if not is_wanted:
@@ -309,7 +133,107 @@ class Offering:
             consumer.finished.add(key)
             consumer.tally.used_up(key)
         elif not consumer.has(key):
-            self._delivery.offer(consumer, key, entries)
+            self.offer_unit(consumer, key, entries)
+
+    # --- units
+
+    def offer_unit(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
+        """Let a consumer sample a unit once its policy version is published, and serve who waits."""
+        self.offer_units(consumer, [(key, entries)])
+
+    def offer_units(self, consumer: Consumer, units: Iterable[tuple[int, Sequence[Entry]]]) -> None:
+        """Let a consumer sample many units: numbers and entries."""
+        selector = consumer.settings.selector
+        for key, entries in units:
+            consumer.finished.discard(key)
+            version = self._picking.awaited_version(entries)
+            if version is not None:
+                consumer.held[key] = version
+            else:
+                consumer.ready.add(key, value_of(selector, entries))
+        self._line.serve(consumer)
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by has changed."""
+        for consumer in self._state.consumers.values():
+            for key in {key_of(consumer.settings, entry) for entry in entries}:
+                if key in consumer.ready:
+                    consumer.ready.update(key, self._value(consumer.settings, key))
+
+    def release_held(self, published: int | None) -> None:
+        """Offer what waited for a policy version that is published now; None: all, to be judged anew."""
+        for consumer in self._state.consumers.values():
+            due = [
+                key
+                for key, version in consumer.held.items()
+                if published is None or version <= published
+            ]
+            for key in due:
+                del consumer.held[key]
+            consumer.unfit = (0, "")
+            self._make_ready(consumer, due)
+
+    def change_consumer(self, settings: ConsumerSettings) -> bool:
+        """Tune a consumer that keeps its place; True if its limiter is to count anew, and then serve."""
+        consumer = self._state.consumers[settings.name]
+        if consumer.settings == settings:
+            return False
+        counts_anew = consumer.settings.samples_per_insert != settings.samples_per_insert
+        consumer.take_on(settings, ((key, self._value(settings, key)) for key in consumer.ready))
+        if not counts_anew:
+            self._line.serve(consumer)
+        return counts_anew
+
+    # --- what leases do to consumers
+
+    def lent(self, lease: Lease) -> None:
+        """A lease's units are out now."""
+        consumer = self._state.consumers.get(lease.consumer)
+        if consumer is not None:
+            consumer.lent(lease)
+
+    def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
+        """A lease ended with an ack; what is to be sampled again is offered again."""
+        consumer = self._took_back(lease)
+        if consumer is not None:
+            consumer.totals.acked += len(units)
+            different = list(dict.fromkeys(units))
+            own = [unit for unit in different if consumer.out.get(unit.key) is unit]
+            for unit in own:
+                del consumer.out[unit.key]
+            for unit in own:
+                # One that is due to leave may stay for as long as others hold it.
+                if unit.gone and self._is_finished(consumer, unit.key):
+                    consumer.finished.add(unit.key)
+            self._make_ready(consumer, [unit.key for unit in own if not unit.gone])
+        self._events.discard_units([unit for unit in units if unit.gone])
+
+    def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
+        """A lease ended without an ack: offer its units again, in their old places."""
+        consumer = self._took_back(lease)
+        if consumer is not None:
+            consumer.totals.redelivered += len(units) if redeliver else 0
+            self._line.put_back(consumer, units)
+
+    def _is_finished(self, consumer: Consumer, key: int) -> bool:
+        entries = self._state.members(consumer.settings, key)
+        return bool(entries) and all(consumer.name in entry.acked for entry in entries)
+
+    def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._picking.restock(consumer, key)
+        self._line.serve(consumer)
+
+    def _value(self, settings: ConsumerSettings, key: int) -> float:
+        entries = self._state.members(settings, key)
+        return value_of(settings.selector, entries) if entries else 0.0
+
+    def _took_back(self, lease: Lease) -> Consumer | None:
+        consumer = self._state.consumers.get(lease.consumer)
+        if consumer is None or lease.id not in consumer.leases:
+            return None  # Its consumer was removed; one that was added since has its name only.
+        consumer.took_back(lease)
+        return consumer
 
 
 def _may_have_entry(consumer: Consumer, entry: Entry) -> bool:

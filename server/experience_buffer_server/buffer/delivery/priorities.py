@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.store.interface import MAX_PRIORITY, Record, Store
@@ -45,15 +46,14 @@ class Priorities:
 
     def __init__(
         self,
-        buffer_id: int,
-        contents: Contents,
-        revalue: Callable[[Sequence[Entry]], None],
+        state: BufferState,
+        events: BufferEvents,
         store: Store,
         tasks: Tasks,
     ) -> None:
-        self._id = buffer_id
-        self._contents = contents
-        self._revalue = revalue
+        self._id = state.id
+        self._contents = state.contents
+        self._revalue = events.revalue
         self._store = store
         self._tasks = tasks
 

@@ -7,16 +7,15 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import NamedTuple
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.offers import Delivery
+from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.progress import Progress
-from experience_buffer_server.buffer.state.units import Catalog, key_of
+from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.units import Unit
@@ -42,27 +41,22 @@ class Quarantine:
 
     def __init__(
         self,
-        buffer_name: Callable[[], str],
-        contents: Contents,
-        catalog: Catalog,
-        delivery: Delivery,
-        progress: Progress,
+        state: BufferState,
+        offers: Offers,
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        self._name = buffer_name
-        self._contents = contents
-        self._catalog = catalog
-        self._delivery = delivery
-        self._progress = progress
+        self._state = state
+        self._offers = offers
+        self._progress = state.progress
         self._store = store
         self._metrics = metrics
         self._tasks = tasks
 
     def blame(self, batch: WriteBatch, consumer_name: str, unit: Unit, reason: str) -> None:
         """A delivery ended badly: after `max_deliveries` of them the unit isn't offered any more."""
-        consumer = self._delivery.consumers.get(consumer_name)
+        consumer = self._state.consumers.get(consumer_name)
         most = 0 if consumer is None else consumer.settings.max_deliveries
         if consumer is None or not most or unit.num_deliveries < most or unit.gone:
             return
@@ -72,9 +66,9 @@ class Quarantine:
             "it again"
         )
         self._progress.quarantine(batch, unit, consumer, text)
-        self._metrics.unit_quarantined(self._name(), consumer_name)
-        uids = [entry.record.uid for entry in self._contents.by_seqs(unit.seqs)]
-        _log.warning("buffer %r: quarantined %s: %s", self._name(), uids[:3], text)
+        self._metrics.unit_quarantined(self._state.name, consumer_name)
+        uids = [entry.record.uid for entry in self._state.contents.by_seqs(unit.seqs)]
+        _log.warning("buffer %r: quarantined %s: %s", self._state.name, uids[:3], text)
 
     async def release(self, consumer: Consumer, uids: Sequence[str]) -> int:
         """Offer quarantined units to their consumer again; none named: all. Returns how many.
@@ -95,17 +89,17 @@ class Quarantine:
         return await self._tasks.finish(self._release(consumer, sorted(keys)))
 
     def _key(self, consumer: Consumer, uid: str) -> int:
-        entry = self._contents.by_uid(uid)
+        entry = self._state.contents.by_uid(uid)
         if entry is not None and entry.damage:
             raise errors.WrongStateError(
-                f"experience {uid!r:.200} of buffer {self._name()!r} can't be offered again: "
+                f"experience {uid!r:.200} of buffer {self._state.name!r} can't be offered again: "
                 f"{entry.damage}",
                 subject=uid,
             )
         key = 0 if entry is None else key_of(consumer.settings, entry)
         if key not in consumer.quarantined:
             raise errors.ExperienceNotFoundError(
-                f"experience {uid!r:.200} of buffer {self._name()!r} isn't quarantined for "
+                f"experience {uid!r:.200} of buffer {self._state.name!r} isn't quarantined for "
                 f"consumer {consumer.name!r}",
                 subject=uid,
             )
@@ -115,7 +109,7 @@ class Quarantine:
         batch = self._store.batch()
         units: list[_Released] = []
         for key in keys:
-            entries = self._catalog.entries(consumer.settings, key)
+            entries = self._state.members(consumer.settings, key)
             whys = [self._progress.why_quarantined(e.record.seq, consumer.name) for e in entries]
             if not any(whys):
                 continue  # It is being released, or it is leaving.
@@ -141,5 +135,5 @@ class Quarantine:
         for unit in kept:
             staying = [entry for entry in unit.entries if entry.is_staying]
             if staying and not consumer.has(unit.key):
-                self._delivery.offer(consumer, unit.key, staying)
+                self._offers.offer_unit(consumer, unit.key, staying)
         return len(kept)

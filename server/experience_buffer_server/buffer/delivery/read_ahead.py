@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Expected, Store
@@ -19,34 +19,21 @@ def fetched(
     return store.fetched(buffer_id, uids) if uids else nullcontext()
 
 
-def fetched_units(
-    store: Store, buffer_id: int, contents: Contents, units: Iterable[Unit]
-) -> AbstractAsyncContextManager[None]:
-    """Have the large payloads of units in memory within the block."""
-    return fetched(store, buffer_id, _large_entries(contents, units))
-
-
-def fetched_bytes(contents: Contents, units: Iterable[Unit]) -> int:
-    """What `fetched_units` has in memory, beside what is made of it."""
-    return sum([entry.record.payload_bytes for entry in _large_entries(contents, units)])
-
-
 class Prefetches:
     """Large payloads of one stream's leases, which are read before these can be sent."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, state: BufferState) -> None:
         self._store = store
+        self._state = state
         self._expected: dict[int, Expected] = {}
         self._is_closed = False
 
-    def begin(
-        self, lease_id: int, buffer_id: int, contents: Contents, units: Iterable[Unit]
-    ) -> None:
+    def begin(self, lease_id: int, units: Iterable[Unit]) -> None:
         """Begin to read what is large of a lease."""
-        records = [entry.record for entry in _large_entries(contents, units)]
+        records = [entry.record for entry in large_entries(self._state, units)]
         if records and not self._is_closed:
             payloads = [(record.uid, record.payload_bytes) for record in records]
-            self._expected[lease_id] = self._store.expect(buffer_id, payloads)
+            self._expected[lease_id] = self._store.expect(self._state.id, payloads)
 
     def end(self, lease_id: int) -> None:
         """Nothing more of a lease will be asked for."""
@@ -60,12 +47,13 @@ class Prefetches:
             self.end(lease_id)
 
 
-def _large_entries(contents: Contents, units: Iterable[Unit]) -> list[Entry]:
+def large_entries(state: BufferState, units: Iterable[Unit]) -> list[Entry]:
+    """The experiences of units whose payloads have to be had from the disk."""
     return [
         entry
         for unit in units
         if unit.num_bytes >= LARGE_PAYLOAD_BYTES
-        for entry in contents.by_seqs(unit.seqs)
+        for entry in state.contents.by_seqs(unit.seqs)
         if _is_large(entry)
     ]
 

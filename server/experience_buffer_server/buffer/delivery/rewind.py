@@ -7,17 +7,15 @@ to one buffer and its event loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import NamedTuple
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.leasing import Leasing
-from experience_buffer_server.buffer.delivery.offers import Offering
+from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.departure import Retirement
-from experience_buffer_server.buffer.state.group_table import Entry, groups_of
-from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import Lease
@@ -31,25 +29,29 @@ class Rewound(NamedTuple):
     num_leases: int
 
 
+class Released(NamedTuple):
+    """What a safe step ends: so many acks can't be rewound any more."""
+
+    num_experiences: int
+    safe_step: int | None
+    """The last one that was declared safe, or that an ack had reached then."""
+
+
 class Timelines:
     """Rewinds and releases. Not thread-safe."""
 
     def __init__(
         self,
-        buffer_name: Callable[[], str],
-        contents: Contents,
-        offering: Offering,
-        progress: Progress,
-        retirement: Retirement,
+        state: BufferState,
+        offers: Offers,
         leasing: Leasing,
         store: Store,
         tasks: Tasks,
     ) -> None:
-        self._name = buffer_name
-        self._contents = contents
-        self._offering = offering
-        self._progress = progress
-        self._retirement = retirement
+        self._state = state
+        self._offers = offers
+        self._progress = state.progress
+        self._retirement = state.retirement
         self._leasing = leasing
         self._store = store
         self._tasks = tasks
@@ -73,7 +75,7 @@ class Timelines:
         safe_step = consumer.timeline.safe_step
         if safe_step is not None and step < safe_step:
             raise errors.WrongStateError(
-                f"consumer {consumer.name!r} of buffer {self._name()!r} can't be rewound to step "
+                f"consumer {consumer.name!r} of buffer {self._state.name!r} can't be rewound to step "
                 f"{step}: step {safe_step} was declared safe, what was acknowledged up to it isn't "
                 f"kept; rewind to {safe_step} or later",
                 subject="step",
@@ -117,21 +119,15 @@ class Timelines:
                 consumer.tally.sampled(key, times)
             self._retirement.note_behind(entries)
             # By settings that are newer than an ack, it needn't have been enough.
-            self._offer(entries.values())
+            self._offers.offer_again(entries.values())
             raise
-        self._offer(entries.values())
+        self._offers.offer_again(entries.values())
         return Rewound(len(entries), len(leases))
-
-    def _offer(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            self._offering.entry(entry)
-        for group in groups_of(entries):
-            self._offering.group(group)
 
     # --- safe
 
-    async def declare_safe(self, consumer: Consumer, step: int) -> int:
-        """Keep a consumer's acks up to a step no longer; returns how many these were. Idempotent.
+    async def declare_safe(self, consumer: Consumer, step: int) -> Released:
+        """Keep a consumer's acks up to a step no longer. Idempotent.
 
         A step that no ack has reached yet stands for the last one: later acks can be rewound.
 
@@ -143,8 +139,9 @@ class Timelines:
             raise errors.InvalidRequestError(f"step {step} must be at least 0", subject="step")
         last_step = consumer.timeline.last_step
         if last_step is None:
-            return 0
-        return await self._tasks.finish(self._release(consumer, min(step, last_step)))
+            return Released(0, consumer.timeline.safe_step)
+        count = await self._tasks.finish(self._release(consumer, min(step, last_step)))
+        return Released(count, consumer.timeline.safe_step)
 
     def keep_newest(self, consumer: Consumer) -> None:
         """After an ack: release the steps that the consumer's settings don't retain."""
@@ -190,7 +187,7 @@ class Timelines:
 
     def _entries(self, acks: Sequence[tuple[int, int]]) -> dict[int, Entry]:
         """The experiences of acknowledgements, each once; some may have been deleted since."""
-        found = self._contents.by_seqs(dict.fromkeys(seq for seq, _ in acks))
+        found = self._state.contents.by_seqs(dict.fromkeys(seq for seq, _ in acks))
         return {entry.record.seq: entry for entry in found}
 
 

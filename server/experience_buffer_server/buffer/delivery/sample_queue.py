@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
@@ -21,6 +20,7 @@ from experience_buffer_server.buffer.delivery.wait_reasons import (
     words_beyond,
     words_of_window,
 )
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import (
     Consumer,
     Cut,
@@ -29,27 +29,15 @@ from experience_buffer_server.buffer.state.consumers import (
     Waiter,
     Want,
 )
-from experience_buffer_server.runtime import clock as steady_clock
+from experience_buffer_server.buffer.state.events import BufferEvents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.units import key_of
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.staleness import Verdict
 from experience_buffer_server.sampling.units import Unit
-
-
-class Owner(Protocol):
-    """The buffer whose units are waited for."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def describe_wait(self) -> str:
-        """What keeps experiences from being sampled; empty when nothing does."""
-
-    def discard_units(self, units: Sequence[Unit]) -> None:
-        """Units that nobody is to get any more came back."""
-
-    def set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
-        """Units are too stale for a consumer: drop them, or let it pass them over."""
+from experience_buffer_server.store.interface import Store
 
 
 class Line:
@@ -57,23 +45,19 @@ class Line:
 
     def __init__(
         self,
-        owner: Owner,
-        consumers: Mapping[str, Consumer],
+        state: BufferState,
+        events: BufferEvents,
         picking: Picking,
+        store: Store,
         metrics: Metrics,
-        *,
-        max_waiting: int,
-        max_leased: int,
-        clock: Callable[[], float] = steady_clock.now,
+        tasks: Tasks,
     ) -> None:
-        self._owner = owner
-        self._consumers = consumers
-        """A live view: the buffer's consumers now."""
+        self._state = state
+        self._events = events
         self._picking = picking
+        self._store = store
         self._metrics = metrics
-        self._max_waiting = max_waiting
-        self._max_leased = max_leased
-        self._clock = clock
+        self._tasks = tasks
 
     async def take(
         self, consumer: Consumer, want: Want, stop: asyncio.Event
@@ -86,10 +70,10 @@ class Line:
         started = time.monotonic()
         taken = await self._take(consumer, want, stop)
         units = taken.units
-        self._metrics.sample_wait(self._owner.name, consumer.name, time.monotonic() - started)
+        self._metrics.sample_wait(self._state.name, consumer.name, time.monotonic() - started)
         if len(units) == want.batch_size:
             return units, ""
-        self._metrics.shortfall(self._owner.name, consumer.name)
+        self._metrics.shortfall(self._state.name, consumer.name)
         if stop.is_set() and not units:
             return units, "the server is stopping"
         return units, self._shortfall(consumer, want, taken)
@@ -123,17 +107,17 @@ class Line:
 
         What cut a first try says whether others are to wait, too.
         """
-        num_waiting = sum(len(other.waiters) for other in self._consumers.values())
-        if num_waiting >= self._max_waiting:
+        num_waiting = sum(len(other.waiters) for other in self._state.consumers.values())
+        if num_waiting >= self._state.limits.max_waiting_samples:
             raise errors.ResourceExhaustedError(
                 f"{num_waiting} sample calls wait already, the limit server.max_waiting_samples "
-                f"is {self._max_waiting}",
+                f"is {self._state.limits.max_waiting_samples}",
                 retry_delay_seconds=1.0,
             )
         reason = self.wait_of(consumer, want.batch_size).label
         if consumer.waiters and not reason:
             reason = "line"
-        self._metrics.wait_began(self._owner.name, consumer.name, reason, len(consumer.ready))
+        self._metrics.wait_began(self._state.name, consumer.name, reason, len(consumer.ready))
         loop = asyncio.get_running_loop()
         since = WaitClock(reason or cut_by, time.monotonic())
         waiter = Waiter(want, loop.create_future(), since, cut_by == "window")
@@ -152,7 +136,7 @@ class Line:
         finally:
             stopping.cancel()
             seconds = waiter.clock.until(time.monotonic())
-            self._metrics.waited(self._owner.name, consumer.name, seconds)
+            self._metrics.waited(self._state.name, consumer.name, seconds)
             if waiter in consumer.waiters:
                 was_first = self._is_next(consumer, waiter)
                 consumer.waiters.remove(waiter)
@@ -186,14 +170,14 @@ class Line:
     def _is_beyond_window(self, consumer: Consumer, waiter: Waiter) -> bool:
         """Whether its batch never goes: it gets fewer when its time is up, and others needn't wait."""
         return waiter.is_beyond_window or (
-            waiter.want.batch_size > window_of(consumer, self._max_leased)
+            waiter.want.batch_size > window_of(consumer, self._state.limits.max_leased_experiences)
         )
 
     def _try(self, consumer: Consumer, want: Want) -> Taken:
         """A batch that is full, or as full as a message or all that may be leased; or nothing."""
         if self.wait_of(consumer, want.batch_size).label:
             return Taken([])
-        picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, self._clock())
+        picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, clock.now())
         cut_by = _most_cut_by(consumer, picked)
         full = (
             cut_by == "message"
@@ -203,7 +187,7 @@ class Line:
         if not full:
             consumer.unfit = (want.batch_size if picked.cut_by else 0, picked.cut_by)
             self._picking.put_back(consumer, picked.units)
-        self._owner.set_aside(consumer, picked.stale)
+        self._set_aside(consumer, picked.stale)
         return Taken(picked.units if full else [], cut_by)
 
     def _take_fewer(self, consumer: Consumer, want: Want) -> Taken:
@@ -213,14 +197,16 @@ class Line:
         if size < want.min_batch_size:
             return Taken([])
         words = self.wait_of(consumer, want.batch_size).words
-        picked = self._picking.pick(consumer, size, want.max_bytes, self._clock())
+        picked = self._picking.pick(consumer, size, want.max_bytes, clock.now())
         cut_by = _most_cut_by(consumer, picked)
         if not words and picked.cut_by in ("experiences", "bytes"):
-            words = words_of_window(consumer, picked.cut_by, self._max_leased)
+            words = words_of_window(
+                consumer, picked.cut_by, self._state.limits.max_leased_experiences
+            )
         enough = len(picked.units) >= want.min_batch_size
         if not enough:
             self._picking.put_back(consumer, picked.units)
-        self._owner.set_aside(consumer, picked.stale)
+        self._set_aside(consumer, picked.stale)
         return Taken(picked.units if enough else [], cut_by, words)
 
     def _largest(self, consumer: Consumer, want: Want) -> int:
@@ -239,29 +225,67 @@ class Line:
     def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
         """Offer units that were taken and not delivered, in their old places."""
         self._picking.put_back(consumer, units)
-        self._owner.discard_units([unit for unit in units if unit.gone])
+        self._events.discard_units([unit for unit in units if unit.gone])
         self.serve(consumer)
+
+    # --- units that are too stale
+
+    def _set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
+        """Units are too stale for a consumer: drop them, or let it pass them over."""
+        if not stale or consumer.settings.staleness is None:
+            return
+        consumer.totals.stale += len(stale)
+        policy = consumer.settings.staleness.on_stale
+        units: list[list[Entry]] = []
+        for key, verdict in stale:
+            found = self._state.members(consumer.settings, key)
+            self._metrics.stale(self._state.name, consumer.name, policy, verdict.label, len(found))
+            units.append(found)
+        if policy == "drop":
+            units = self._events.drop_stale(units, consumer.name)
+        if entries := [entry for unit in units for entry in unit]:
+            self._tasks.spawn(self._pass_over(consumer, entries))
+
+    def _pass_over(self, consumer: Consumer, entries: Sequence[Entry]) -> Awaitable[None]:
+        batch = self._store.batch()
+        for key in {key_of(consumer.settings, entry) for entry in entries}:
+            consumer.finished.add(key)
+            if consumer.settings.limiter is not None:
+                consumer.tally.passed_over(key, consumer.settings.limiter.plan)
+        self._state.progress.put_consumer(batch, consumer)
+        leaving = self._state.retirement.pass_over(batch, entries, consumer.name)
+        return self._passed_over(leaving, self._store.commit(batch))
+
+    async def _passed_over(self, leaving: Sequence[Entry], committed: Awaitable[None]) -> None:
+        try:
+            await committed
+        except BaseException:
+            # Passed over in memory all the same: after a restart it is judged again.
+            self._state.retirement.stay(leaving, "consumed")
+            self._events.postpone(leaving)
+            raise
+        self._state.retirement.forget(leaving)
 
     # --- why a call waits
 
     def wait_of(self, consumer: Consumer, batch_size: int) -> Wait:
         """What keeps a batch of this size from going."""
-        return wait_of(consumer, batch_size, max_leased=self._max_leased)
+        return wait_of(consumer, batch_size, max_leased=self._state.limits.max_leased_experiences)
 
     def explain_wait(self, consumer: Consumer, batch_size: int, words: str = "") -> str:
         """What a sample call waits for, in words; those given are of before its units were taken."""
         wait = self.wait_of(consumer, batch_size)
         if consumer.unfit == (batch_size, "experiences") and not consumer.num_leased:
-            words = words_beyond(window_of(consumer, self._max_leased))
+            words = words_beyond(window_of(consumer, self._state.limits.max_leased_experiences))
         wait = wait if wait.words else Wait(wait.label, words)
-        return explain(consumer, batch_size, wait, self._owner.describe_wait())
+        return explain(consumer, batch_size, wait, self._events.describe_wait())
 
     def _shortfall(self, consumer: Consumer, want: Want, taken: Taken) -> str:
         if consumer.closed:
-            return f"consumer {consumer.name!r} was removed from buffer {self._owner.name!r}"
+            return f"consumer {consumer.name!r} was removed from buffer {self._state.name!r}"
         size = f"{len(taken.units)} of {want.batch_size} {consumer.settings.unit}s"
         if taken.cut_by == "window":
-            return f"{size}: {words_beyond(window_of(consumer, self._max_leased))}"
+            return f"{size}: {words_beyond(window_of(consumer, self._state.limits.max_leased_experiences))}"
         if taken.units and taken.cut_by == "message":
             return (
                 f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "

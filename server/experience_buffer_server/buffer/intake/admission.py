@@ -235,12 +235,6 @@ def check_reward(reward: Any) -> str:
     return f"reward is {problem}; send a finite number or a tombstone"
 
 
-def missing_fields(fields: int, settings: BufferSettings) -> tuple[str, ...]:
-    """What the buffer's estimator needs and an experience lacks; `a|b` is met by either."""
-    needs = settings.advantage.needs
-    return () if needs is None else needs.missing(fields)
-
-
 def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
     """Lowest and highest policy version, from per-token versions or from `info`."""
     tensor = item.tensors.get("versions")

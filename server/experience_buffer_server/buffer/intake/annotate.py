@@ -10,9 +10,9 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.damage import Damage
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.intake.annotation import (
     AnnotateOutcome,
@@ -20,13 +20,11 @@ from experience_buffer_server.buffer.intake.annotation import (
     Annotation,
     admit_annotated,
 )
-from experience_buffer_server.buffer.leaving.removal import Removal
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import COUNTED
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.settings.server import ServerSection
 from experience_buffer_server.store.interface import (
     MAX_KEY_BYTES,
     OTHER_DIGEST,
@@ -55,55 +53,22 @@ class _Change:
     """What was computed from it: its group, where groups are computed together, else itself."""
 
 
-class Owner(Protocol):
-    """The buffer whose experiences are annotated."""
-
-    settings: BufferSettings
-    closed: bool
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def has_delivered(self, entry: Entry) -> bool:
-        """True if a consumer has, or has consumed, its present advantages."""
-
-    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
-        """Fields that the estimator needs and an entry lacks."""
-
-    def revalue(self, entries: Sequence[Entry]) -> None:
-        """What entries are chosen by has changed."""
-
-    def advance(self, entries: Sequence[Entry]) -> None:
-        """Bring durable entries and their groups as far as they can go."""
-
-    def make_available(self, entries: Sequence[Entry]) -> None:
-        """Let consumers sample the entries."""
-
-    def put_notes(self, entries: Sequence[Entry]) -> None:
-        """Store why entries were set aside while they were being changed."""
-
-
 class Annotating:
     """Annotates the experiences of one buffer. Not thread-safe."""
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
-        removal: Removal,
+        state: BufferState,
+        events: BufferEvents,
+        damage: Damage,
         store: Store,
         tasks: Tasks,
-        *,
-        limits: ServerSection,
     ) -> None:
-        self._owner = owner
-        self._removal = removal
-        self._contents = contents
+        limits = state.limits
+        self._state = state
+        self._events = events
+        self._damage = damage
+        self._contents = state.contents
         self._store = store
         self._tasks = tasks
         self._max_items = limits.max_push_items
@@ -164,10 +129,10 @@ class Annotating:
 
     async def _annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
         async with self._turn:
-            self._check_open()
+            self._state.check_open()
             named = [self._contents.by_uid(annotation.uid) for annotation in annotations]
-            async with fetched(self._store, self._owner.id, named):
-                self._check_open()
+            async with fetched(self._store, self._state.id, named):
+                self._state.check_open()
                 outcomes, changes = self._prepare(annotations)
             self._check_room(changes)
             if changes:
@@ -175,16 +140,9 @@ class Annotating:
             gone = {change.entry.record.uid for change in changes if not change.entry.is_staying}
             return [self._unknown(o.uid) if o.uid in gone else o for o in outcomes]
 
-    def _check_open(self) -> None:
-        if self._owner.closed:
-            # What were stored now would stay for ever.
-            raise errors.BufferNotFoundError(
-                f"buffer {self._owner.name!r} was deleted", subject=self._owner.name
-            )
-
     def _unknown(self, uid: str) -> AnnotateOutcome:
         # It was sent, and is shown twice: the answer must not be too long for one message.
-        message = f"buffer {self._owner.name!r} holds no experience {uid[:_SHOWN_CHARS]!r}"
+        message = f"buffer {self._state.name!r} holds no experience {uid[:_SHOWN_CHARS]!r}"
         return AnnotateOutcome(uid[:MAX_KEY_BYTES], AnnotateReason.UNKNOWN_UID, message)
 
     def _prepare(
@@ -193,7 +151,7 @@ class Annotating:
         """Decide on each annotation; nothing is changed yet."""
         # Of those that there are: a uid that is asked for may be too long for any key.
         uids = [a.uid for a in annotations if self._contents.by_uid(a.uid) is not None]
-        payloads = dict(zip(uids, self._store.payloads(self._owner.id, uids), strict=True))
+        payloads = dict(zip(uids, self._store.payloads(self._state.id, uids), strict=True))
         outcomes: list[AnnotateOutcome] = []
         changes: list[_Change] = []
         for annotation in annotations:
@@ -220,7 +178,7 @@ class Annotating:
             admitted = admit_annotated(
                 annotation,
                 payload,
-                settings=self._owner.settings,
+                settings=self._state.settings,
                 max_payload_bytes=self._max_payload_bytes,
                 limits=self._payload_limits,
             )
@@ -233,8 +191,8 @@ class Annotating:
             # Said before, by a call whose answer was lost: there is nothing to do.
             return AnnotateOutcome(uid)
         scope = self._scope(entry)
-        gone = self._owner.settings.needs_groups and _has_lost_members(entry)
-        if gone or any(self._owner.has_delivered(member) for member in scope):
+        gone = self._state.settings.needs_groups and _has_lost_members(entry)
+        if gone or any(self._state.has_delivered(member) for member in scope):
             message = (
                 "it, or a member of its group, is with a consumer that has its advantages, or was "
                 "consumed; annotate earlier, through a consumer with raw = true"
@@ -251,19 +209,19 @@ class Annotating:
         return _Change(entry, record, annotated, scope)
 
     def _scope(self, entry: Entry) -> list[Entry]:
-        if self._owner.settings.needs_groups and entry.group is not None:
+        if self._state.settings.needs_groups and entry.group is not None:
             return [member for member in entry.group.votes if member.is_staying]
         return [entry]
 
     def _check_room(self, changes: Sequence[_Change]) -> None:
         """Refuse the request as a whole when the buffer has no room for what it adds."""
         added = sum(c.record.payload_bytes - c.entry.record.payload_bytes for c in changes)
-        limit, have = self._owner.settings.max_bytes, self._contents.num_bytes
+        limit, have = self._state.settings.max_bytes, self._contents.num_bytes
         if added > 0 and have + added > limit:
             raise errors.BufferFullError(
-                f"buffer {self._owner.name!r} is full: {have} + {added} bytes exceed max_bytes = "
+                f"buffer {self._state.name!r} is full: {have} + {added} bytes exceed max_bytes = "
                 f"{limit}; acknowledge batches, or raise max_bytes",
-                subject=self._owner.name,
+                subject=self._state.name,
                 retry_delay_seconds=1.0,
             )
 
@@ -279,9 +237,9 @@ class Annotating:
             for entry, magnitude in zip(scope, magnitudes, strict=True):
                 entry.changing = False
                 entry.magnitude = magnitude
-            self._owner.put_notes(scope)
-            self._owner.make_available([entry for entry in were_available if not entry.damage])
-            self._owner.advance(scope)
+            self._damage.put_notes(scope)
+            self._events.make_available([entry for entry in were_available if not entry.damage])
+            self._events.advance(scope)
             raise
         for change in changes:
             # What was found damaged meanwhile stays set aside.
@@ -289,19 +247,19 @@ class Annotating:
             self._contents.replace_record(change.entry, record)
         for entry in scope:
             entry.changing = False
-            self._contents.set_missing(entry, self._owner.missing_fields(entry))
-        self._owner.put_notes(scope)
-        self._owner.revalue([change.entry for change in changes])
-        self._owner.advance(scope)
+            self._contents.set_missing(entry, self._state.missing_fields(entry))
+        self._damage.put_notes(scope)
+        self._events.revalue([change.entry for change in changes])
+        self._events.advance(scope)
 
     def _submit(
         self, batch: WriteBatch, changes: Sequence[_Change], scope: Sequence[Entry]
     ) -> None:
         """Nobody gets the old advantages from here on; jobs under way are void."""
         for change in changes:
-            batch.replace(self._owner.id, change.record, change.payload)
+            batch.replace(self._state.id, change.record, change.payload)
         for entry in scope:
-            batch.delete_advantages(self._owner.id, entry.record.seq)
+            batch.delete_advantages(self._state.id, entry.record.seq)
             entry.generation += 1
             entry.changing = True
             entry.available = False
@@ -309,15 +267,15 @@ class Annotating:
             self._contents.set_quarantine(entry, "")
             if entry.group is not None:
                 entry.group.available = False
-        self._removal.withdraw(scope, keep_raw=True)
+        self._state.withdraw(scope, keep_raw=True)
 
     async def _committed(self, commit: Awaitable[None]) -> None:
         try:
             await commit
         except StoreFullError as error:
             raise errors.BufferFullError(
-                f"buffer {self._owner.name!r}: {error}",
-                subject=self._owner.name,
+                f"buffer {self._state.name!r}: {error}",
+                subject=self._state.name,
                 retry_delay_seconds=5.0,
             ) from error
 

@@ -9,29 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import Candidate, Refusal
-from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, group_key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import Record, Store, WriteBatch, cut_of
-
-
-class Owner(Protocol):
-    """The buffer that experiences join."""
-
-    settings: BufferSettings
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +37,9 @@ class Forecast:
 class Joining:
     """Takes in the new experiences of one buffer. Not thread-safe."""
 
-    def __init__(self, owner: Owner, contents: Contents, store: Store, metrics: Metrics) -> None:
-        self._owner = owner
-        self._contents = contents
+    def __init__(self, state: BufferState, store: Store, metrics: Metrics) -> None:
+        self._state = state
+        self._contents = state.contents
         self._store = store
         self._metrics = metrics
 
@@ -69,7 +53,7 @@ class Joining:
             if key is not None:
                 closed = closed_before.get(key, "")
                 by_key[key] = self._contents.groups.forecast(
-                    key, count, stated_size, settings=self._owner.settings, remembered=closed
+                    key, count, stated_size, settings=self._state.settings, remembered=closed
                 )
         opened = {key: num_opened for key, (_, _, num_opened) in by_key.items() if num_opened}
         if not by_key or sum(number for _, number, _ in by_key.values()) == len(candidates):
@@ -106,7 +90,7 @@ class Joining:
         now = clock.now()
         keys, closed_before = forecast.keys, forecast.closed_before
         changed: dict[int, Group] = {}
-        contents, settings, buffer_id = self._contents, self._owner.settings, self._owner.id
+        contents, settings, buffer_id = self._contents, self._state.settings, self._state.id
         needs = settings.advantage.needs
         group, group_of = None, None
         for (index, candidate), key in zip(fresh, keys, strict=True):
@@ -138,14 +122,14 @@ class Joining:
                 if closed or group.row.id not in changed:
                     changed[group.row.id] = group
                 if closed:
-                    self._metrics.group_closed(self._owner.name, "whole")
+                    self._metrics.group_closed(self._state.name, "whole")
             yield index, entry
         for group in changed.values():
-            batch.put_group(self._owner.id, group.row)
+            batch.put_group(self._state.id, group.row)
 
     def _group_keys(self, fresh: Sequence[tuple[int, Candidate]]) -> Sequence[str | None]:
         """The key of each candidate's group; None where the buffer has no groups."""
-        group_by = self._owner.settings.group_by
+        group_by = self._state.settings.group_by
         if group_by == "none":
             return [None] * len(fresh)
         return [group_key_of(candidate.eid, group_by) for _, candidate in fresh]
@@ -158,7 +142,7 @@ class Joining:
         ]
         if not unknown:
             return {}
-        values = self._store.recall(self._owner.id, "group", unknown)
+        values = self._store.recall(self._state.id, "group", unknown)
         return {key: value.decode() for key, value in zip(unknown, values, strict=True) if value}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
@@ -25,15 +24,14 @@ from experience_buffer_server.buffer.intake.push_reading import (
     Reading,
 )
 from experience_buffer_server.buffer.intake.push_room import Intake
-from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of, put_row
+from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.events import BufferEvents
+from experience_buffer_server.buffer.state.group_table import Entry, groups_of, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Charge
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.interface import BufferRow, Store, StoreFullError, WriteBatch
+from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
 
 __all__ = ["Ingest", "Outcome", "Push", "PushStatus"]
 
@@ -41,55 +39,31 @@ _STORED = PushStatus.STORED
 _UNCOUNTED = Charge()
 
 
-class Owner(Protocol):
-    """The buffer that experiences are pushed to."""
-
-    row: BufferRow
-    settings: BufferSettings
-    closed: bool
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def stored(self, entries: Sequence[Entry]) -> None:
-        """The entries are on disk."""
-
-    def check_whole(self, group: Group) -> None:
-        """Go on with a group that is closed and all on disk."""
-
-
 class Ingest:
     """The push path of one buffer. Not thread-safe; belongs to its event loop."""
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
+        state: BufferState,
+        events: BufferEvents,
         intake: Intake,
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
         payloads: PayloadReader,
-        *,
-        limits: ServerSection,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
+        self._state = state
+        self._events = events
+        self._contents = state.contents
         self._intake = intake
         self._store = store
         self._metrics = metrics
-        self.reading = Reading(owner, contents, store, payloads, max_items=limits.max_push_items)
+        self.reading = Reading(state, store, payloads)
         """Reads pushes."""
-        self._joining = Joining(owner, contents, store, metrics)
+        self._joining = Joining(state, store, metrics)
         self._tasks = tasks
-        self.line = PushLine(owner, intake.may_go, metrics, max_waiting=limits.max_waiting_pushes)
+        self.line = PushLine(state, intake.may_go, metrics)
         """Pushes that wait for room."""
-        contents.on_less = self.line.look
 
     async def push(
         self,
@@ -115,7 +89,7 @@ class Ingest:
             UnavailableError: The server stops while it waits; nothing of it is stored.
             BufferNotFoundError: The buffer was deleted while it waited.
         """
-        self._metrics.pushed_bytes(self._owner.name, push.num_bytes)
+        self._metrics.pushed_bytes(self._state.name, push.num_bytes)
         arrived = self._read(push, charge, admitted)
         # Each experience alone can take many times its part of the request.
         del admitted
@@ -159,10 +133,10 @@ class Ingest:
         if not await self.line.turn(place, patience):
             waited_seconds = time.monotonic() - place.since
             raise self._intake.refusal(shortage, waited_seconds=waited_seconds)
-        if self._owner.closed:
+        if self._state.closed:
             raise errors.BufferNotFoundError(
-                f"buffer {self._owner.name!r} was deleted while the push waited for room",
-                subject=self._owner.name,
+                f"buffer {self._state.name!r} was deleted while the push waited for room",
+                subject=self._state.name,
             )
 
     def _enter(
@@ -199,7 +173,7 @@ class Ingest:
         await self._tasks.finish(self._commit(self._store.commit(batch), entries))
         if any(not entry.durable for entry in pending):
             raise errors.BufferFullError(
-                f"buffer {self._owner.name!r}: the first push of a repeated experience could not "
+                f"buffer {self._state.name!r}: the first push of a repeated experience could not "
                 "be stored; push again",
                 retry_delay_seconds=1.0,
             )
@@ -211,15 +185,15 @@ class Ingest:
             self._withdraw(entries)
             if isinstance(error, StoreFullError):
                 raise errors.BufferFullError(
-                    f"buffer {self._owner.name!r}: {error}",
-                    subject=self._owner.name,
+                    f"buffer {self._state.name!r}: {error}",
+                    subject=self._state.name,
                     retry_delay_seconds=5.0,
                 ) from error
             raise
         # Here, where it happens: the call that pushed may have been given up.
         if entries:
-            self._metrics.pushed(self._owner.name, _STORED, "", len(entries))
-        self._owner.stored(entries)
+            self._metrics.pushed(self._state.name, _STORED, "", len(entries))
+        self._events.stored(entries)
 
     def _withdraw(self, entries: list[Entry]) -> None:
         """The commit failed: forget its entries; what later pushes stored of their groups is wrong."""
@@ -231,11 +205,11 @@ class Ingest:
                 self._contents.groups.withdraw(entry.group, entry)
         groups, now = groups_of(entries), clock.now()
         for group in groups:
-            put_row(batch, self._owner.id, group, now)
+            put_row(batch, self._state.id, group, now)
         if groups:
             self._tasks.spawn(self._store.commit(batch))
         for group in groups:
-            self._owner.check_whole(group)
+            self._events.check_whole(group)
 
     def _count(self, outcomes: list[Outcome]) -> list[Outcome]:
         """Count what wasn't stored now."""
@@ -243,5 +217,5 @@ class Ingest:
         if others:
             kinds = Counter((outcome.status, outcome.reason or "") for outcome in others)
             for (status, reason), count in kinds.items():
-                self._metrics.pushed(self._owner.name, status, reason, count)
+                self._metrics.pushed(self._state.name, status, reason, count)
         return outcomes

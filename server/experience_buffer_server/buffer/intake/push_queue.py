@@ -15,21 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from experience_buffer import errors
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.runtime.metrics import Metrics
 
 _DELAY_SECONDS = 1.0
 """Before a push comes again that found the line too long, or the server stopping."""
-
-
-class Owner(Protocol):
-    """The buffer that is pushed to."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +65,15 @@ class PushLine:
 
     def __init__(
         self,
-        owner: Owner,
+        state: BufferState,
         may_go: Callable[[Shortage], bool],
         metrics: Metrics,
-        *,
-        max_waiting: int,
     ) -> None:
-        self._owner = owner
+        self._state = state
         self._may_go = may_go
         """Whether the first has reason to try again."""
         self._metrics = metrics
-        self._max_waiting = max_waiting
+        self._max_waiting = state.limits.max_waiting_pushes
         self._places: deque[Place] = deque()
 
     def __len__(self) -> int:
@@ -99,18 +90,18 @@ class PushLine:
             BufferFullError: The line is too long.
         """
         if len(self._places) >= self._max_waiting:
-            self._metrics.push_refused(self._owner.name, "max_waiting_pushes")
+            self._metrics.push_refused(self._state.name, "max_waiting_pushes")
             raise errors.BufferFullError(
-                f"buffer {self._owner.name!r} is full ({shortage.words}), and "
+                f"buffer {self._state.name!r} is full ({shortage.words}), and "
                 f"{len(self._places)} pushes wait for room already: the limit "
                 f"server.max_waiting_pushes is {self._max_waiting}",
-                subject=self._owner.name,
+                subject=self._state.name,
                 retry_delay_seconds=_DELAY_SECONDS,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = Place(shortage, turn, time.monotonic(), frozenset(map(hash, uids)))
         self._places.append(place)
-        self._metrics.push_wait_began(self._owner.name, shortage.label)
+        self._metrics.push_wait_began(self._state.name, shortage.label)
         return place
 
     async def turn(self, place: Place, patience: Patience) -> bool:
@@ -142,7 +133,7 @@ class PushLine:
     def leave(self, place: Place) -> None:
         """A push is stored, refused or given up: the next may have its turn."""
         seconds = time.monotonic() - place.since
-        self._metrics.push_waited(self._owner.name, place.shortage.label, seconds)
+        self._metrics.push_waited(self._state.name, place.shortage.label, seconds)
         self._places.remove(place)
         self.look()
 

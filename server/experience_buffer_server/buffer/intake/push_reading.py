@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, starmap
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from experience_buffer import errors
 from experience_buffer.eid import EID
@@ -17,11 +17,11 @@ from experience_buffer.errors import InvalidRequestError
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.buffer.intake.admission import entomb
 from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal
-from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.runtime.loop_turns import Turn
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import BufferRow, Store
+from experience_buffer_server.store.interface import Store
 
 
 class PushStatus(StrEnum):
@@ -82,34 +82,20 @@ class Arrived:
     """What is new, with its index."""
 
 
-class Owner(Protocol):
-    """The buffer that experiences are pushed to."""
-
-    row: BufferRow
-    settings: BufferSettings
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-
 class Reading:
     """Reads the pushes of one buffer. Not thread-safe."""
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
+        state: BufferState,
         store: Store,
         payloads: PayloadReader,
-        *,
-        max_items: int,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
+        self._state = state
+        self._contents = state.contents
         self._store = store
         self._payloads = payloads
-        self._max_items = max_items
+        self._max_items = state.limits.max_push_items
 
     async def admit(self, push: Push, turn: Turn) -> Admitted:
         """Read a push, a slice at a time.
@@ -122,7 +108,7 @@ class Reading:
             TrxpError: A payload as a whole can't be read.
             InvalidRequestError: More items, or payloads, than a push may hold.
         """
-        settings, published = self._owner.settings, self._owner.row.policy_version
+        settings, published = self._state.settings, self._state.row.policy_version
         candidates = []
         for candidate in self._candidates(push):
             if candidate is not None:
@@ -145,8 +131,8 @@ class Reading:
         """
         if (
             admitted is None
-            or admitted.settings is not self._owner.settings
-            or admitted.published != self._owner.row.policy_version
+            or admitted.settings is not self._state.settings
+            or admitted.published != self._state.row.policy_version
         ):
             candidates = [one for one in self._candidates(push) if one is not None]
         else:
@@ -167,14 +153,14 @@ class Reading:
             each_alone(admitted, pushed_bytes=push.num_bytes, limits=self._payloads.limits),
             starmap(entomb, push.tombstones),
         )
-        return map(_without_tombstone, found) if self._owner.settings.group_by == "none" else found
+        return map(_without_tombstone, found) if self._state.settings.group_by == "none" else found
 
     def _admitted(self, push: Push) -> Iterator[Candidate | Refusal | None]:
         """What all payloads hold, each experience at the gate as soon as its payload is read.
 
         So what was read of one goes before the next is read: a push may hold hundreds of them.
         """
-        settings, published = self._owner.settings, self._owner.row.policy_version
+        settings, published = self._state.settings, self._state.row.policy_version
         # A payload takes time to read even where nothing is in it.
         self.check_count(len(push.payloads), "payloads")
         count = len(push.tombstones)
@@ -208,7 +194,7 @@ class Reading:
         `repeats` receives the items that repeat an earlier item of this push, whose fate they share.
         """
         uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
-        remembered = iter(self._store.recall(self._owner.id, "uid", uids))
+        remembered = iter(self._store.recall(self._state.id, "uid", uids))
         in_this_push: dict[str, tuple[int, bytes]] = {}
         outcomes: list[Outcome | None] = []
         for index, candidate in enumerate(candidates):

@@ -5,21 +5,19 @@ Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.placement import Forecast
 from experience_buffer_server.buffer.intake.push_queue import Shortage
 from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import Candidate
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.limiter import Answer, can_insert
-from experience_buffer_server.settings.buffer import BufferSettings
 
 _LIMITER_DELAY_SECONDS = 0.1
 """Before a push is tried again that a limiter holds back: a batch may be sampled any moment."""
@@ -29,33 +27,19 @@ _FULL_DELAY_SECONDS = 1.0
 """Before a push is tried again that found the buffer full."""
 
 
-class Owner(Protocol):
-    """The buffer that is pushed to."""
-
-    settings: BufferSettings
-    closed: bool
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-
 class Intake:
     """Admits pushes. Not thread-safe."""
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
-        consumers: Mapping[str, Consumer],
+        state: BufferState,
         eviction: Eviction,
         pacing: Pacing,
         metrics: Metrics,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
-        self._consumers = consumers
-        """A live view: the buffer's consumers now."""
+        self._state = state
+        self._contents = state.contents
+        self._consumers = state.consumers
         self._eviction = eviction
         self._pacing = pacing
         self._metrics = metrics
@@ -84,7 +68,7 @@ class Intake:
         self._check_limiters(fresh, forecast)
         self._pacing.check(forecast)
         self._check_tombstones(len(candidates) - len(fresh))
-        may_wait = may_wait and self._owner.settings.on_full == "block"
+        may_wait = may_wait and self._state.settings.on_full == "block"
         shortage = self._check_room(fresh, may_wait=may_wait, is_behind=may_wait and is_behind)
         if shortage is None:
             self._pacing.arrived(candidates)
@@ -96,7 +80,7 @@ class Intake:
         Where the limits have become too small for it, it is to be refused: in line it would keep
         out those behind it.
         """
-        if self._owner.settings.on_full != "block" or self._owner.closed:
+        if self._state.settings.on_full != "block" or self._state.closed:
             return True
         if not self._fits(shortage.num_items, shortage.num_bytes):
             return True
@@ -111,9 +95,9 @@ class Intake:
             answer = self._can_insert(consumer, num_units, num_bytes) if num_units else None
             if answer is None or answer.ok:
                 continue
-            self._metrics.push_refused(self._owner.name, answer.label)
+            self._metrics.push_refused(self._state.name, answer.label)
             raise errors.ResourceExhaustedError(
-                f"buffer {self._owner.name!r} waits for its consumer {consumer.name!r} to sample: "
+                f"buffer {self._state.name!r} waits for its consumer {consumer.name!r} to sample: "
                 f"{answer.reason}",
                 subject=consumer.name,
                 retry_delay_seconds=_LIMITER_DELAY_SECONDS if answer.can_wait else None,
@@ -129,7 +113,7 @@ class Intake:
         """
         if consumer.settings.unit == "group":
             return sum(forecast.opened.values())
-        if not self._owner.settings.needs_groups:
+        if not self._state.settings.needs_groups:
             return len(fresh)
         return sum(not candidate.tombstone for candidate in forecast.opening)
 
@@ -144,22 +128,22 @@ class Intake:
         """Those count neither as items nor as bytes, and take memory all the same."""
         have = len(self._contents) - self._contents.num_items
         if num_new and have + num_new > MAX_TOMBSTONES:
-            self._metrics.push_refused(self._owner.name, "max_tombstones")
+            self._metrics.push_refused(self._state.name, "max_tombstones")
             raise errors.BufferFullError(
-                f"buffer {self._owner.name!r} holds {have} tombstones, {num_new} more exceed the "
+                f"buffer {self._state.name!r} holds {have} tombstones, {num_new} more exceed the "
                 f"limit of {MAX_TOMBSTONES}; complete or drop their groups",
-                subject=self._owner.name,
+                subject=self._state.name,
                 retry_delay_seconds=_FULL_DELAY_SECONDS,
             )
 
     def _fits(self, num_items: int, num_bytes: int) -> bool:
         """Whether so many would have room if there were nothing else."""
-        settings = self._owner.settings
+        settings = self._state.settings
         return num_items <= (settings.max_items or num_items) and num_bytes <= settings.max_bytes
 
     def _over(self, num_items: int, num_bytes: int) -> tuple[tuple[str, int], tuple[str, int]]:
         """By how much so many more would exceed each limit; 0 or less: there is room."""
-        settings, contents = self._owner.settings, self._contents
+        settings, contents = self._state.settings, self._contents
         over_items = contents.num_items + num_items - self._eviction.num_items
         over_bytes = contents.num_bytes + num_bytes - self._eviction.num_bytes
         over_items -= settings.max_items or over_items
@@ -172,7 +156,7 @@ class Intake:
     def _check_room(
         self, fresh: Sequence[Candidate], *, may_wait: bool, is_behind: bool
     ) -> Shortage | None:
-        settings, contents = self._owner.settings, self._contents
+        settings, contents = self._state.settings, self._contents
         num_bytes = sum(len(candidate.payload) for candidate in fresh)
         fits = self._fits(len(fresh), num_bytes)
         (_, over_items), (_, over_bytes) = self._over(len(fresh), num_bytes)
@@ -207,14 +191,14 @@ class Intake:
             fits: It would fit into an empty buffer.
             waited_seconds: How long it has waited.
         """
-        self._metrics.push_refused(self._owner.name, shortage.label)
+        self._metrics.push_refused(self._state.name, shortage.label)
         what = "the limits" if shortage.label == "line" else shortage.label
         cure = "acknowledge batches or drop groups that can't complete" + self._retained()
         cure = cure if fits else "split the push"
         waited = f" after {waited_seconds:.1f} s in line" if waited_seconds else ""
         return errors.BufferFullError(
-            f"buffer {self._owner.name!r} is full{waited}: {shortage.words}; {cure}, or raise {what}",
-            subject=self._owner.name,
+            f"buffer {self._state.name!r} is full{waited}: {shortage.words}; {cure}, or raise {what}",
+            subject=self._state.name,
             retry_delay_seconds=_FULL_DELAY_SECONDS if fits else None,
         )
 

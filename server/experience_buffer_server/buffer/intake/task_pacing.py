@@ -5,36 +5,24 @@ Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.placement import Forecast
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import Candidate, check_uid
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import group_key_of
 from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.pacing import Reservations, capacity
-from experience_buffer_server.settings.buffer import BufferSettings
 
 MAX_RESERVED_AT_ONCE = 10_000
 DEFAULT_TTL_SECONDS = 3600.0
 MAX_TTL_SECONDS = 7 * 86400.0
 _DELAY_SECONDS = 1.0
 """Before a push or a reservation is tried again that found no place."""
-
-
-class Owner(Protocol):
-    """The buffer that tasks are pushed to."""
-
-    settings: BufferSettings
-
-    @property
-    def name(self) -> str:
-        """Its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +40,12 @@ class Pacing:
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
-        consumers: Mapping[str, Consumer],
+        state: BufferState,
         metrics: Metrics,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
-        self._consumers = consumers
-        """A live view: the buffer's consumers now."""
+        self._state = state
+        self._contents = state.contents
+        self._consumers = state.consumers
         self._metrics = metrics
         self._reservations = Reservations()
 
@@ -82,7 +67,7 @@ class Pacing:
         Raises:
             ResourceExhaustedError: There are too few places.
         """
-        pacing = self._owner.settings.pacing
+        pacing = self._state.settings.pacing
         if pacing is None:
             return
         grouped = self._consumers[pacing.consumer].settings.unit == "group"
@@ -90,15 +75,15 @@ class Pacing:
         free = self._capacity()
         if num_new <= free:
             return
-        self._metrics.push_refused(self._owner.name, "pacing")
+        self._metrics.push_refused(self._state.name, "pacing")
         unit = "groups" if grouped else "items"
         most = (pacing.max_staleness + 1) * pacing.batch_size
         can_wait = num_new <= most
         cure = "" if can_wait else f"; more than {most} are never admitted at once: split the push"
         raise errors.ResourceExhaustedError(
-            f"buffer {self._owner.name!r} admits {free} more {unit}, this push begins {num_new}: "
+            f"buffer {self._state.name!r} admits {free} more {unit}, this push begins {num_new}: "
             f"{self._why()}{cure}",
-            subject=self._owner.name,
+            subject=self._state.name,
             retry_delay_seconds=_DELAY_SECONDS if can_wait else None,
         )
 
@@ -117,7 +102,7 @@ class Pacing:
 
     def _task_key(self, candidate: Candidate) -> str:
         """What its place was reserved as; in a buffer without groups, its tid."""
-        by = self._owner.settings.group_by
+        by = self._state.settings.group_by
         return group_key_of(candidate.eid, "task" if by == "none" else by)
 
     def arrived(self, candidates: Sequence[Candidate]) -> None:
@@ -132,13 +117,25 @@ class Pacing:
     def reserve(self, keys: Iterable[str], *, now: float, ttl_seconds: float) -> Reserved:
         """Take places for tasks that are about to begin, as far as there are any.
 
+        Args:
+            keys: The tasks.
+            now: Seconds since the Unix epoch.
+            ttl_seconds: How long a place is kept for a task of which nothing is pushed; 0: an hour.
+
         Raises:
-            InvalidRequestError: A key that no group can have, or too many.
+            InvalidRequestError: A key that no group can have, or too many, or the time is out of
+                bounds.
         """
+        ttl_seconds = ttl_seconds or DEFAULT_TTL_SECONDS
+        if not 0 < ttl_seconds <= MAX_TTL_SECONDS:
+            raise errors.InvalidRequestError(
+                f"ttl_seconds {ttl_seconds} must lie in (0, {MAX_TTL_SECONDS:g}]",
+                subject="ttl_seconds",
+            )
         wanted = list(dict.fromkeys(keys))
         _check_keys(wanted)
         self._reservations.expire(now)
-        if self._owner.settings.pacing is None:
+        if self._state.settings.pacing is None:
             return Reserved(granted=wanted)
         granted, free = [], self._capacity()
         for key in wanted:
@@ -149,13 +146,13 @@ class Pacing:
                     free -= self._reservations.reserve(key, now=now, ttl_seconds=ttl_seconds)
         if len(granted) == len(wanted):
             return Reserved(granted=granted)
-        self._metrics.push_refused(self._owner.name, "pacing")
+        self._metrics.push_refused(self._state.name, "pacing")
         return Reserved(granted=granted, reason=self._why(), retry_delay_seconds=_DELAY_SECONDS)
 
     def _is_here(self, key: str) -> bool:
         """Whether what is pushed of a task finds its group, which was admitted."""
         group = self._contents.groups.get(key)
-        opens_more = self._owner.settings.late_members == "new_group"
+        opens_more = self._state.settings.late_members == "new_group"
         return group is not None and (group.is_open or not opens_more)
 
     def release(self, key: str) -> None:
@@ -167,7 +164,7 @@ class Pacing:
         self._reservations.expire(now)
 
     def _capacity(self) -> int:
-        pacing = self._owner.settings.pacing
+        pacing = self._state.settings.pacing
         assert pacing is not None
         num_unconsumed = self._num_unconsumed(pacing.consumer)
         return capacity(
@@ -181,7 +178,7 @@ class Pacing:
         return num_deliverable(self._contents, consumer) - idle
 
     def _why(self) -> str:
-        pacing = self._owner.settings.pacing
+        pacing = self._state.settings.pacing
         assert pacing is not None
         return (
             f"{self._num_unconsumed(pacing.consumer)} are stored and not consumed by "
@@ -192,7 +189,7 @@ class Pacing:
 
     def describe(self, consumer: Consumer) -> str:
         """Why no task is admitted for this consumer's sake; empty when some are."""
-        pacing = self._owner.settings.pacing
+        pacing = self._state.settings.pacing
         if pacing is not None and pacing.consumer == consumer.name and not self._capacity():
             return self._why()
         return ""

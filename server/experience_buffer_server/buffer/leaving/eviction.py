@@ -10,20 +10,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from experience_buffer_server.buffer.leaving.removable_units import Parked, Removable
+from experience_buffer_server.buffer.leaving.removable_units import (
+    Parked,
+    is_held,
+    members_of,
+    unit_key,
+)
 from experience_buffer_server.buffer.leaving.removal import Removal
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.progress import Progress
 from experience_buffer_server.buffer.state.units import value_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.selectors import Selector, make_selector
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.settings.buffer import BufferSettings
 
 _LOOKS_PER_TICK = 500
 """Units that couldn't leave and are looked at again, per tick of the clock."""
@@ -34,16 +36,6 @@ _VAIN_LOOKS = 1000
 _SHED_PER_TICK = 1000
 """Experiences beyond a lowered limit that leave per tick: pushes don't wait for long behind them."""
 _SHED_BYTES_PER_TICK = 1 << 30
-
-
-class Owner(Protocol):
-    """The buffer in which room is made."""
-
-    settings: BufferSettings
-
-    @property
-    def name(self) -> str:
-        """Its name."""
 
 
 @dataclass(slots=True)
@@ -78,19 +70,16 @@ class Eviction:
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
-        progress: Progress,
+        state: BufferState,
         removal: Removal,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
+        self._state = state
+        self._contents = state.contents
         self._removal = removal
         self._metrics = metrics
         self._tasks = tasks
-        self._removable = Removable(owner, contents, removal, progress)
         self._units: Selector | None = None
         """By number, the sound units that may be chosen."""
         self._damaged: dict[int, None] = {}
@@ -107,8 +96,8 @@ class Eviction:
         self._units = None
         self._damaged.clear()
         self._parked.clear()
-        if self._owner.settings.on_full == "evict":
-            self._units = make_selector(self._owner.settings.remover.plan)
+        if self._state.settings.on_full == "evict":
+            self._units = make_selector(self._state.settings.remover.plan)
             self.stored(list(self._contents))
 
     def stored(self, entries: Sequence[Entry]) -> None:
@@ -118,14 +107,14 @@ class Eviction:
         for entry in entries:
             torn = entry.group is not None and not entry.group.is_whole
             if not (entry.record.tombstone or torn):
-                self._put_back([self._removable.key(entry)])
+                self._put_back([unit_key(entry)])
 
     def revalue(self, entries: Sequence[Entry]) -> None:
         """What entries are chosen by has changed."""
         if self._units is None:
             return
-        for key in {self._removable.key(entry) for entry in entries}:
-            members = self._removable.members(key)
+        for key in {unit_key(entry) for entry in entries}:
+            members = members_of(self._state, key)
             if key not in self._units or not members:
                 continue
             if _is_damaged(members):
@@ -139,14 +128,14 @@ class Eviction:
         if not len(self._parked):
             return
         for entry in self._contents.by_seqs(seq for unit in units for seq in unit.seqs):
-            if (key := self._removable.key(entry)) in self._parked:
+            if (key := unit_key(entry)) in self._parked:
                 self._put_back([key])
 
     def removed(self, entry: Entry) -> None:
         """An entry is about to be gone: with a unit's last, the unit."""
         if self._units is None or (entry.group is not None and len(entry.group.members) > 1):
             return
-        key = self._removable.key(entry)
+        key = unit_key(entry)
         if key in self._units:
             self._units.remove(key)
         self._damaged.pop(key, None)
@@ -180,7 +169,7 @@ class Eviction:
                 break
             if (key := self._take_next()) is None:
                 break
-            members = self._removable.members(key)
+            members = members_of(self._state, key)
             if not members:
                 continue
             if self._can_leave(members):
@@ -204,7 +193,7 @@ class Eviction:
         """Look again at some of the units that couldn't leave, the longest known first."""
         num_members = 0
         for key in itertools.islice(self._parked.take_due(now), _LOOKS_PER_TICK):
-            members = self._removable.members(key)
+            members = members_of(self._state, key)
             if members and not self._can_leave(members):
                 self._parked.add(key, now)
             else:
@@ -215,7 +204,7 @@ class Eviction:
 
     def shed(self) -> None:
         """Remove some of what is beyond the limits since they were lowered."""
-        settings, contents = self._owner.settings, self._contents
+        settings, contents = self._state.settings, self._contents
         if self._units is None:
             return
         over_items = contents.num_items - self.num_items - settings.max_items
@@ -229,7 +218,7 @@ class Eviction:
     def _put_back(self, keys: Iterable[int]) -> None:
         """Let units be chosen that are there; those that can be already stay as they are."""
         for key in keys:
-            members = self._removable.members(key)
+            members = members_of(self._state, key)
             if self._units is None or not members or key in self._units or key in self._damaged:
                 continue
             self._parked.discard(key)
@@ -250,15 +239,15 @@ class Eviction:
         num_sound = chosen.freed.num_items - chosen.num_damaged
         for reason, count in (("evicted", num_sound), ("damaged", chosen.num_damaged)):
             if count:
-                self._metrics.dropped(self._owner.name, reason, count)
+                self._metrics.dropped(self._state.name, reason, count)
 
     def _can_leave(self, members: Sequence[Entry]) -> bool:
         group = members[0].group
-        return (group is None or group.is_whole) and not self._removable.is_held(members)
+        return (group is None or group.is_whole) and not is_held(self._state, members)
 
     def _value(self, members: Sequence[Entry]) -> float:
         votes = [entry for entry in members if not entry.record.tombstone]
-        return value_of(self._owner.settings.remover, votes) if votes else 0.0
+        return value_of(self._state.settings.remover, votes) if votes else 0.0
 
 
 def _is_damaged(members: Sequence[Entry]) -> bool:

@@ -6,17 +6,16 @@ Belongs to one buffer and its event loop. Who may join which group is in `state/
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.leaving.removal import Removal
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import check_uid
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Closing, Entry, Group, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
 
 _POSTPONE_SECONDS = 1.0
@@ -25,38 +24,22 @@ _RETRY_SECONDS = 1.0
 """Between attempts to drop groups whose end found no room."""
 
 
-class Owner(Protocol):
-    """The buffer that the groups belong to."""
-
-    settings: BufferSettings
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def check_whole(self, group: Group) -> None:
-        """Go on with a group that is closed and all on disk."""
-
-
 class Grouping:
     """Seals, drops and expires groups. Not thread-safe."""
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
+        state: BufferState,
+        events: BufferEvents,
         removal: Removal,
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        self._owner = owner
+        self._state = state
+        self._events = events
         self._removal = removal
-        self._contents = contents
+        self._contents = state.contents
         self._store = store
         self._metrics = metrics
         self._tasks = tasks
@@ -74,7 +57,7 @@ class Grouping:
             StoreFullError: It can't be stored; the group stays as it was.
         """
         group = self._contents.groups.get(key)
-        name = self._owner.name
+        name = self._state.name
         if group is None:
             raise errors.GroupNotFoundError(
                 f"buffer {name!r} holds no member of group {key!r}", subject=key
@@ -131,7 +114,7 @@ class Grouping:
         if group is not None:
             return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
         batch = self._store.batch()
-        batch.remember(self._owner.id, "group", key, b"dropped", clock.now())
+        batch.remember(self._state.id, "group", key, b"dropped", clock.now())
         await self._tasks.finish(self._store.commit(batch))
         # Members may have come while nothing said yet that they are too late.
         group = self._contents.groups.get(key)
@@ -148,13 +131,13 @@ class Grouping:
             self._next_retry = now + _RETRY_SECONDS
             self._is_dropping_undone = True
             self._tasks.spawn(self._drop_undone())
-        settings = self._owner.settings
+        settings = self._state.settings
         for group in self._contents.groups.deadlines.overdue(now):
             lacking = [entry for entry in group.votes if entry.missing and entry.is_staying]
             num_complete = len(group.votes) - len(lacking) + group.row.num_consumed
             if settings.on_group_deadline == "wait":
                 group.overdue = True
-            elif any(not e.durable or self._removal.is_leased(e) for e in lacking):
+            elif any(not e.durable or self._state.is_leased(e) for e in lacking):
                 # It is on its way to the disk, or somebody is about to annotate it; the lease's end
                 # bounds the wait.
                 self._contents.groups.deadlines.postpone(group, now + _POSTPONE_SECONDS)
@@ -191,7 +174,7 @@ class Grouping:
                 self._contents.groups.deadlines.postpone(group, clock.now() + _POSTPONE_SECONDS)
                 if removed is not None:
                     await removed
-            self._metrics.dropped(self._owner.name, "missing_field", len(lacking))
+            self._metrics.dropped(self._state.name, "missing_field", len(lacking))
             self._go_on(group)
 
         self._tasks.spawn(finish())
@@ -205,7 +188,7 @@ class Grouping:
         """
         reason = "zero variance: all its rewards are equal"
         self._close_dropped(group, reason)
-        put_row(batch, self._owner.id, group, clock.now())
+        put_row(batch, self._state.id, group, clock.now())
         return self._drop(group, reason, "zero_variance")
 
     def tidy(self) -> None:
@@ -241,7 +224,7 @@ class Grouping:
 
     def _close(self, group: Group, reason: Closing) -> None:
         self._contents.groups.close(group, reason, size=group.num_members)
-        self._metrics.group_closed(self._owner.name, reason)
+        self._metrics.group_closed(self._state.name, reason)
 
     async def _store_row(self, group: Group) -> None:
         await self._submit_row(group)
@@ -250,17 +233,17 @@ class Grouping:
     def _go_on(self, group: Group) -> None:
         """The group's row is on disk."""
         self._contents.groups.left(group)
-        self._owner.check_whole(group)
+        self._events.check_whole(group)
 
     def _submit_row(self, group: Group) -> Awaitable[None]:
         batch = self._store.batch()
-        put_row(batch, self._owner.id, group, clock.now())
+        put_row(batch, self._state.id, group, clock.now())
         return self._store.commit(batch)
 
     async def _drop(self, group: Group, reason: str, label: str) -> int:
         is_new = self._close_dropped(group, reason) or group.row.id in self._undone
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
-        self._removal.withdraw(members)
+        self._state.withdraw(members)
         stored = self._tasks.start(self._submit_row(group))
         try:
             await self._removal.remove_free(members)
@@ -274,7 +257,7 @@ class Grouping:
         num_dropped = sum(not entry.record.tombstone for entry in members)
         if is_new:
             # Else somebody still holds what was counted before.
-            self._metrics.dropped(self._owner.name, label, num_dropped)
+            self._metrics.dropped(self._state.name, label, num_dropped)
         return num_dropped
 
     def _close_dropped(self, group: Group, reason: str) -> bool:
@@ -283,7 +266,7 @@ class Grouping:
             return False
         size = group.row.size or group.num_members
         self._contents.groups.close(group, "dropped", size=size, note=reason)
-        self._metrics.group_closed(self._owner.name, "dropped")
+        self._metrics.group_closed(self._state.name, "dropped")
         return True
 
     async def _drop_undone(self) -> None:

@@ -8,57 +8,34 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
-from experience_buffer_server.buffer.leaving.removal import Removal
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.progress import Progress
-from experience_buffer_server.settings.buffer import BufferSettings
 
 _PAUSE_SECONDS = 1.0
 """Until a unit that couldn't leave is looked at again."""
 
 
-class Owner(Protocol):
-    """The buffer that units leave."""
+def unit_key(entry: Entry) -> int:
+    """The number of an entry's unit."""
+    return entry.record.seq if entry.group is None else entry.group.row.id
 
-    settings: BufferSettings
+
+def members_of(state: BufferState, key: int) -> Sequence[Entry]:
+    """All that leaves with a unit, tombstones too; none of one that has left or was dropped.
+
+    Of a group it is a live view, which changes when members come and go.
+    """
+    if state.settings.group_by == "none":
+        entry = state.contents.by_seq(key)
+        return () if entry is None else (entry,)
+    group = state.contents.groups.by_id(key)
+    return () if group is None or group.row.closed == "dropped" else group.members
 
 
-class Removable:
-    """Looks at units that may have to leave. No state; not thread-safe."""
-
-    def __init__(
-        self, owner: Owner, contents: Contents, removal: Removal, progress: Progress
-    ) -> None:
-        self._owner = owner
-        self._contents = contents
-        self._removal = removal
-        self._progress = progress
-
-    def key(self, entry: Entry) -> int:
-        """The number of an entry's unit."""
-        return entry.record.seq if entry.group is None else entry.group.row.id
-
-    def members(self, key: int) -> Sequence[Entry]:
-        """All that leaves with a unit, tombstones too; none of one that has left or was dropped.
-
-        Of a group it is a live view, which changes when members come and go.
-        """
-        if self._owner.settings.group_by == "none":
-            entry = self._contents.by_seq(key)
-            return () if entry is None else (entry,)
-        group = self._contents.groups.by_id(key)
-        return () if group is None or group.row.closed == "dropped" else group.members
-
-    def is_held(self, members: Sequence[Entry]) -> bool:
-        """Whether somebody has any of it, works on it, or is to get it back by a rewind."""
-        return any(not self._removal.is_idle(e) or self.is_wanted(e) for e in members)
-
-    def is_wanted(self, entry: Entry) -> bool:
-        """Whether a rewind may bring it back, or has and it wasn't consumed since."""
-        return self._progress.is_retained(entry) or self._progress.was_rewound(entry)
+def is_held(state: BufferState, members: Sequence[Entry]) -> bool:
+    """Whether somebody has any of it, works on it, or is to get it back by a rewind."""
+    return any(not state.is_idle(entry) or state.is_wanted(entry) for entry in members)
 
 
 class Parked:

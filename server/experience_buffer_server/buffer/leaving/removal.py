@@ -7,13 +7,12 @@ business. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Protocol
 
-from experience_buffer_server.buffer.delivery.offers import Delivery, Offering
-from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.departure import LeaveReason, Retirement
+from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.departure import LeaveReason
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
-from experience_buffer_server.buffer.state.progress import Progress
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.units import Unit
@@ -23,43 +22,23 @@ _RETRY_SECONDS = 1.0
 """Between attempts to discard what found no room."""
 
 
-class Owner(Protocol):
-    """The buffer that experiences leave."""
-
-    closed: bool
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def advance(self, entries: Sequence[Entry]) -> None:
-        """Bring durable entries and their groups as far as they can go."""
-
-    def check_whole(self, group: Group) -> None:
-        """Go on with a group that is closed and all on disk."""
-
-
 class Removal:
     """Removes entries that nobody holds. Not thread-safe."""
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
-        delivery: Delivery,
-        offering: Offering,
-        retirement: Retirement,
-        progress: Progress,
+        state: BufferState,
+        events: BufferEvents,
+        offers: Offers,
         store: Store,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
-        self._delivery = delivery
-        self._offering = offering
-        self._retirement = retirement
-        self._progress = progress
+        self._state = state
+        self._events = events
+        self._offers = offers
+        self._contents = state.contents
+        self._retirement = state.retirement
         self._store = store
         self._metrics = metrics
         self._tasks = tasks
@@ -69,36 +48,16 @@ class Removal:
         """Seqs of what every consumer has done with; one that was added since may want it."""
         self._next_retry = 0.0
 
-    def is_leased(self, entry: Entry) -> bool:
-        """True if a consumer holds it, or is about to."""
-        return self._delivery.is_leased(entry)
-
-    def is_idle(self, entry: Entry) -> bool:
-        """True if it is on disk and nobody holds it, computes it or changes it."""
-        busy = entry.computing or entry.changing or entry.leaving
-        return entry.durable and not busy and not self.is_leased(entry)
-
-    def offer_again(self, entries: Sequence[Entry]) -> None:
-        """Offer units that were withdrawn to those who may have them."""
-        for entry in entries:
-            self._offering.entry(entry)
-        for group in groups_of(entries):
-            self._offering.group(group)
-
-    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
-        """Stop offering the units that hold any of the entries, to raw consumers too or not."""
-        self._delivery.withdraw(entries, keep_raw=keep_raw)
-
     async def remove_free(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and let nobody else have the others.
 
         Raises:
             StoreFullError: The removal can't be stored; nothing is removed.
         """
-        held = [entry for entry in entries if self.is_leased(entry)]
+        held = [entry for entry in entries if self._state.is_leased(entry)]
         if held:
             self._retirement.give_up(held)
-        await self.remove([entry for entry in entries if not self.is_leased(entry)])
+        await self.remove([entry for entry in entries if not self._state.is_leased(entry)])
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""
@@ -106,11 +65,13 @@ class Removal:
 
     def discard_done(self, entries: Iterable[Entry]) -> None:
         """Remove those of the entries that every consumer has done with."""
-        self._discard([entry for entry in entries if self._progress.is_done(entry)], self._done)
+        self._discard(
+            [entry for entry in entries if self._state.progress.is_done(entry)], self._done
+        )
 
     def drop(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and offer what is left of their groups."""
-        self.withdraw([entry for entry in entries if not self.is_leased(entry)])
+        self._state.withdraw([entry for entry in entries if not self._state.is_leased(entry)])
         if not self._discard(entries, self._unwanted, look_again=True):
             self._look_again_at(entries)
 
@@ -133,8 +94,10 @@ class Removal:
         self, entries: Sequence[Entry], postponed: set[int], *, look_again: bool = False
     ) -> bool:
         """Submitted here and now: nobody can lease them in between. False if there is nothing to do."""
-        free = [entry for entry in entries if not entry.leaving and not self.is_leased(entry)]
-        if not free or self._owner.closed:
+        free = [
+            entry for entry in entries if not entry.leaving and not self._state.is_leased(entry)
+        ]
+        if not free or self._state.closed:
             return False
         leaving, stored = self._submit_removal(free, "discarded")
         self._tasks.spawn(self._discarded(free, leaving, stored, postponed, look_again=look_again))
@@ -174,7 +137,7 @@ class Removal:
         groups = (self._contents.groups.by_id(unit.key) for unit in units)
         for group in groups:
             if group is not None and group.row.closed == "dropped":
-                self._owner.check_whole(group)
+                self._events.check_whole(group)
 
     async def remove(self, entries: Sequence[Entry], reason: LeaveReason = "discarded") -> None:
         """Remove durable entries that nobody holds.
@@ -202,14 +165,14 @@ class Removal:
         self._retirement.forget(leaving)
         # What they kept from being whole, or from being computed, may go on without them.
         for group in groups_of(leaving):
-            self._owner.check_whole(group)
+            self._events.check_whole(group)
 
     def remove_now(self, entries: Sequence[Entry]) -> Awaitable[None]:
         """Remove durable entries that nobody holds; from this moment nobody can lease them.
 
         The awaitable raises StoreFullError where that can't be stored; they are offered again.
         """
-        self.withdraw(entries)
+        self._state.withdraw(entries)
         leaving, stored = self._submit_removal(entries, "discarded")
         return self._removed_or_offered(entries, leaving, stored)
 
@@ -219,9 +182,9 @@ class Removal:
         try:
             await self._removed(leaving, stored, "discarded")
         except BaseException:
-            self.offer_again(entries)
+            self._offers.offer_again(entries)
             # What came for them meanwhile, such as other settings, has passed them by.
-            self._owner.advance(entries)
+            self._events.advance(entries)
             raise
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
@@ -233,10 +196,10 @@ class Removal:
         Raises:
             StoreFullError: The removal can't be stored; nothing is removed.
         """
-        held = [entry for entry in entries if self.is_leased(entry)]
-        free = [entry for entry in entries if not (entry.leaving or self.is_leased(entry))]
+        held = [entry for entry in entries if self._state.is_leased(entry)]
+        free = [entry for entry in entries if not (entry.leaving or self._state.is_leased(entry))]
         # Withdrawn and submitted here and now: nobody can lease them in between.
-        self.withdraw(free)
+        self._state.withdraw(free)
         leaving, stored = self._submit_removal(free, "deleted")
         await self._tasks.finish(self._deleted(free, leaving, stored))
         return held, len(free)
@@ -248,17 +211,17 @@ class Removal:
             await self._removed(leaving, stored, "deleted")
         finally:
             for entry in entries:
-                self._offering.entry(entry)
+                self._offers.offer_entry(entry)
             for group in groups_of(entries):
                 self._look_again(group)
         num_deleted = sum(not entry.record.tombstone for entry in entries)
-        self._metrics.dropped(self._owner.name, "deleted", num_deleted)
+        self._metrics.dropped(self._state.name, "deleted", num_deleted)
 
     def _look_again(self, group: Group) -> None:
         """Some members have been deleted: offer the rest, or compute it without them."""
         if group.available:
-            self._offering.group(group)
+            self._offers.offer_group(group)
             return
         for entry in group.members:
             self._contents.set_quarantine(entry, "")
-        self._owner.advance([entry for entry in group.members if entry.durable])
+        self._events.advance([entry for entry in group.members if entry.durable])

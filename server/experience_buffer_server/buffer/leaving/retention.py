@@ -15,21 +15,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
+from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.leaving.group_closing import Grouping
-from experience_buffer_server.buffer.leaving.removable_units import Parked, Removable
+from experience_buffer_server.buffer.leaving.removable_units import (
+    Parked,
+    is_held,
+    members_of,
+    unit_key,
+)
 from experience_buffer_server.buffer.leaving.removal import Removal
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.progress import Progress
 from experience_buffer_server.buffer.state.units import age_of
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.staleness import Window, judge
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import BufferRow
 
 _LOOKS_PER_TICK = 1000
 """Experiences of each kind, old or outdated, whose units are looked at per tick of the clock."""
@@ -43,17 +46,6 @@ _LEAVING_PER_TICK = 2000
 Reason = Literal["", "aged", "outdated"]
 """Why a unit is to leave, a label of the metrics; empty: it isn't."""
 _REASONS: Final[Mapping[str, Reason]] = {"age": "aged", "lag": "outdated"}
-
-
-class Owner(Protocol):
-    """The buffer that units leave."""
-
-    row: BufferRow
-    settings: BufferSettings
-
-    @property
-    def name(self) -> str:
-        """Its name."""
 
 
 @dataclass(slots=True)
@@ -80,21 +72,20 @@ class Retention:
 
     def __init__(
         self,
-        owner: Owner,
-        contents: Contents,
+        state: BufferState,
+        offers: Offers,
         removal: Removal,
         grouping: Grouping,
-        progress: Progress,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        self._owner = owner
-        self._contents = contents
+        self._state = state
+        self._contents = state.contents
+        self._offers = offers
         self._removal = removal
         self._grouping = grouping
         self._metrics = metrics
         self._tasks = tasks
-        self._removable = Removable(owner, contents, removal, progress)
         self._windows: tuple[Window, ...] = ()
         """What isn't too old, nor too far behind; empty: everything stays."""
         self._last_seen = 0
@@ -107,11 +98,11 @@ class Retention:
     def settings_changed(self) -> None:
         """Begin anew with what there is; what was to leave and couldn't is offered as ever."""
         for key in self._parked:
-            self._keep(key, self._removable.members(key))
+            self._keep(key, members_of(self._state, key))
         self._parked.clear()
         self._withheld.clear()
         self._last_seen = 0
-        retention = self._owner.settings.retention
+        retention = self._state.settings.retention
         self._windows = ()
         if retention is not None:
             self._windows = (
@@ -131,7 +122,7 @@ class Retention:
         parked = itertools.islice(self._parked.take_due(now), _PARKED_PER_TICK)
         keys = itertools.chain(
             # A group has several of these, and most are parked with the first.
-            (key for entry in fresh if (key := self._removable.key(entry)) not in self._parked),
+            (key for entry in fresh if (key := unit_key(entry)) not in self._parked),
             parked,
         )
         this = _Round(now)
@@ -147,7 +138,7 @@ class Retention:
 
     def _end_deserted(self, now: float) -> None:
         """Drop open groups beyond the age whose members were all consumed: no entry tells of them."""
-        retention = self._owner.settings.retention
+        retention = self._state.settings.retention
         if retention is None or retention.max_age_seconds is None:
             return
         for group in self._contents.groups.take_deserted(_LOOKS_PER_TICK):
@@ -156,7 +147,7 @@ class Retention:
 
     def _aged(self, now: float) -> Iterator[Entry]:
         """Entries beyond the age, each once, the oldest first."""
-        retention = self._owner.settings.retention
+        retention = self._state.settings.retention
         if retention is None or retention.max_age_seconds is None:
             return
         for entry in self._contents.since(self._last_seen):
@@ -167,7 +158,7 @@ class Retention:
 
     def _outdated(self) -> Iterator[Entry]:
         """Entries beyond the lag, each once, the most outdated first."""
-        retention, published = self._owner.settings.retention, self._owner.row.policy_version
+        retention, published = self._state.settings.retention, self._state.row.policy_version
         if retention is None or retention.max_lag is None or published is None:
             return
         for seq in self._contents.versions.take_below(published - retention.max_lag):
@@ -183,12 +174,13 @@ class Retention:
         known: dict[int, bool] = {}
         for unit in units:
             entries = self._contents.by_seqs(unit.seqs)
-            is_wanted = self._removable.is_wanted
-            if not entries or any(entry.leaving or is_wanted(entry) for entry in entries):
+            if not entries or any(
+                entry.leaving or self._state.is_wanted(entry) for entry in entries
+            ):
                 continue
-            key = self._removable.key(entries[0])
+            key = unit_key(entries[0])
             if key not in known:
-                known[key] = self._is_due(self._removable.members(key), now)
+                known[key] = self._is_due(members_of(self._state, key), now)
             unit.gone = unit.gone or known[key]
 
     def take(self, units: Sequence[Unit], now: float) -> list[Unit]:
@@ -203,8 +195,8 @@ class Retention:
         others = []
         for unit in units:
             entries = [e for e in self._contents.by_seqs(unit.seqs) if e.is_staying]
-            key = self._removable.key(entries[0]) if entries else 0
-            if entries and self._is_due(self._removable.members(key), now):
+            key = unit_key(entries[0]) if entries else 0
+            if entries and self._is_due(members_of(self._state, key), now):
                 returned[key] = None
             else:
                 others.append(unit)
@@ -223,10 +215,10 @@ class Retention:
 
     def _look(self, key: int, this: _Round) -> None:
         """Choose a unit that is due and that nobody holds; park one that somebody does."""
-        members = self._removable.members(key)
+        members = members_of(self._state, key)
         this.num_members += len(members)
-        is_held = self._removable.is_held(members)
-        if is_held and key not in self._withheld:
+        held = is_held(self._state, members)
+        if held and key not in self._withheld:
             # It is judged when it can leave, which takes longer than to see that it can't.
             self._parked.add(key, this.now)
             return
@@ -234,7 +226,7 @@ class Retention:
         is_open = bool(members) and members[0].group is not None and members[0].group.is_open
         if not why:
             self._keep(key, members)
-        elif is_held or (is_open and why != "aged"):
+        elif held or (is_open and why != "aged"):
             self._parked.add(key, this.now)
             return
         elif is_open and (group := members[0].group) is not None:
@@ -262,19 +254,19 @@ class Retention:
                 self._parked.add(key, now)
             raise
         count = sum(not e.record.tombstone for members in units.values() for e in members)
-        self._metrics.dropped(self._owner.name, why, count)
+        self._metrics.dropped(self._state.name, why, count)
 
     def _keep(self, key: int, members: Sequence[Entry]) -> None:
         """A unit isn't due after all: an older policy was published again, or settings changed."""
         for entry in members:
             self._contents.add_version(entry)
         if key in self._withheld:
-            self._removal.offer_again(members)
+            self._offers.offer_again(members)
 
     def _why(self, members: Sequence[Entry], now: float) -> Reason:
         if not members:
             return ""
-        age, published = age_of(members), self._owner.row.policy_version
+        age, published = age_of(members), self._state.row.policy_version
         for window in self._windows:
             verdict = judge(age, window, published=published, now=now, hold_future=False)
             if verdict.kind == "stale":
@@ -288,7 +280,7 @@ class Retention:
         return why == "aged" if is_open else bool(why)
 
     def _limit(self, why: Reason) -> str:
-        retention = self._owner.settings.retention
+        retention = self._state.settings.retention
         assert retention is not None
         if why == "aged":
             return f"older than retention.max_age_seconds = {retention.max_age_seconds:g}"

@@ -202,6 +202,13 @@ class Consumer:
             ahead_bytes=counts.ahead_bytes - idle_bytes,
         )
 
+    def close(self) -> None:
+        """Nothing more is delivered to it; calls that wait for it end."""
+        self.closed = True
+        self.announce()
+        for waiter in list(self.waiters):
+            waiter.taken.cancel()
+
     def announce(self) -> None:
         """Wake the ranks that wait for a batch to share."""
         changed, self.changed = self.changed, asyncio.Event()

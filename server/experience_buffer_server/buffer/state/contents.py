@@ -5,13 +5,7 @@ Changed by the buffer's rooms only, on its event loop. No rules, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from experience_buffer_server.buffer.state.group_table import Entry
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from experience_buffer_server.buffer.state.group_table import Entry, GroupTable
 from experience_buffer_server.sampling.versions import Versions
@@ -20,9 +14,18 @@ from experience_buffer_server.store.interning import Interner
 
 
 class Contents:
-    """The entries and groups of one buffer. Not thread-safe."""
+    """The entries and groups of one buffer. Not thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        on_less: Called when there is less than before.
+        on_removed: Called with an entry that was removed, while its group still has it.
+    """
+
+    def __init__(
+        self,
+        on_less: Callable[[], None] = lambda: None,
+        on_removed: Callable[[Entry], None] = lambda _: None,
+    ) -> None:
         self.groups = GroupTable()
         self.num_items = 0
         """Experiences, tombstones not counted."""
@@ -38,10 +41,8 @@ class Contents:
         self._by_seq = Arrivals()
         self._last_seq = 0
         self._interner = Interner()
-        self.on_less: Callable[[], None] | None = None
-        """Called when there is less than before: what waits for room may have it."""
-        self.on_removed: Callable[[Entry], None] | None = None
-        """Called with an entry that was removed, while its group still has it."""
+        self._on_less = on_less
+        self._on_removed = on_removed
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries, oldest first."""
@@ -91,10 +92,8 @@ class Contents:
         self.quarantined.pop(record.seq, None)
         self.num_items -= not record.tombstone
         self.num_bytes -= record.payload_bytes
-        if self.on_removed is not None:
-            self.on_removed(entry)
-        if self.on_less is not None:
-            self.on_less()
+        self._on_removed(entry)
+        self._on_less()
 
     def add_version(self, entry: Entry) -> None:
         """Let an entry be found by its version, if that is known."""
@@ -155,8 +154,7 @@ class Contents:
         self._discard_version(entry.record)
         entry.record = record
         self.add_version(entry)
-        if self.on_less is not None:
-            self.on_less()
+        self._on_less()
 
     def by_uid(self, uid: str) -> Entry | None:
         """The entry with this uid."""

@@ -7,7 +7,7 @@ event loop. No rules about delivery, no I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
@@ -25,56 +25,41 @@ _COMPUTED_BYTES_PER_TOKEN = 4 + 4 + 1
 """Advantage, return, and a mask where none was pushed."""
 
 
-class Catalog:
-    """Looks units up. Not thread-safe."""
+def unit_of(key: int, entries: Iterable[Entry], *, computes: bool) -> Unit:
+    """The unit of this number and these entries, about to be delivered.
 
-    def __init__(self, contents: Contents, computes: Callable[[], bool] = lambda: False) -> None:
-        self._contents = contents
-        self._computes = computes
-        """Whether the buffer has an estimator now."""
-
-    def entries(self, settings: ConsumerSettings, key: int) -> list[Entry]:
-        """The experiences of a unit that are staying; none where it has left, or was set aside."""
-        if settings.unit == "item":
-            entry = self._contents.by_seq(key)
-            if entry is None or not entry.is_staying or entry.damage:
-                return []
-            return [entry]
-        group = self._contents.groups.by_id(key)
-        if group is None or group.damage:
-            return []
-        return [entry for entry in group.votes if entry.is_staying]
-
-    def unit(
-        self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None
-    ) -> Unit:
-        """The unit with this number, about to be delivered."""
-        seqs = []
-        num_bytes = num_tokens = message_bytes = 0
-        for entry in self.entries(settings, key) if entries is None else entries:
-            record = entry.record
-            seqs.append(record.seq)
-            num_bytes += record.payload_bytes
-            num_tokens += record.response_tokens
-            message_bytes += self._message_bytes(entry)
-        seqs.sort()
-        return Unit(
-            key=key,
-            seqs=tuple(seqs),
-            num_bytes=num_bytes,
-            num_tokens=num_tokens,
-            message_bytes=message_bytes,
-        )
-
-    def _message_bytes(self, entry: Entry) -> int:
-        """Most that an experience takes in a message, in either format."""
+    Args:
+        key: Its number.
+        entries: Its experiences.
+        computes: Whether the buffer has an estimator now.
+    """
+    seqs = []
+    num_bytes = num_tokens = message_bytes = 0
+    for entry in entries:
         record = entry.record
-        size = _ENVELOPE_BYTES + record.payload_bytes + _utf8_bytes(record.uid)
-        if entry.group is not None:
-            size += _utf8_bytes(entry.group.row.key)
-        if entry.magnitude or self._computes():
-            size += _COMPUTED_BYTES + _COMPUTED_BYTES_PER_TOKEN * record.response_tokens
-        return size
+        seqs.append(record.seq)
+        num_bytes += record.payload_bytes
+        num_tokens += record.response_tokens
+        message_bytes += _message_bytes(entry, computes)
+    seqs.sort()
+    return Unit(
+        key=key,
+        seqs=tuple(seqs),
+        num_bytes=num_bytes,
+        num_tokens=num_tokens,
+        message_bytes=message_bytes,
+    )
+
+
+def _message_bytes(entry: Entry, computes: bool) -> int:
+    """Most that an experience takes in a message, in either format."""
+    record = entry.record
+    size = _ENVELOPE_BYTES + record.payload_bytes + _utf8_bytes(record.uid)
+    if entry.group is not None:
+        size += _utf8_bytes(entry.group.row.key)
+    if entry.magnitude or computes:
+        size += _COMPUTED_BYTES + _COMPUTED_BYTES_PER_TOKEN * record.response_tokens
+    return size
 
 
 def key_of(settings: ConsumerSettings, entry: Entry) -> int:

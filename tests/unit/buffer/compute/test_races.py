@@ -15,7 +15,7 @@ from experience_buffer import trxp
 from experience_buffer.trxp import TensorView
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.unit.buffer.intake.test_annotate import advantages, annotate, pushed, settle
@@ -56,24 +56,24 @@ async def test_moments_count_once_whatever_happens_while_they_are_computed(
 ) -> None:
     world.computer.start()
     buffer = await world.create(**(RUNNING | {"group_size": 3}))
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await in_flight(world)
     if event == "annotate":
         await annotate(buffer, uid(1, 0), reward=3.0)
     else:
-        await buffer.removal.delete([entry for entry in buffer.contents if entry.record.run == 2])
+        await buffer.delete([entry for entry in buffer.state.contents if entry.record.run == 2])
     await settle(buffer)
     assert num_counted(buffer) == (3 if event == "annotate" else 2)
-    assert all(entry.available and entry.counted for entry in buffer.contents)
+    assert all(entry.available and entry.counted for entry in buffer.state.contents)
 
 
 async def test_moments_go_on_when_other_parameters_are_set(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**RUNNING)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     await in_flight(world)
     change(buffer, advantage={"estimator": "rloo", "running_norm": "std"})
-    await buffer.ingest.push(push((2, 0), (2, 1)))
+    await buffer.push(push((2, 0), (2, 1)))
     await settle(buffer)
     assert num_counted(buffer) == 4
 
@@ -83,7 +83,7 @@ async def test_moments_that_were_void_meanwhile_do_not_come_back(
 ) -> None:
     world.computer.start()
     buffer = await world.create(**RUNNING)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     await settle(buffer)
     is_computed, may_go_on = asyncio.Event(), asyncio.Event()
     read_results = world.computer._results
@@ -94,7 +94,7 @@ async def test_moments_that_were_void_meanwhile_do_not_come_back(
         return await read_results(*given)
 
     monkeypatch.setattr(world.computer, "_results", held)
-    await buffer.ingest.push(push((2, 0), (2, 1)))
+    await buffer.push(push((2, 0), (2, 1)))
     await is_computed.wait()
     # The first two count no more, and what has just been computed counts them.
     change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
@@ -111,33 +111,33 @@ async def test_moments_that_were_void_meanwhile_do_not_come_back(
 async def test_what_can_be_sampled_waits_for_no_field(world: World, policy: str) -> None:
     """An estimator that was set later takes nothing away from what was there before."""
     buffer = await world.create(group_size=2, group_deadline_seconds=60, on_group_deadline=policy)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     change(buffer, advantage={"estimator": "gae"})
-    assert not buffer.describe_wait()
+    assert not buffer.flow.describe_wait()
     buffer.tick(time.time() + 61)
     await buffer.drain()
-    assert len(buffer.contents) == 2
-    assert not buffer.contents.lacking
+    assert len(buffer.state.contents) == 2
+    assert not buffer.state.contents.lacking
 
 
 async def test_an_experience_deleted_while_it_is_annotated_leaves_nothing(world: World) -> None:
     buffer = await world.create(
         group_by="none", advantage={"estimator": "gae"}, on_missing_field="wait"
     )
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     change_it = Annotation(uid=uid(1, 0), info={"a": "b" * 1000})
-    annotating = asyncio.ensure_future(buffer.annotating.annotate([change_it]))
+    annotating = asyncio.ensure_future(buffer.annotate([change_it]))
     for _ in range(2):
         await asyncio.sleep(0)
-    entry = buffer.contents.by_uid(uid(1, 0))
+    entry = buffer.state.contents.by_uid(uid(1, 0))
     assert entry is not None
-    deleting = asyncio.ensure_future(buffer.removal.delete([entry]))
+    deleting = asyncio.ensure_future(buffer.delete([entry]))
     ((outcome,), _) = await asyncio.gather(annotating, deleting)
     await settle(buffer)
     assert outcome.reason is AnnotateReason.UNKNOWN_UID
-    (left,) = buffer.contents
-    assert buffer.contents.num_bytes == left.record.payload_bytes
-    assert list(buffer.contents.lacking) == [left.record.seq]
+    (left,) = buffer.state.contents
+    assert buffer.num_bytes == left.record.payload_bytes
+    assert list(buffer.state.contents.lacking) == [left.record.seq]
 
 
 async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
@@ -147,12 +147,12 @@ async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
         column = memoryview(torch.full((NUM_RESPONSE,), number).numpy().tobytes())
         values = TensorView("F32", (NUM_RESPONSE,), column)
         payload = trxp.with_tensors(trxp.encode([experience(1, run)]), {"values": values})
-        await buffer.ingest.push(Push(payloads=[payload]))
+        await buffer.push(Push(payloads=[payload]))
     await settle(buffer)
-    sound, bad = list(buffer.contents)
+    sound, bad = list(buffer.state.contents)
     assert bad.quarantine
     sound.quarantine, sound.available = "as if it had failed, too", False
-    await buffer.removal.delete([bad])
+    await buffer.delete([bad])
     await settle(buffer)
     assert sound.available
 
@@ -162,8 +162,8 @@ async def test_use_partial_is_tried_again_when_it_finds_no_room(
 ) -> None:
     world.computer.start()
     buffer = await world.create(**PARTIAL)
-    await buffer.ingest.push(pushed((1, 0), reward=None))
-    await buffer.ingest.push(pushed((1, 1)))
+    await buffer.push(pushed((1, 0), reward=None))
+    await buffer.push(pushed((1, 1)))
 
     async def full() -> None:
         raise StoreFullError("full")
@@ -173,11 +173,11 @@ async def test_use_partial_is_tried_again_when_it_finds_no_room(
 
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "commit", refuse)
-        buffer.grouping.expire(time.time() + 61)
+        buffer.flow.grouping.expire(time.time() + 61)
         await buffer.drain()
     buffer.tick(time.time() + 100)
     await settle(buffer)
-    (left,) = buffer.contents
+    (left,) = buffer.state.contents
     assert left.available
     assert advantages(world, buffer, uid(1, 1)) == [round(0.2, 4)] * NUM_RESPONSE
 
@@ -185,21 +185,21 @@ async def test_use_partial_is_tried_again_when_it_finds_no_room(
 async def test_nobody_leases_what_leaves_at_a_deadline(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**(PARTIAL | {"consumers": CONSUMERS}))
-    await buffer.ingest.push(pushed((1, 0), reward=None))
-    await buffer.ingest.push(pushed((1, 1)))
-    buffer.grouping.expire(time.time() + 61)
-    lease, _ = await buffer.desk.sample("critic", want(2), asyncio.Event())
+    await buffer.push(pushed((1, 0), reward=None))
+    await buffer.push(pushed((1, 1)))
+    buffer.flow.grouping.expire(time.time() + 61)
+    lease, _ = await buffer.sample("critic", want(2), asyncio.Event())
     assert lease is not None
     assert [unit.seqs for unit in lease.units] == [(2,)]
     await settle(buffer)
-    assert [entry.available for entry in buffer.contents] == [True]
+    assert [entry.available for entry in buffer.state.contents] == [True]
 
 
 async def test_what_left_at_a_deadline_was_not_consumed(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**PARTIAL)
-    await buffer.ingest.push(pushed((1, 0), reward=None))
-    await buffer.ingest.push(pushed((1, 1)))
+    await buffer.push(pushed((1, 0), reward=None))
+    await buffer.push(pushed((1, 1)))
     buffer.tick(time.time() + 61)
     await settle(buffer)
     fresh = await world.restart(buffer)
@@ -208,7 +208,7 @@ async def test_what_left_at_a_deadline_was_not_consumed(world: World) -> None:
 
 async def test_annotations_can_be_read_whatever_they_add(world: World) -> None:
     buffer = await world.create(group_size=2)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     empty = TensorView("U8", (0,), memoryview(b""))
     for round_ in range(2):
         names = {f"{round_}_{'n' * 9_000}_{i}": empty for i in range(490)}
@@ -239,11 +239,11 @@ async def test_a_deleted_buffer_lets_its_results_go(
     async def full() -> None:
         raise StoreFullError("full")
 
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "commit", lambda batch: full())
         deadline = time.monotonic() + 60
-        while not buffer.computing._results._waiting:
+        while not buffer.flow.computing._results._waiting:
             assert time.monotonic() < deadline
             await asyncio.sleep(0)
         await buffer.drain()
@@ -251,6 +251,6 @@ async def test_a_deleted_buffer_lets_its_results_go(
     await settle(buffer)
     assert not world.computer._held
     other = await world.create(2, **RUNNING)
-    await other.ingest.push(push((1, 0), (1, 1)))
+    await other.push(push((1, 0), (1, 1)))
     await settle(other)
-    assert all(entry.available for entry in other.contents)
+    assert all(entry.available for entry in other.state.contents)

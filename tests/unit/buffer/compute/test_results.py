@@ -11,7 +11,7 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.compute import results
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.unit.buffer.compute.test_races import RUNNING, change, in_flight
 from tests.unit.buffer.intake.test_annotate import settle
@@ -55,33 +55,33 @@ async def test_a_buffer_deleted_while_its_results_find_no_room_holds_nothing_up(
     buffer = await world.create(1, **RUNNING)
     with monkeypatch.context() as patch:
         rides = Rides(world, patch)
-        await buffer.ingest.push(push((1, 0), (1, 1)))
+        await buffer.push(push((1, 0), (1, 1)))
         await until(lambda: rides.waiting)
         buffer.close()
         rides.refuse()
         await buffer.drain()
     await until(lambda: not world.computer._in_flight)
     assert not world.computer._held
-    assert not buffer.computing.num_jobs
+    assert not buffer.flow.computing.num_jobs
 
 
 async def test_nobody_waits_behind_a_deleted_buffer(world: World) -> None:
     buffer, other = await world.create(1, **RLOO), await world.create(2, **RLOO)
     for each in (buffer, other):
-        await each.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+        await each.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
     buffer.close()
     ((*left,),) = world.computer._lanes.values()
-    assert [work.owner for work in left] == [other.computing] * 2
-    assert not buffer.computing.num_jobs
+    assert [work.owner for work in left] == [other.flow.computing] * 2
+    assert not buffer.flow.computing.num_jobs
     world.computer.start()
     await settle(other)
-    assert all(entry.available for entry in other.contents)
+    assert all(entry.available for entry in other.state.contents)
 
 
 async def test_what_comes_back_to_a_deleted_buffer_is_counted_nowhere(world: World) -> None:
     world.computer.start()
     buffer = await world.create(1, **RLOO)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     await in_flight(world)
     buffer.close()
     world.metrics.forget_buffer(buffer.name)
@@ -100,30 +100,30 @@ async def test_a_batch_is_stored_part_by_part_before_the_next_is_asked_for(
     buffer = await world.create(1, **BATCH)
     with monkeypatch.context() as patch:
         rides = Rides(world, patch)
-        await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+        await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
         await until(lambda: rides.waiting)
         rides.waiting.pop(0).set_result(None)
         await until(lambda: rides.waiting)
-        assert [entry.available for entry in buffer.contents] == [True, True, False, False]
+        assert [entry.available for entry in buffer.state.contents] == [True, True, False, False]
         rides.refuse()
         await buffer.drain()
         assert world.computer._in_flight
     buffer.tick(time.time() + 2)
     await settle(buffer)
     await until(lambda: not world.computer._in_flight)
-    assert all(entry.available for entry in buffer.contents)
+    assert all(entry.available for entry in buffer.state.contents)
 
 
 async def test_what_failed_under_old_settings_is_computed_under_new_ones(world: World) -> None:
     world.computer.start()
     buffer = await world.create(group_size=2, advantage={"estimator": "rloo", "reward_scale": 1e9})
     payloads = [trxp.encode([experience(1, 0, reward=3e38), experience(1, 1)])]
-    await buffer.ingest.push(Push(payloads=payloads))
+    await buffer.push(Push(payloads=payloads))
     await in_flight(world)
     change(buffer, advantage={"estimator": "rloo"})
     await settle(buffer)
-    assert not buffer.contents.quarantined
-    assert all(entry.available for entry in buffer.contents)
+    assert not buffer.state.contents.quarantined
+    assert all(entry.available for entry in buffer.state.contents)
 
 
 async def test_what_old_settings_made_available_waits_for_no_field_of_new_ones(
@@ -133,15 +133,15 @@ async def test_what_old_settings_made_available_waits_for_no_field_of_new_ones(
     buffer = await world.create(
         **RLOO, group_deadline_seconds=60, on_group_deadline="drop", on_missing_field="wait"
     )
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     await in_flight(world)
     change(buffer, advantage={"estimator": "gae"})
     await settle(buffer)
-    assert all(entry.available for entry in buffer.contents)
-    assert not buffer.contents.lacking
+    assert all(entry.available for entry in buffer.state.contents)
+    assert not buffer.state.contents.lacking
     buffer.tick(time.time() + 61)
     await buffer.drain()
-    assert len(buffer.contents) == 2
+    assert len(buffer.state.contents) == 2
 
 
 async def test_moments_of_another_estimator_stay_void(
@@ -149,11 +149,11 @@ async def test_moments_of_another_estimator_stay_void(
 ) -> None:
     world.computer.start()
     buffer = await world.create(1, **RUNNING)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     await settle(buffer)
     with monkeypatch.context() as patch:
         rides = Rides(world, patch)
-        await buffer.ingest.push(push((2, 0), (2, 1)))
+        await buffer.push(push((2, 0), (2, 1)))
         await until(lambda: rides.waiting)
         change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
         assert not buffer.row.moments

@@ -16,7 +16,7 @@ import pytest
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.worker import compute_launch
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError
 from experience_buffer_server.settings.server import ComputeSection
@@ -36,8 +36,8 @@ async def idle_worker(world: World) -> tuple[Buffer, Child]:
     """A buffer, and the worker that has computed its first group."""
     world.computer.start()
     buffer = await world.create(**RLOO)
-    await buffer.ingest.push(push((0, 0), (0, 1)))
-    await until(lambda: not buffer.computing.num_jobs)
+    await buffer.push(push((0, 0), (0, 1)))
+    await until(lambda: not buffer.flow.computing.num_jobs)
     child = world.computer._child
     assert child is not None
     return buffer, child
@@ -47,12 +47,12 @@ async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) ->
     buffer, child = await idle_worker(world)
     os.kill(child.pid, signal.SIGSTOP)
     for task in range(1, 5):
-        await buffer.ingest.push(push((task, 0), (task, 1)))
+        await buffer.push(push((task, 0), (task, 1)))
     await until(lambda: len(child._unanswered) == 2)
     os.kill(child.pid, signal.SIGKILL)
-    await until(lambda: not buffer.computing.num_jobs)
-    assert len(buffer.delivery.consumers["trainer"].ready) == 10
-    assert not any(entry.quarantine for entry in buffer.contents)
+    await until(lambda: not buffer.flow.computing.num_jobs)
+    assert len(buffer.state.consumers["trainer"].ready) == 10
+    assert not any(entry.quarantine for entry in buffer.state.contents)
 
 
 async def test_a_worker_that_never_ends_is_killed_and_the_next_computes(world: World) -> None:
@@ -61,25 +61,25 @@ async def test_a_worker_that_never_ends_is_killed_and_the_next_computes(world: W
     child._limit_seconds = 0.2
     os.kill(child.pid, signal.SIGSTOP)
     for task in range(1, 5):
-        await buffer.ingest.push(push((task, 0), (task, 1)))
-    await until(lambda: not buffer.computing.num_jobs)
+        await buffer.push(push((task, 0), (task, 1)))
+    await until(lambda: not buffer.flow.computing.num_jobs)
     assert child.gone
     assert world.computer._child is not child
-    assert len(buffer.delivery.consumers["trainer"].ready) == 10
-    assert not any(entry.quarantine for entry in buffer.contents)
+    assert len(buffer.state.consumers["trainer"].ready) == 10
+    assert not any(entry.quarantine for entry in buffer.state.contents)
 
 
 async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: World) -> None:
     world.computer._settings = ComputeSection(device="no such device")
     world.computer.start()
     buffer = await world.create(**RLOO)
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     starting = world.computer._starting
     await until(lambda: starting.locked())
     world.computer._settings = ComputeSection()
-    await until(lambda: not buffer.computing.num_jobs)
-    assert not any(entry.quarantine for entry in buffer.contents)
-    assert len(buffer.delivery.consumers["trainer"].ready) == 2
+    await until(lambda: not buffer.flow.computing.num_jobs)
+    assert not any(entry.quarantine for entry in buffer.state.contents)
+    assert len(buffer.state.consumers["trainer"].ready) == 2
 
 
 async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
@@ -88,19 +88,19 @@ async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
     """Whenever a worker is at work on the culprit alone, or in company, it dies."""
     buffer = await world.create(**RLOO)
     for task in range(3):
-        await buffer.ingest.push(push((task, 0), (task, 1)))
+        await buffer.push(push((task, 0), (task, 1)))
     (lane,) = world.computer._lanes.values()
     (culprit,) = lane[1].jobs
     culprit.runs = [["no text"]] * 2  # type: ignore[list-item]  # the worker ends with a TypeError
     world.computer.start()
     with caplog.at_level(logging.ERROR):
-        await until(lambda: not buffer.computing.num_jobs)
+        await until(lambda: not buffer.flow.computing.num_jobs)
     deaths = [text for text in caplog.messages if "the advantage worker died" in text]
     assert deaths
     assert all("ended with status 1" in text for text in deaths), deaths
-    quarantined = [entry.record.tid for entry in buffer.contents if entry.quarantine]
+    quarantined = [entry.record.tid for entry in buffer.state.contents if entry.quarantine]
     assert quarantined == ["2/1", "2/1"]
-    assert len(buffer.delivery.consumers["trainer"].ready) == 4
+    assert len(buffer.state.consumers["trainer"].ready) == 4
 
 
 async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World) -> None:
@@ -108,18 +108,18 @@ async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World
     world.computer.start()
     buffer = await world.create(group_size=2, advantage={"estimator": "reinforce"})
     bad = experience(5, 0, reward=None, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payloads=[trxp.encode([bad, experience(6, 0)])]))
-    await until(lambda: not buffer.computing.num_jobs)
-    entries = {entry.record.uid: entry for entry in buffer.contents}
+    await buffer.push(Push(payloads=[trxp.encode([bad, experience(6, 0)])]))
+    await until(lambda: not buffer.flow.computing.num_jobs)
+    entries = {entry.record.uid: entry for entry in buffer.state.contents}
     assert "token_level_reward" in entries[uid(5, 0)].quarantine
     assert entries[uid(6, 0)].available
-    fresh: list[Entry] = list(world.reload(buffer).contents)
+    fresh: list[Entry] = list(world.reload(buffer).state.contents)
     assert [entry.available for entry in fresh] == [False, True]
 
 
 async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(Push(payloads=[payload((1, 0), (1, 1))]))
+    await buffer.push(Push(payloads=[payload((1, 0), (1, 1))]))
     request: dict[str, Any] = {
         "estimator": "rloo",
         "parameters": {},

@@ -14,7 +14,7 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.worker import batch_id
 from experience_buffer_server.buffer.intake.annotation import Annotation
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from tests.unit.buffer.intake.test_annotate import settle
 from tests.unit.builders import NUM_RESPONSE, World, experience, uid, want
@@ -39,7 +39,7 @@ def rewarded(rewards: Sequence[tuple[int, int, float]]) -> Push:
 def computed(world: World, buffer: Buffer, *tasks: int) -> dict[str, tuple[float, dict[str, Any]]]:
     """Per uid of these tasks, its first token's advantage and what was recorded."""
     found = {}
-    for entry in buffer.contents:
+    for entry in buffer.state.contents:
         payload, row = read_payload(world.store, buffer, entry)
         if row is not None and int(entry.record.task) in tasks:
             advantages = trxp.decode(payload)[0].advantages
@@ -51,13 +51,13 @@ def computed(world: World, buffer: Buffer, *tasks: int) -> dict[str, tuple[float
 async def test_a_batch_is_computed_when_it_is_full(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     await buffer.drain()
     assert not computed(world, buffer, 0, 1)
-    assert "2 of 3 for a batch with common statistics" in buffer.describe_wait()
-    await buffer.ingest.push(rewarded([(2, 0, 6.0)]))
+    assert "2 of 3 for a batch with common statistics" in buffer.flow.describe_wait()
+    await buffer.push(rewarded([(2, 0, 6.0)]))
     await settle(buffer)
-    assert not buffer.describe_wait()
+    assert not buffer.flow.describe_wait()
     results = computed(world, buffer, 0, 1, 2)
     assert [advantage for advantage, _ in results.values()] == [-2.0, -1.0, 3.0]
     assert {recorded["batch_members"] for _, recorded in results.values()} == {3}
@@ -66,9 +66,9 @@ async def test_a_batch_is_computed_when_it_is_full(world: World) -> None:
 async def test_a_batch_that_does_not_fill_is_computed_after_a_while(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     buffer.tick(time.time() + 9)
-    assert buffer.describe_wait()
+    assert buffer.flow.describe_wait()
     buffer.tick(time.time() + 11)
     await settle(buffer)
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [-0.5, 0.5]
@@ -77,14 +77,14 @@ async def test_a_batch_that_does_not_fill_is_computed_after_a_while(world: World
 async def test_members_that_left_or_settings_that_changed_leave_the_batch(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
-    await buffer.removal.delete([entry for entry in buffer.contents if entry.record.task == "0"])
-    await buffer.ingest.push(rewarded([(2, 0, 6.0)]))
+    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    await buffer.delete([entry for entry in buffer.state.contents if entry.record.task == "0"])
+    await buffer.push(rewarded([(2, 0, 6.0)]))
     await buffer.drain()
     buffer.tick(time.time() + 11)
     await settle(buffer)
     assert [a for a, _ in computed(world, buffer, 0, 1, 2).values()] == [-2.0, 2.0]
-    await buffer.ingest.push(rewarded([(3, 0, 5.0)]))
+    await buffer.push(rewarded([(3, 0, 5.0)]))
     plain = buffer.settings.model_dump() | {"advantage": {"estimator": "reinforce"}}
     buffer.change_settings(type(buffer.settings).model_validate(plain))
     await settle(buffer)
@@ -94,16 +94,16 @@ async def test_members_that_left_or_settings_that_changed_leave_the_batch(world:
 async def test_a_batch_is_full_of_what_still_holds(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     # With task 2 it would be full, if these two were what they were.
-    await buffer.annotating.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
-    await buffer.removal.delete([entry for entry in buffer.contents if entry.record.task == "1"])
-    assert "1 of 3" in buffer.describe_wait()
-    await buffer.ingest.push(rewarded([(2, 0, 6.0)]))
+    await buffer.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
+    await buffer.delete([entry for entry in buffer.state.contents if entry.record.task == "1"])
+    assert "1 of 3" in buffer.flow.describe_wait()
+    await buffer.push(rewarded([(2, 0, 6.0)]))
     await buffer.drain()
-    assert "2 of 3 for a batch with common statistics" in buffer.describe_wait()
+    assert "2 of 3 for a batch with common statistics" in buffer.flow.describe_wait()
     assert not computed(world, buffer, 0, 2)
-    await buffer.ingest.push(rewarded([(3, 0, 8.0)]))
+    await buffer.push(rewarded([(3, 0, 8.0)]))
     await settle(buffer)
     assert [a for a, _ in computed(world, buffer, 0, 2, 3).values()] == [-2.0, 0.0, 2.0]
 
@@ -111,8 +111,8 @@ async def test_a_batch_is_full_of_what_still_holds(world: World) -> None:
 async def test_a_batch_that_does_not_fill_has_what_was_annotated(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
-    await buffer.annotating.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
+    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    await buffer.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
     buffer.tick(time.time() + 11)
     await settle(buffer)
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [1.0, -1.0]
@@ -122,11 +122,11 @@ async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(worl
     world.computer.start()
     buffer = await world.create(**BATCH)
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payloads=[trxp.encode([bad])]))
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    await buffer.push(Push(payloads=[trxp.encode([bad])]))
+    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     await settle(buffer)
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [-0.5, 0.5]
-    assert [bool(entry.quarantine) for entry in buffer.contents] == [True, False, False]
+    assert [bool(entry.quarantine) for entry in buffer.state.contents] == [True, False, False]
 
 
 def ids(world: World, buffer: Buffer, *tasks: int) -> list[str]:
@@ -140,9 +140,9 @@ async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch
 ) -> None:
     buffer = await world.create(**BATCH)
     # The second batch has a member that can't be computed: it shared nothing.
-    await buffer.ingest.push(rewarded([(task, 0, float(task)) for task in range(5)]))
+    await buffer.push(rewarded([(task, 0, float(task)) for task in range(5)]))
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payloads=[trxp.encode([bad])]))
+    await buffer.push(Push(payloads=[trxp.encode([bad])]))
     world.computer.start()
     await settle(buffer)
     first = batch_id(uid(task, 0) for task in (0, 1, 2))
@@ -156,11 +156,11 @@ async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch
 async def test_what_is_computed_again_is_recorded_with_its_new_batch(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**BATCH)
-    await buffer.ingest.push(rewarded([(task, 0, float(task)) for task in range(3)]))
+    await buffer.push(rewarded([(task, 0, float(task)) for task in range(3)]))
     await settle(buffer)
     (before,) = set(ids(world, buffer, 0, 1, 2))
-    await buffer.annotating.annotate([Annotation(uid=uid(1, 0), reward=7.0)])
-    await buffer.ingest.push(rewarded([(3, 0, 5.0), (4, 0, 6.0)]))
+    await buffer.annotate([Annotation(uid=uid(1, 0), reward=7.0)])
+    await buffer.push(rewarded([(3, 0, 5.0), (4, 0, 6.0)]))
     await settle(buffer)
     after = batch_id(uid(task, 0) for task in (1, 3, 4))
     assert ids(world, buffer, 0, 1, 2, 3, 4) == [before, after, before, after, after]
@@ -169,7 +169,7 @@ async def test_what_is_computed_again_is_recorded_with_its_new_batch(world: Worl
 async def test_without_statistics_of_a_batch_none_is_recorded(world: World) -> None:
     world.computer.start()
     buffer = await world.create(group_size=1, advantage={"estimator": "reinforce"})
-    await buffer.ingest.push(rewarded([(0, 0, 1.0)]))
+    await buffer.push(rewarded([(0, 0, 1.0)]))
     await settle(buffer)
     assert "batch_id" not in computed(world, buffer, 0)[uid(0, 0)][1]
 
@@ -179,19 +179,19 @@ async def test_moments_do_not_depend_on_pushes_launches_or_restarts(world: World
         (task, run, float((7 * task + 3 * run) % 5)) for task in range(6) for run in range(2)
     ]
     buffer = await world.create(1, **RUNNING)
-    await buffer.ingest.push(rewarded(rewards))
+    await buffer.push(rewarded(rewards))
     world.computer.start()
     await settle(buffer)
     at_once = computed(world, buffer, *range(6))
     assert len(at_once) == 12
     other = await world.create(2, **RUNNING)
     for position in range(0, 6, 2):
-        await other.ingest.push(rewarded(rewards[position : position + 2]))
+        await other.push(rewarded(rewards[position : position + 2]))
         await settle(other)
     fresh = await world.restart(other)
     assert fresh.row.moments == other.row.moments
     for position in range(6, 12):
-        await fresh.ingest.push(rewarded(rewards[position : position + 1]))
+        await fresh.push(rewarded(rewards[position : position + 1]))
     await settle(fresh)
     assert computed(world, fresh, *range(6)) == at_once
     assert json.loads(fresh.row.moments) == json.loads(buffer.row.moments)
@@ -208,28 +208,28 @@ async def test_a_withheld_group_is_not_counted_again_after_a_crash(
     async def crash(*_: object) -> int:
         return 0
 
-    monkeypatch.setattr(buffer.grouping, "_drop", crash)
-    await buffer.ingest.push(rewarded([(0, 0, 3.0), (0, 1, 3.0)]))
+    monkeypatch.setattr(buffer.flow.grouping, "_drop", crash)
+    await buffer.push(rewarded([(0, 0, 3.0), (0, 1, 3.0)]))
     await settle(buffer)
     moments = buffer.row.moments
     assert moments
     fresh = await world.restart(buffer)
     await settle(fresh)
     assert fresh.row.moments == moments
-    assert len(fresh.contents) == 0
+    assert len(fresh.state.contents) == 0
 
 
 async def test_a_group_that_is_computed_again_is_not_counted_again(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**RUNNING)
-    await buffer.ingest.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
+    await buffer.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
     await settle(buffer)
     moments = buffer.row.moments
-    await buffer.annotating.annotate([Annotation(uid=uid(0, 0), reward=5.0)])
+    await buffer.annotate([Annotation(uid=uid(0, 0), reward=5.0)])
     await settle(buffer)
     assert buffer.row.moments == moments
     fresh = await world.restart(buffer)
-    await fresh.annotating.annotate([Annotation(uid=uid(0, 1), reward=7.0)])
+    await fresh.annotate([Annotation(uid=uid(0, 1), reward=7.0)])
     await settle(fresh)
     assert fresh.row.moments == moments
     assert computed(world, fresh, 0)[uid(0, 0)][1]["running_count"] == 2
@@ -240,18 +240,18 @@ async def test_groups_without_variance(world: World, policy: str) -> None:
     world.computer.start()
     estimator = {"estimator": "grpo", "zero_variance": policy}
     buffer = await world.create(group_size=2, advantage=estimator)
-    await buffer.ingest.push(rewarded([(0, 0, 0.3), (0, 1, 0.3), (1, 0, 0.0), (1, 1, 1.0)]))
+    await buffer.push(rewarded([(0, 0, 0.3), (0, 1, 0.3), (1, 0, 0.0), (1, 1, 1.0)]))
     await settle(buffer)
-    queue = buffer.delivery.consumers["trainer"].ready
+    queue = buffer.state.consumers["trainer"].ready
     if policy == "withhold":
         assert len(queue) == 2
-        (late,) = await buffer.ingest.push(rewarded([(0, 2, 0.3)]))
+        (late,) = await buffer.push(rewarded([(0, 2, 0.3)]))
         assert "zero variance" in late.message or late.reason == "late"
-        (again,) = await buffer.ingest.push(rewarded([(0, 0, 0.3)]))
+        (again,) = await buffer.push(rewarded([(0, 0, 0.3)]))
         assert again.status == "duplicate"
         return
     assert len(queue) == 4
-    entry = buffer.contents.by_uid(uid(0, 0))
+    entry = buffer.state.contents.by_uid(uid(0, 0))
     assert entry is not None
     payload, row = read_payload(world.store, buffer, entry)
     assert row is not None
@@ -268,12 +268,12 @@ async def test_a_leased_group_of_a_raw_consumer_is_withheld_too(world: World) ->
     consumers = [{"name": "scorer", "raw": True}, {"name": "trainer"}]
     estimator = {"estimator": "grpo", "zero_variance": "withhold"}
     buffer = await world.create(group_size=2, advantage=estimator, consumers=consumers)
-    await buffer.ingest.push(rewarded([(0, 0, 0.3), (0, 1, 0.3)]))
-    lease, _ = await buffer.desk.sample("scorer", want(2), asyncio.Event())
+    await buffer.push(rewarded([(0, 0, 0.3), (0, 1, 0.3)]))
+    lease, _ = await buffer.sample("scorer", want(2), asyncio.Event())
     assert lease is not None
     world.computer.start()
     await settle(buffer)
-    assert len(buffer.contents) == 2
-    await buffer.desk.ack(lease.id)
+    assert len(buffer.state.contents) == 2
+    await buffer.ack(lease.id)
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0

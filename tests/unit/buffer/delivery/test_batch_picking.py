@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from unittest.mock import create_autospec
+
 import pytest
 
 from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import Catalog
 from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
-from experience_buffer_server.store.interface import Record
+from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store.interface import BufferRow, Record
 
 SIZES = (17, 19, 23)
 PUBLISHED = 5
@@ -39,12 +43,19 @@ class Shelf:
     """Three units that a consumer may have, and what it picks of them."""
 
     def __init__(self, *, max_leased: int = 100, hold: bool = True, **settings: int) -> None:
-        self.contents = Contents()
-        self.consumer = Consumer(ConsumerSettings.model_validate({"name": "c"} | settings))
-        catalog = Catalog(self.contents)
-        self.picking = Picking(
-            catalog, lambda: PUBLISHED, lambda: hold, lambda unit, name: None, max_leased=max_leased
+        config = BufferSettings(on_future_version="hold" if hold else "deliver")
+        row = BufferRow(
+            id=1,
+            name="b",
+            config=config.model_dump_json(),
+            policy_version=PUBLISHED,
+            create_time=0.0,
         )
+        limits = ServerSection.model_construct(max_leased_experiences=max_leased)
+        self.state = BufferState(row, limits, create_autospec(BufferEvents))
+        self.contents = self.state.contents
+        self.consumer = Consumer(ConsumerSettings.model_validate({"name": "c"} | settings))
+        self.picking = Picking(self.state)
         for seq, size in enumerate(SIZES, 1):
             self.put(entry(seq, size))
 
@@ -110,9 +121,9 @@ def test_what_is_of_a_later_version_is_held(max_version: int | None, held: dict[
 
 def test_texts_count_as_they_travel() -> None:
     shelf = Shelf()
-    settings, catalog = shelf.consumer.settings, Catalog(shelf.contents)
+    settings = shelf.consumer.settings
     plain, longer = entry(4, 29), entry(5, 29, uid="\N{EURO SIGN}")
     shelf.put(plain)
     shelf.put(longer)
-    sizes = [catalog.unit(settings, key).message_bytes for key in (4, 5)]
+    sizes = [shelf.state.unit(settings, key).message_bytes for key in (4, 5)]
     assert sizes[1] - sizes[0] == 2

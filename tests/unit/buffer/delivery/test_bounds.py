@@ -15,8 +15,8 @@ from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.rank_batches import RankOf
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.rpc.batch_assembly import Sampled, packed, sampled
@@ -32,7 +32,7 @@ async def sample(
     buffer: Buffer, count: int, name: str = "trainer", rank_of: RankOf | None = None, **more: Any
 ) -> tuple[Lease | None, str]:
     asked = want(count, **more)
-    return await buffer.desk.sample(name, asked, asyncio.Event(), rank_of=rank_of)
+    return await buffer.sample(name, asked, asyncio.Event(), rank_of=rank_of)
 
 
 async def leased(buffer: Buffer, count: int, name: str = "trainer", **more: Any) -> Lease:
@@ -60,9 +60,9 @@ async def pushed_long(world: World, config: dict[str, Any], num_tokens: int) -> 
             )
             for run in (0, 1)
         ]
-        await buffer.ingest.push(Push(payloads=[trxp.encode(members)]))
+        await buffer.push(Push(payloads=[trxp.encode(members)]))
     deadline = time.monotonic() + 60
-    while len(buffer.delivery.consumers["trainer"].ready) < 16:
+    while len(buffer.state.consumers["trainer"].ready) < 16:
         assert time.monotonic() < deadline
         await buffer.drain()
         await asyncio.sleep(0)
@@ -97,25 +97,25 @@ async def test_a_unit_takes_no_more_than_estimated(
 
 async def test_a_batch_is_cut_where_its_message_is_full(world: World) -> None:
     buffer = await pushed_long(world, LONG["grpo"], 2000)
-    stored = buffer.contents.num_bytes
+    stored = buffer.num_bytes
     lease = await leased(buffer, 16, max_bytes=stored)
     assert lease.num_bytes < stored
     assert sum(unit.message_bytes for unit in lease.units) <= stored
     assert lease.num_bytes == sum(
         entry.record.payload_bytes
         for unit in lease.units
-        for entry in buffer.contents.by_seqs(unit.seqs)
+        for entry in buffer.state.contents.by_seqs(unit.seqs)
     )
 
 
 async def test_what_the_server_could_not_send_is_not_blamed(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "trainer", "max_deliveries": 1}])
-    await buffer.ingest.push(push((1, 0)))
-    consumer = buffer.delivery.consumers["trainer"]
+    await buffer.push(push((1, 0)))
+    consumer = buffer.state.consumers["trainer"]
     for _ in range(3):
         lease = await leased(buffer, 1)
         assert lease.units[0].num_deliveries == 1
-        buffer.leasing.give_back([lease.id], "undeliverable")
+        buffer.give_back([lease.id], "undeliverable")
         await buffer.drain()
     assert (len(consumer.ready), consumer.totals.redelivered) == (1, 0)
     buffer = await world.restart(buffer)
@@ -166,9 +166,9 @@ async def test_a_lost_payload_quarantines_nobody(world: World, streaming: bool) 
     """It alone is set aside; what was leased with it is delivered, for the first time."""
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
     batch = world.store.batch()
-    batch.remove(buffer.id, next(iter(buffer.contents)).record)
+    batch.remove(buffer.id, next(iter(buffer.state.contents)).record)
     await world.store.commit(batch)
     kept: list[AsyncGenerator[Any]] = []
     answer: Any = await ask(backend, streaming=streaming, kept=kept)
@@ -178,7 +178,7 @@ async def test_a_lost_payload_quarantines_nobody(world: World, streaming: bool) 
     assert [one.num_deliveries for one in batch.experiences] == [1, 1]
     assert batch.num_units == 2
     assert batch.shortfall.endswith("; 1 more was set aside: damaged on the disk")
-    consumer = buffer.delivery.consumers["trainer"]
+    consumer = buffer.state.consumers["trainer"]
     assert (len(consumer.ready), consumer.num_leased) == (0, 2)
     assert consumer.quarantined == {}
     for stream in kept:
@@ -190,11 +190,11 @@ async def test_a_unit_too_large_for_a_message_is_not_quarantined(world: World) -
     backend.limits = world.limits.model_copy(update={"max_message_bytes": 65_536})
     buffer = backend.buffer("b")
     large = experience(1, 0, info={"text": "z" * 70_000})
-    await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
+    await buffer.push(Push(payloads=[trxp.encode([large])]))
     with pytest.raises(errors.ResourceExhaustedError, match="one item takes"):
         await ask(backend, streaming=False)
     await buffer.drain()
-    assert not buffer.delivery.consumers["trainer"].quarantined
+    assert not buffer.state.consumers["trainer"].quarantined
     assert await ask(backend, streaming=True)
 
 
@@ -214,7 +214,7 @@ async def change(buffer: Buffer, *consumers: dict[str, Any]) -> None:
 
 
 def difference(buffer: Buffer) -> float:
-    consumer = buffer.delivery.consumers["trainer"]
+    consumer = buffer.state.consumers["trainer"]
     counts = consumer.counts()
     return counts.inserts * (consumer.settings.samples_per_insert or 0.0) - counts.samples
 
@@ -223,11 +223,11 @@ async def with_a_past(world: World) -> Buffer:
     """24 units came, were sampled 4 times each, and left."""
     buffer = await world.create(consumers=[limited(4)])
     for task in range(6):
-        await buffer.ingest.push(push(*((task, run) for run in range(4))))
+        await buffer.push(push(*((task, run) for run in range(4))))
         for _ in range(4):
-            await buffer.desk.ack((await leased(buffer, 4)).id)
-    assert len(buffer.contents) == 0
-    tally = buffer.delivery.consumers["trainer"].tally
+            await buffer.ack((await leased(buffer, 4)).id)
+    assert len(buffer.state.contents) == 0
+    tally = buffer.state.consumers["trainer"].tally
     assert (tally.departed_inserts, tally.departed_samples) == (24, 96)
     return buffer
 
@@ -243,30 +243,30 @@ async def test_another_ratio_does_not_judge_the_past(
     for _ in range(2):
         assert difference(buffer) == 0
         buffer = await world.restart(buffer)
-    await buffer.ingest.push(push((9, 0), (9, 1), (9, 2), (9, 3)))
+    await buffer.push(push((9, 0), (9, 1), (9, 2), (9, 3)))
     assert len((await leased(buffer, 4)).units) == 4
 
 
 async def test_the_same_ratio_goes_on_counting(world: World) -> None:
     buffer = await with_a_past(world)
     await change(buffer, limited(4) | {"max_deliveries": 3})
-    assert buffer.delivery.consumers["trainer"].tally.departed_samples == 96
+    assert buffer.state.consumers["trainer"].tally.departed_samples == 96
 
 
 async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) -> None:
     other = {"name": "other"}
     trainer = limited(1, max_deliveries=0)
     buffer = await world.create(consumers=[trainer, other])
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
-    await buffer.desk.ack((await leased(buffer, 4)).id)
-    await buffer.ingest.push(push((2, 0)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    await buffer.ack((await leased(buffer, 4)).id)
+    await buffer.push(push((2, 0)))
     await change(buffer, limited(0.5, max_deliveries=0), other)
     await buffer.drain()
     assert difference(buffer) == 0.5
     buffer = await world.restart(buffer)
     assert difference(buffer) == 0.5
-    await buffer.desk.ack((await leased(buffer, 4, "other")).id)
-    assert len(buffer.contents) == 1
+    await buffer.ack((await leased(buffer, 4, "other")).id)
+    assert len(buffer.state.contents) == 1
     assert difference(buffer) == 0.5
     assert difference(await world.restart(buffer)) == 0.5
 
@@ -274,15 +274,15 @@ async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) ->
 async def test_what_leaves_while_a_limiter_comes_is_not_counted_for_ever(world: World) -> None:
     once = {"max_times_sampled": 1}
     buffer = await world.create(consumers=[limited(None) | once])
-    await buffer.ingest.push(push((1, 0)))
-    ack = asyncio.ensure_future(buffer.desk.ack((await leased(buffer, 1)).id))
+    await buffer.push(push((1, 0)))
+    ack = asyncio.ensure_future(buffer.ack((await leased(buffer, 1)).id))
     await asyncio.sleep(0)
     (new,) = settings(consumers=[limited(0.5) | once]).consumers
-    assert buffer.delivery.change_consumer(new)
-    buffer.desk.count_anew(buffer.delivery.consumers["trainer"])
+    assert buffer.flow.offers.change_consumer(new)
+    buffer._changing._count_anew(buffer.state.consumers["trainer"])
     await ack
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
     assert difference(buffer) == 0
 
 
@@ -291,17 +291,17 @@ async def test_what_leaves_while_a_limiter_comes_is_not_counted_for_ever(world: 
 
 async def test_no_step_is_too_early_for_a_consumer_that_was_removed(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.desk.ack((await leased(buffer, 1, "actor")).id, step=5)
-    await buffer.desk.timelines.declare_safe(buffer.delivery.consumers["actor"], 5)
-    assert buffer.desk.retirement.problem_with("actor", 3)
+    await buffer.push(push((1, 0), (1, 1)))
+    await buffer.ack((await leased(buffer, 1, "actor")).id, step=5)
+    await buffer.flow.timelines.declare_safe(buffer.state.consumers["actor"], 5)
+    assert buffer.state.retirement.problem_with("actor", 3)
     await buffer.change_settings(settings(consumers=["critic"]))
-    assert not buffer.desk.retirement.problem_with("actor", 3)
+    assert not buffer.state.retirement.problem_with("actor", 3)
 
 
 async def test_a_lease_of_another_life_of_the_buffer_counts_as_none(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
     first, second = [
         await leased(buffer, 2, rank_of=RankOf(rank=rank, world_size=2, after_lease_id=77))
         for rank in (0, 1)
@@ -323,10 +323,10 @@ async def test_a_stale_group_leaves_as_a_whole_or_not_at_all(world: World, holds
         {"name": "log"},
     ]
     buffer = await world.create(group_size=4, consumers=consumers)
-    await buffer.ingest.push(of_version(0, *((1, run) for run in range(4))))
+    await buffer.push(of_version(0, *((1, run) for run in range(4))))
     lease = await leased(buffer, 1, "log")
     if holds == "step":
-        await buffer.desk.ack(lease.id, step=3)
+        await buffer.ack(lease.id, step=3)
     buffer.row.policy_version = 5
     assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
     await buffer.drain()
@@ -345,11 +345,11 @@ def of_version(version: int, *members: tuple[int, int]) -> Push:
 
 async def test_dropping_what_is_stale_takes_time_in_proportion(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0)))
-    (entry,) = buffer.contents
+    await buffer.push(push((1, 0)))
+    (entry,) = buffer.state.contents
     await leased(buffer, 1)
     entries = [Entry(entry.record, None, durable=True) for _ in range(20_000)]
     began = time.process_time()
     units = [[entry] for entry in entries]
-    assert buffer.drop_stale(units, "trainer") == units
+    assert buffer.flow.drop_stale(units, "trainer") == units
     assert time.process_time() - began < 1.0

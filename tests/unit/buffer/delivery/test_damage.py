@@ -35,13 +35,13 @@ async def lose(world: World, buffer: Buffer, *members: tuple[int, int]) -> None:
 
 
 def entry_of(buffer: Buffer, task: int, run: int) -> Entry:
-    entry = buffer.contents.by_uid(uid(task, run))
+    entry = buffer.state.contents.by_uid(uid(task, run))
     assert entry is not None
     return entry
 
 
 async def leased(buffer: Buffer, count: int) -> Lease:
-    lease, why = await buffer.desk.sample("trainer", want(count), asyncio.Event())
+    lease, why = await buffer.sample("trainer", want(count), asyncio.Event())
     assert lease is not None, why
     return lease
 
@@ -58,20 +58,20 @@ async def test_too_small_a_rest_is_sampled_anew(world: World, name: str) -> None
     """A caller that wants 2 or nothing never gets 1; what comes next takes the place."""
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
     await lose(world, buffer, (1, 1), (1, 2))
     form = types_pb2.SampleFormat.Value(f"SAMPLE_FORMAT_{name}")
     response = await called(backend, batch_size=2, min_batch_size=2, format=form)
-    lease = buffer.leasing.table.find(response.lease.id)
+    lease = buffer.state.leases.find(response.lease.id)
     assert lease is not None
     assert [unit.seqs for unit in lease.units] == [(1,), (4,)]
     assert [unit.num_deliveries for unit in lease.units] == [1, 1]
     assert (response.num_units, response.shortfall) == (2, "")
-    assert buffer.damage.num_experiences == 2
+    assert buffer.flow.damage.num_experiences == 2
     response = await called(backend, batch_size=1)
     assert not response.HasField("lease")
     await buffer.drain()
-    consumer = buffer.delivery.consumers["trainer"]
+    consumer = buffer.state.consumers["trainer"]
     assert (consumer.num_leased, len(consumer.out), consumer.num_leased_experiences) == (2, 2, 2)
 
 
@@ -82,7 +82,7 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
         monkeypatch.setattr(f"experience_buffer_server.rpc.{module}.FRAME_BYTES", 1)
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await lose(world, buffer, (1, 2))
 
     async def said() -> Any:
@@ -103,7 +103,7 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
     assert (frames[2].num_units, frames[2].shortfall) == (
         2, "1 more was set aside: damaged on the disk",
     )  # fmt: skip
-    lease = buffer.leasing.table.find(frames[2].lease.id)
+    lease = buffer.state.leases.find(frames[2].lease.id)
     assert lease is not None
     assert [unit.seqs for unit in lease.units] == [(1,), (2,)]
     await stream.aclose()
@@ -112,7 +112,7 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
 
 async def test_it_survives_a_restart_and_leaves_by_delete_alone(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     entry = entry_of(buffer, 1, 0)
     buffer.set_aside({entry.record.seq: "its payload is gone"})
     buffer.set_aside({entry.record.seq: "said again"})
@@ -121,43 +121,43 @@ async def test_it_survives_a_restart_and_leaves_by_delete_alone(world: World) ->
     entry = entry_of(fresh, 1, 0)
     assert entry.quarantine == entry.damage
     assert entry.damage.startswith("its payload is gone; delete it, or restore")
-    assert fresh.damage.num_experiences == 1
-    consumer = fresh.delivery.consumers["trainer"]
+    assert fresh.flow.damage.num_experiences == 1
+    consumer = fresh.state.consumers["trainer"]
     assert (len(consumer.ready), len(consumer.out)) == (0, 1)
     with pytest.raises(errors.DataLossError, match="is damaged: its payload is gone; delete"):
-        fresh.damage.check(entry)
+        fresh.flow.damage.check(entry)
     with pytest.raises(errors.WrongStateError, match="can't be offered again: its payload"):
-        await fresh.desk.quarantine.release(consumer, [uid(1, 0)])
+        await fresh.flow.quarantine.release(consumer, [uid(1, 0)])
     annotation = Annotation(uid=uid(1, 0), reward=1.0)
-    (outcome,) = await fresh.annotating.annotate([annotation])
+    (outcome,) = await fresh.annotate([annotation])
     assert (outcome.reason, "delete the experience" in outcome.message) == (
         AnnotateReason.INVALID, True,
     )  # fmt: skip
-    await fresh.removal.delete([entry])
-    assert fresh.damage.num_experiences == 0
-    assert (await world.restart(fresh)).contents.num_items == 1
+    await fresh.delete([entry])
+    assert fresh.flow.damage.num_experiences == 0
+    assert (await world.restart(fresh)).num_items == 1
 
 
 async def test_a_leased_one_that_comes_back_is_not_offered_again(world: World) -> None:
     """It was read well once; another consumer has found the damage since. It isn't removed, either."""
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     lease = await leased(buffer, 1)
     buffer.set_aside({1: "its payload is gone"})
-    await buffer.leasing.nack(lease.id, reason="again")
+    await buffer.nack(lease.id, reason="again")
     await buffer.drain()
-    consumer = buffer.delivery.consumers["trainer"]
+    consumer = buffer.state.consumers["trainer"]
     assert [unit.seqs for unit in (await leased(buffer, 2)).units] == [(2,)]
-    assert (len(consumer.ready), buffer.contents.num_items) == (0, 2)
+    assert (len(consumer.ready), buffer.num_items) == (0, 2)
 
 
 async def test_an_ack_of_one_that_was_delivered_in_time_counts(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     lease = await leased(buffer, 1)
     buffer.set_aside({1: "its payload is gone"})
-    await buffer.desk.ack(lease.id)
-    assert buffer.contents.num_items == 0
+    await buffer.ack(lease.id)
+    assert buffer.num_items == 0
 
 
 async def test_a_limiter_counts_what_is_set_aside_no_more(world: World) -> None:
@@ -170,13 +170,13 @@ async def test_a_limiter_counts_what_is_set_aside_no_more(world: World) -> None:
             }
         ]
     )
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
-    consumer = buffer.delivery.consumers["trainer"]
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    consumer = buffer.state.consumers["trainer"]
     before = consumer.counts().inserts
     buffer.set_aside({2: "its payload is gone"})
     assert consumer.counts().inserts == before - 1
     fresh = await world.restart(buffer)
-    assert fresh.delivery.consumers["trainer"].counts().inserts == before - 1
+    assert fresh.state.consumers["trainer"].counts().inserts == before - 1
 
 
 def test_a_unit_that_the_limiter_was_told_to_overlook_stays_so() -> None:
@@ -191,29 +191,29 @@ def test_a_unit_that_the_limiter_was_told_to_overlook_stays_so() -> None:
 async def test_no_number_is_given_twice(world: World) -> None:
     """Not after the newest was deleted and the server has died, nor a priority's."""
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
-    await buffer.removal.delete([entry_of(buffer, 1, 2)])
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.delete([entry_of(buffer, 1, 2)])
     fresh = await world.restart(buffer)
-    await fresh.ingest.push(push((1, 3)))
+    await fresh.push(push((1, 3)))
     assert entry_of(fresh, 1, 3).record.seq == 4
-    await fresh.removal.delete([entry_of(fresh, 1, 0)])
+    await fresh.delete([entry_of(fresh, 1, 0)])
     last = await world.restart(fresh)
-    await last.removal.delete(list(last.contents))
+    await last.delete(list(last.state.contents))
     again = await world.restart(last)
-    await again.ingest.push(push((1, 5)))
+    await again.push(push((1, 5)))
     assert entry_of(again, 1, 5).record.seq == 5
 
 
 async def test_numbers_are_noted_once_for_many_removals(world: World) -> None:
     """The first removal notes the highest number: those of older ones bring no row of their own."""
     buffer = await world.create()
-    await buffer.ingest.push(push(*((1, run) for run in range(5))))
+    await buffer.push(push(*((1, run) for run in range(5))))
     noted = []
     for run in (0, 1, 4, 3):
         batch = world.store.batch()
-        buffer.desk.retirement.leave(batch, [entry_of(buffer, 1, run)], "deleted")
+        buffer.state.retirement.leave(batch, [entry_of(buffer, 1, run)], "deleted")
         noted.append(sum(kind == Kind.LAST_SEQ for kind, *_ in batch.operations))
-        await buffer.ingest.push(push((2, run)))
+        await buffer.push(push((2, run)))
     assert noted == [1, 0, 0, 0]
 
 

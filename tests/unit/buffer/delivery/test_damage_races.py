@@ -29,24 +29,22 @@ async def computed(world: World) -> Buffer:
     """A group of two experiences with their advantages."""
     world.computer.start()
     buffer = await world.create(consumers=CONSUMERS, **RLOO)
-    await buffer.ingest.push(pushed((1, 0)))
-    await buffer.ingest.push(pushed((1, 1)))
+    await buffer.push(pushed((1, 0)))
+    await buffer.push(pushed((1, 1)))
     await settle(buffer)
-    assert all(entry.available and entry.magnitude for entry in buffer.contents)
+    assert all(entry.available and entry.magnitude for entry in buffer.state.contents)
     return buffer
 
 
 async def leased(buffer: Buffer, name: str, count: int) -> Lease:
-    lease, why = await buffer.desk.sample(name, want(count), asyncio.Event())
+    lease, why = await buffer.sample(name, want(count), asyncio.Event())
     assert lease is not None, why
     return lease
 
 
 async def begun(buffer: Buffer, reward: float) -> asyncio.Task[Any]:
     """An annotation of the first experience whose commit is under way."""
-    task = asyncio.create_task(
-        buffer.annotating.annotate([Annotation(uid=uid(1, 0), reward=reward)])
-    )
+    task = asyncio.create_task(buffer.annotate([Annotation(uid=uid(1, 0), reward=reward)]))
     while not entry_of(buffer, 1, 0).changing:
         await asyncio.sleep(0)
     return task
@@ -63,7 +61,7 @@ async def test_an_annotated_group_is_read_before_it_is_computed_again(world: Wor
     assert sampled(world.store, buffer, lease.units, unreadable, len) == 2
     assert not unreadable
     await settle(buffer)
-    assert buffer.damage.num_experiences == 0
+    assert buffer.flow.damage.num_experiences == 0
     assert len((await leased(buffer, "actor", 1)).units[0].seqs) == 2
 
 
@@ -77,17 +75,17 @@ async def test_while_an_annotation_is_under_way_nothing_is_missed(world: World) 
     read_payload(world.store, buffer, entry_of(buffer, 1, 1))
     held.set()
     await task
-    assert buffer.damage.num_experiences == 0
+    assert buffer.flow.damage.num_experiences == 0
     await settle(buffer)
 
 
 async def test_after_a_refused_annotation_what_was_computed_is_missed_again(world: World) -> None:
     buffer = await computed(world)
-    before = [entry.magnitude for entry in buffer.contents]
+    before = [entry.magnitude for entry in buffer.state.contents]
     Refusals(world.store).num_next = 1
     with pytest.raises(errors.BufferFullError):
         await annotate(buffer, uid(1, 0), reward=5.0)
-    assert [entry.magnitude for entry in buffer.contents] == before
+    assert [entry.magnitude for entry in buffer.state.contents] == before
     batch = world.store.batch()
     batch.delete_advantages(buffer.id, entry_of(buffer, 1, 1).record.seq)
     await world.store.commit(batch)
@@ -103,7 +101,7 @@ async def test_what_is_set_aside_while_it_is_annotated_stays_so(
     """With the annotation, or without it where it couldn't be stored: never half of each."""
     refusals = Refusals(world.store)
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     old = world.payload(buffer, uid(1, 0))
     refusals.num_next = int(refused)
     refusals.held = asyncio.Event()
@@ -124,14 +122,14 @@ async def test_what_is_set_aside_while_it_is_annotated_stays_so(
         payload = world.payload(place, uid(1, 0))
         assert (payload == old) == refused
         assert entry.record.payload_bytes == len(payload)
-        assert place.damage.num_experiences == 1
-        assert not place.delivery.consumers["trainer"].ready
+        assert place.flow.damage.num_experiences == 1
+        assert not place.state.consumers["trainer"].ready
         await place.drain()
 
 
 async def test_what_is_being_removed_is_not_damaged(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     lease = await leased(buffer, "trainer", 2)
     entry = entry_of(buffer, 1, 1)
     await lose(world, buffer, (1, 1))
@@ -144,12 +142,12 @@ async def test_what_is_being_removed_is_not_damaged(world: World) -> None:
     assert unreadable.explain("why") == "why; 1 more was removed meanwhile"
     entry.leaving = False
     buffer.set_aside(unreadable.reasons)
-    assert buffer.damage.num_experiences == 0
+    assert buffer.flow.damage.num_experiences == 0
 
 
 async def test_nothing_is_stored_for_a_deleted_buffer(world: World) -> None:
     buffer = await world.create()
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     entry = entry_of(buffer, 1, 0)
     buffer.close()
     batch = world.store.batch()
@@ -174,7 +172,7 @@ async def test_a_packed_stream_keeps_to_the_smallest_batch(
     monkeypatch.setattr("experience_buffer_server.rpc.sample_frames.FRAME_BYTES", 200)
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await lose(world, buffer, (1, 1), (1, 2))
 
     async def said() -> Any:
@@ -194,7 +192,7 @@ async def test_a_packed_stream_keeps_to_the_smallest_batch(
     stream = cast(Any, sampling(backend, said()))
     first = await anext(stream)
     assert first.WhichOneof("message") == "waiting"
-    await buffer.ingest.push(push((1, 3)))
+    await buffer.push(push((1, 3)))
     while first.WhichOneof("message") == "waiting":
         first = await anext(stream)
     frames = [first.frame]
@@ -209,7 +207,7 @@ async def test_a_refused_override_changes_no_buffer(world: World) -> None:
     registry = Registry(Settings(), world.store, world.computer, world.metrics)
     await registry.create("a", settings())
     second = await registry.create("b", settings(group_size=2))
-    await second.ingest.push(push((1, 0)))
+    await second.push(push((1, 0)))
     await registry.drain()
     given = {"a": {"max_items": 7}, "b": {"group_by": "none"}}
     config = Settings.model_validate({"server": {"update_buffers": True}, "buffers": given})

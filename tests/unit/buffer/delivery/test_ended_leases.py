@@ -15,7 +15,7 @@ from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.callers import caller_of
@@ -72,7 +72,7 @@ async def turns(count: int = 100) -> None:
 
 
 async def rewind(buffer: Buffer) -> None:
-    await buffer.desk.timelines.rewind(buffer.delivery.consumer("trainer"), -1)
+    await buffer.rewind("trainer", -1)
 
 
 @FORMATS
@@ -82,12 +82,12 @@ async def test_a_batch_that_was_returned_is_not_sent(world: World, form: int) ->
     buffer = backend.buffer("b")
     for run in range(6):
         large = experience(1, run, extra={"x": torch.zeros(4 * MEBI, dtype=torch.uint8)})
-        await buffer.ingest.push(Push(payloads=[trxp.encode([large])]))
+        await buffer.push(Push(payloads=[trxp.encode([large])]))
     answers = stream(backend, 6, format=form)
     frames = [(await asyncio.wait_for(anext(answers), 10)).frame]
     await turns()
     await buffer.drain()
-    returned = [lease.id for lease in buffer.leasing.table.of_consumer("trainer")]
+    returned = [lease.id for lease in buffer.state.leases.of_consumer("trainer")]
     assert len(returned) >= 4
     await rewind(buffer)
     while sum(frame.last for frame in frames) < 6:
@@ -97,7 +97,7 @@ async def test_a_batch_that_was_returned_is_not_sent(world: World, form: int) ->
     assert {frame.lease.id for frame in frames}.isdisjoint(returned[2:])
     await answers.aclose()
     await buffer.drain()
-    assert len(buffer.leasing.table) == 0
+    assert len(buffer.state.leases) == 0
 
 
 @FORMATS
@@ -106,7 +106,7 @@ async def test_a_stream_that_waits_sends_nothing_of_a_deleted_buffer(
     world: World, form: int, rank_of: types_pb2.RankOf | None
 ) -> None:
     backend = await serving(world)
-    await backend.buffer("b").ingest.push(push((1, 0)))
+    await backend.buffer("b").push(push((1, 0)))
     go = fill(backend)
     answers = stream(backend, 1, format=form, rank_of=rank_of)
     first = asyncio.ensure_future(anext(answers))
@@ -123,7 +123,7 @@ async def test_a_call_that_waits_gets_nothing_of_a_deleted_buffer(
     world: World, form: int, rank_of: types_pb2.RankOf | None
 ) -> None:
     backend = await serving(world)
-    await backend.buffer("b").ingest.push(push((1, 0), (1, 1)))
+    await backend.buffer("b").push(push((1, 0), (1, 1)))
     go = fill(backend)
     asked = call(backend, format=form, rank_of=rank_of)
     await turns()
@@ -150,7 +150,7 @@ async def test_a_part_that_was_returned_is_not_delivered(
 ) -> None:
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     first = service_pb2.SampleResponse.FromString(await call(backend, rank_of=RANKS[0]))
     await turns()
     go = fill(backend) if waits else None
@@ -170,7 +170,7 @@ async def test_a_part_that_was_returned_is_not_delivered(
 async def test_a_rank_that_gives_up_takes_nothing_from_the_others(world: World, ends: str) -> None:
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     first = service_pb2.SampleResponse.FromString(await call(backend, rank_of=RANKS[0]))
     await turns()
     go = fill(backend)
@@ -187,15 +187,15 @@ async def test_a_rank_that_gives_up_takes_nothing_from_the_others(world: World, 
     again = service_pb2.SampleResponse.FromString(await call(backend, rank_of=RANKS[1]))
     assert again.lease.id == first.lease.id
     for rank in (0, 1):
-        await buffer.desk.ack(first.lease.id, rank=rank)
-    assert len(buffer.contents) == 0
+        await buffer.ack(first.lease.id, rank=rank)
+    assert len(buffer.state.contents) == 0
 
 
 @FORMATS
 async def test_a_rank_without_units_gets_an_empty_part(world: World, form: int) -> None:
     backend = await serving(world)
     buffer = backend.buffer("b")
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     answers = [stream(backend, 1, rank_of=rank_of, format=form) for rank_of in RANKS]
     frames = [(await asyncio.wait_for(anext(each), 10)).frame for each in answers]
     assert [(frame.last, frame.num_units) for frame in frames] == [(True, 1), (True, 0)]

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.sampling.leases import Lease
 from tests.models.buffer_port import payload
 from tests.unit.builders import World, uid, want
@@ -20,18 +20,18 @@ async def create(world: World, *consumers: dict[str, Any]) -> Buffer:
 
 
 async def sample(buffer: Buffer, name: str, count: int) -> Lease:
-    lease, why = await buffer.desk.sample(name, want(count), asyncio.Event())
+    lease, why = await buffer.sample(name, want(count), asyncio.Event())
     assert lease is not None, why
     return lease
 
 
 async def push_versions(buffer: Buffer, *versions: int) -> None:
     items = [(1, run, version) for run, version in enumerate(versions)]
-    await buffer.ingest.push(Push(payloads=[payload(items)]))
+    await buffer.push(Push(payloads=[payload(items)]))
 
 
 async def nothing_comes(buffer: Buffer, name: str) -> bool:
-    lease, _ = await buffer.desk.sample(name, want(1), asyncio.Event())
+    lease, _ = await buffer.sample(name, want(1), asyncio.Event())
     await buffer.drain()
     return lease is None
 
@@ -40,10 +40,10 @@ async def test_what_a_rewind_may_bring_back_is_not_dropped_as_stale(world: World
     fresh = {"name": "fresh", "staleness": {"max_lag": 1}}
     buffer = await create(world, {"name": "a"}, fresh)
     await push_versions(buffer, 3, 3)
-    await buffer.desk.ack((await sample(buffer, "a", 2)).id, step=1)
+    await buffer.ack((await sample(buffer, "a", 2)).id, step=1)
     buffer.row.policy_version = 5
     assert await nothing_comes(buffer, "fresh")
-    await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    await buffer.flow.timelines.rewind(buffer.state.consumers["a"], 0)
     assert len((await sample(buffer, "a", 2)).units) == 2
     assert await nothing_comes(buffer, "fresh")
 
@@ -52,23 +52,23 @@ async def test_what_a_rewind_has_brought_back_is_not_dropped_as_stale(world: Wor
     fresh = {"name": "fresh", "staleness": {"max_lag": 1}}
     buffer = await create(world, {"name": "a"}, fresh)
     await push_versions(buffer, 3, 3)
-    await buffer.desk.ack((await sample(buffer, "a", 2)).id, step=1)
-    await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    await buffer.ack((await sample(buffer, "a", 2)).id, step=1)
+    await buffer.flow.timelines.rewind(buffer.state.consumers["a"], 0)
     buffer.row.policy_version = 5
     assert await nothing_comes(buffer, "fresh")
-    await buffer.desk.ack((await sample(buffer, "a", 2)).id)
+    await buffer.ack((await sample(buffer, "a", 2)).id)
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 async def test_what_the_judge_itself_was_rewound_to_is_dropped_as_stale(world: World) -> None:
     buffer = await create(world, {"name": "fresh", "staleness": {"max_lag": 1}}, {"name": "other"})
     await push_versions(buffer, 3, 3)
-    await buffer.desk.ack((await sample(buffer, "fresh", 2)).id, step=1)
-    await buffer.desk.timelines.rewind(buffer.delivery.consumers["fresh"], 0)
+    await buffer.ack((await sample(buffer, "fresh", 2)).id, step=1)
+    await buffer.flow.timelines.rewind(buffer.state.consumers["fresh"], 0)
     buffer.row.policy_version = 5
     assert await nothing_comes(buffer, "fresh")
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 async def test_a_group_keeps_the_member_that_was_too_stale_for_another(world: World) -> None:
@@ -84,10 +84,10 @@ async def test_a_group_keeps_the_member_that_was_too_stale_for_another(world: Wo
 
 async def test_what_was_rewound_can_be_sampled_in_spite_of_a_limiter(world: World) -> None:
     buffer = await create(world, {"name": "a", "limiter": QUEUE})
-    await buffer.ingest.push(push_of((1, 0), (1, 1)))
-    await buffer.desk.ack((await sample(buffer, "a", 2)).id, step=1)
+    await buffer.push(push_of((1, 0), (1, 1)))
+    await buffer.ack((await sample(buffer, "a", 2)).id, step=1)
     assert await nothing_comes(buffer, "a")
-    await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    await buffer.flow.timelines.rewind(buffer.state.consumers["a"], 0)
     assert len((await sample(buffer, "a", 2)).units) == 2
 
 
@@ -97,15 +97,15 @@ async def test_what_is_passed_over_does_not_keep_pushes_out(world: World) -> Non
     await push_versions(buffer, 1, 1)
     buffer.row.policy_version = 5
     assert await nothing_comes(buffer, "b")
-    counts = buffer.delivery.consumers["b"].tally.counts()
+    counts = buffer.state.consumers["b"].tally.counts()
     assert (counts.inserts, counts.samples) == (0, 0)
-    assert world.reload(buffer).delivery.consumers["b"].tally.counts() == counts
+    assert world.reload(buffer).state.consumers["b"].tally.counts() == counts
 
 
 async def test_a_smaller_batch_goes_where_a_larger_one_exceeds_the_window(world: World) -> None:
     consumer = {"name": "a", "unit": "group", "max_leased_experiences": 5}
     buffer = await create(world, consumer)
-    await buffer.ingest.push(push_of(*((task, run) for task in (1, 2, 3) for run in (0, 1))))
+    await buffer.push(push_of(*((task, run) for task in (1, 2, 3) for run in (0, 1))))
     assert len((await sample(buffer, "a", 1)).units) == 1
     assert len((await sample(buffer, "a", 2)).units) == 1
     assert await nothing_comes(buffer, "a")
@@ -122,45 +122,45 @@ REPLAY = {
 
 async def test_a_dropped_group_that_was_drawn_twice_leaves_once(world: World) -> None:
     buffer = await create(world, REPLAY)
-    await buffer.ingest.push(push_of((1, 0), (1, 1)))
+    await buffer.push(push_of((1, 0), (1, 1)))
     lease = await sample(buffer, "a", 2)
-    await buffer.grouping.drop("2/1", "aborted")
-    await buffer.leasing.nack(lease.id, reason="x")
+    await buffer.drop("2/1", "aborted")
+    await buffer.nack(lease.id, reason="x")
     await buffer.drain()
-    assert not len(buffer.contents)
-    assert not len(buffer.contents.groups)
+    assert not len(buffer.state.contents)
+    assert not len(buffer.state.contents.groups)
 
 
 async def test_a_restart_counts_every_time_that_a_unit_is_in_a_batch(world: World) -> None:
     buffer = await create(world, REPLAY)
-    await buffer.ingest.push(push_of((1, 0), (1, 1)))
+    await buffer.push(push_of((1, 0), (1, 1)))
     await sample(buffer, "a", 2)
-    before = buffer.delivery.consumers["a"].tally.counts()
+    before = buffer.state.consumers["a"].tally.counts()
     assert before.samples == 2
-    assert world.reload(buffer).delivery.consumers["a"].tally.counts() == before
+    assert world.reload(buffer).state.consumers["a"].tally.counts() == before
 
 
 async def test_what_is_deleted_is_not_retained_and_the_last_step_stays(world: World) -> None:
     buffer = await create(world, {"name": "a"})
-    await buffer.ingest.push(push_of((1, 0), (1, 1)))
-    await buffer.desk.ack((await sample(buffer, "a", 2)).id, step=4)
-    await buffer.removal.delete(list(buffer.contents))
+    await buffer.push(push_of((1, 0), (1, 1)))
+    await buffer.ack((await sample(buffer, "a", 2)).id, step=4)
+    await buffer.delete(list(buffer.state.contents))
     for one in (buffer, world.reload(buffer)):
-        timeline = one.delivery.consumers["a"].timeline
+        timeline = one.state.consumers["a"].timeline
         assert (timeline.num_retained, timeline.last_step) == (0, 4)
 
 
 async def test_a_rewind_counts_what_leaves_with_the_lease_that_it_returns(world: World) -> None:
     """Its acks were undone as others' were; that its group had been dropped is another matter."""
     buffer = await create(world, {"name": "a", "replay": True, "max_times_sampled": 2})
-    await buffer.ingest.push(push_of((1, 0), (2, 0)))
-    await buffer.desk.ack((await sample(buffer, "a", 2)).id, step=3)
+    await buffer.push(push_of((1, 0), (2, 0)))
+    await buffer.ack((await sample(buffer, "a", 2)).id, step=3)
     await sample(buffer, "a", 2)
-    await buffer.grouping.drop("2/1", "aborted")
-    found = await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    await buffer.drop("2/1", "aborted")
+    found = await buffer.flow.timelines.rewind(buffer.state.consumers["a"], 0)
     assert found == (2, 1)
     await buffer.drain()
-    assert [entry.record.uid for entry in buffer.contents] == [uid(2, 0)]
+    assert [entry.record.uid for entry in buffer.state.contents] == [uid(2, 0)]
     assert len((await sample(buffer, "a", 1)).units) == 1
     assert await nothing_comes(buffer, "a")
 
@@ -169,10 +169,10 @@ async def test_final_acks_that_were_enough_outlive_a_rewind(world: World) -> Non
     """A unit whose final acks reach max_times_sampled stays consumed when one more is undone."""
     replay = {"name": "a", "replay": True, "max_times_sampled": 2, "with_replacement": True}
     buffer = await create(world, replay, {"name": "b"})
-    await buffer.ingest.push(push_of((1, 0)))
-    await buffer.desk.ack((await sample(buffer, "a", 1)).id, step=3)
-    await buffer.desk.ack((await sample(buffer, "a", 2)).id)
-    await buffer.desk.timelines.rewind(buffer.delivery.consumers["a"], 0)
+    await buffer.push(push_of((1, 0)))
+    await buffer.ack((await sample(buffer, "a", 1)).id, step=3)
+    await buffer.ack((await sample(buffer, "a", 2)).id)
+    await buffer.flow.timelines.rewind(buffer.state.consumers["a"], 0)
     assert await nothing_comes(buffer, "a")
     await buffer.drain()
     assert await nothing_comes(world.reload(buffer), "a")

@@ -11,10 +11,9 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.priorities import Priorities, PriorityUpdate
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
 from experience_buffer_server.store.interface import MAX_PRIORITY
 from tests.unit.builders import World, experience, push, uid, want
@@ -28,11 +27,11 @@ def update(priority: float, *runs: int) -> list[PriorityUpdate]:
 
 
 def priorities(buffer: Buffer) -> list[float]:
-    return [entry.record.priority for entry in buffer.contents]
+    return [entry.record.priority for entry in buffer.state.contents]
 
 
 async def sampled(buffer: Buffer) -> int:
-    lease, why = await buffer.desk.sample("trainer", want(1), asyncio.Event())
+    lease, why = await buffer.sample("trainer", want(1), asyncio.Event())
     assert lease is not None, why
     return lease.num_experiences
 
@@ -43,12 +42,12 @@ def test_the_cap_leaves_room_for_the_largest_group() -> None:
 
 async def test_a_group_of_huge_priorities_becomes_whole_and_is_sampled(world: World) -> None:
     buffer = await world.create(group_size=3, consumers=PRIORITIZED, on_full="evict")
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    updated = await buffer.desk.priorities.update(update(HUGE, 0, 1))
+    await buffer.push(push((1, 0), (1, 1)))
+    updated = await buffer.update_priorities(update(HUGE, 0, 1))
     assert updated.num_updated == 2
     assert priorities(buffer) == [MAX_PRIORITY] * 2
-    await buffer.ingest.push(push((1, 2)))
-    assert (await buffer.desk.priorities.update(update(HUGE, 0, 1, 2))).num_updated == 3
+    await buffer.push(push((1, 2)))
+    assert (await buffer.update_priorities(update(HUGE, 0, 1, 2))).num_updated == 3
     buffer = await world.restart(buffer)
     assert await sampled(buffer) == 3
 
@@ -56,15 +55,15 @@ async def test_a_group_of_huge_priorities_becomes_whole_and_is_sampled(world: Wo
 async def test_an_integer_beyond_floats_is_capped_at_the_push(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=PRIORITIZED)
     pushed = [experience(1, run, info={"priority": 10 ** (20 + run * 280)}) for run in (0, 1)]
-    await buffer.ingest.push(Push(payloads=[trxp.encode(pushed)]))
+    await buffer.push(Push(payloads=[trxp.encode(pushed)]))
     assert priorities(buffer) == [1e20, MAX_PRIORITY]
 
 
 async def test_a_store_that_holds_larger_priorities_is_opened(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=PRIORITIZED)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     batch = world.store.batch()
-    for entry in buffer.contents:
+    for entry in buffer.state.contents:
         batch.put_record(buffer.id, dataclasses.replace(entry.record, priority=HUGE))
     await world.store.commit(batch)
     buffer = await world.restart(buffer)
@@ -72,19 +71,22 @@ async def test_a_store_that_holds_larger_priorities_is_opened(world: World) -> N
     assert await sampled(buffer) == 2
 
 
-async def test_what_cannot_be_taken_into_account_is_not_set(world: World) -> None:
+async def test_what_cannot_be_taken_into_account_is_not_set(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     buffer = await world.create(group_size=2, consumers=PRIORITIZED)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     failures = [ValueError("no such weight")]
 
     def revalue(entries: Sequence[Entry]) -> None:
         if failures:
             raise failures.pop()
-        buffer.revalue(entries)
+        real(entries)
 
-    setter = Priorities(buffer.id, buffer.contents, revalue, world.store, Tasks())
+    real = buffer.flow.offers.revalue
+    monkeypatch.setattr(buffer.flow.offers, "revalue", revalue)
     with pytest.raises(ValueError, match="no such weight"):
-        await setter.update(update(5.0, 0, 1))
+        await buffer.update_priorities(update(5.0, 0, 1))
     assert priorities(buffer) == [1.0] * 2
-    assert (await setter.update(update(5.0, 0))).num_updated == 1
+    assert (await buffer.update_priorities(update(5.0, 0))).num_updated == 1
     assert priorities(buffer) == priorities(await world.restart(buffer)) == [5.0, 1.0]

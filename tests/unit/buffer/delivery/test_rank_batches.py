@@ -9,8 +9,8 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.rank_batches import RankOf
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store import StoreFullError
 from tests.unit.builders import World, experience, push, want
@@ -25,7 +25,7 @@ async def part(
     buffer: Buffer, rank: int, *, after: int = 0, num_units: int = 2
 ) -> tuple[Lease | None, str]:
     rank_of = RankOf(rank=rank, world_size=2, after_lease_id=after)
-    return await buffer.desk.sample("c", want(num_units), asyncio.Event(), rank_of=rank_of)
+    return await buffer.sample("c", want(num_units), asyncio.Event(), rank_of=rank_of)
 
 
 async def shared(buffer: Buffer, *, after: int = 0) -> Lease:
@@ -39,64 +39,64 @@ async def test_a_step_becomes_safe_before_the_last_rank_acks(
     world: World, last_step: int | None
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (0, 1), (0, 2), (0, 3)))
+    await buffer.push(push((0, 0), (0, 1), (0, 2), (0, 3)))
     first = await shared(buffer)
     second = await shared(buffer, after=first.id)
-    await buffer.desk.ack(first.id, step=5, rank=0)
+    await buffer.ack(first.id, step=5, rank=0)
     for rank in (0, 1):
-        await buffer.desk.ack(second.id, step=7, rank=rank)
-    consumer = buffer.delivery.consumer("c")
-    await buffer.desk.timelines.declare_safe(consumer, 7)
+        await buffer.ack(second.id, step=7, rank=rank)
+    consumer = buffer.state.consumer("c")
+    await buffer.flow.timelines.declare_safe(consumer, 7)
     with pytest.raises(errors.WrongStateError, match="not after the safe step 7"):
-        await buffer.desk.ack(first.id, step=6, rank=1)
+        await buffer.ack(first.id, step=6, rank=1)
     assert state(first) == "open"
-    await buffer.desk.ack(first.id, step=last_step, rank=1)
+    await buffer.ack(first.id, step=last_step, rank=1)
     assert state(first) == "acked"
-    assert (len(buffer.contents), consumer.timeline.num_retained) == (0, 0)
+    assert (len(buffer.state.contents), consumer.timeline.num_retained) == (0, 0)
 
 
 async def test_a_later_step_of_the_last_rank_is_retained(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     lease = await shared(buffer)
-    await buffer.desk.ack(lease.id, step=5, rank=0)
-    await buffer.desk.ack(lease.id, step=6, rank=1)
-    assert buffer.delivery.consumer("c").timeline.last_step == 6
-    assert len(buffer.contents) == 2
+    await buffer.ack(lease.id, step=5, rank=0)
+    await buffer.ack(lease.id, step=6, rank=1)
+    assert buffer.state.consumer("c").timeline.last_step == 6
+    assert len(buffer.state.contents) == 2
 
 
 async def test_a_part_that_is_returned_while_its_ack_is_stored(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     lease = await shared(buffer)
-    ack = asyncio.ensure_future(buffer.desk.ack(lease.id, rank=0))
+    ack = asyncio.ensure_future(buffer.ack(lease.id, rank=0))
     await asyncio.sleep(0)
-    await buffer.leasing.nack(lease.id, reason="the other rank died")
+    await buffer.nack(lease.id, reason="the other rank died")
     with pytest.raises(errors.LeaseNotFoundError, match="was nacked"):
         await ack
 
 
 async def test_a_refused_ack_of_a_part_does_not_count(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     lease = await shared(buffer)
     Refusals(world.store).num_next = 1
     with pytest.raises(StoreFullError):
-        await buffer.desk.ack(lease.id, rank=0)
+        await buffer.ack(lease.id, rank=0)
     again, _ = await part(buffer, 0)
     assert again is lease
-    await buffer.desk.ack(lease.id, rank=1)
+    await buffer.ack(lease.id, rank=1)
     assert state(lease) == "open"
-    await buffer.desk.ack(lease.id, rank=0)
+    await buffer.ack(lease.id, rank=0)
     assert state(lease) == "acked"
 
 
 async def test_a_batch_that_is_being_acknowledged_is_not_given_again(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (0, 1), (0, 2)))
+    await buffer.push(push((0, 0), (0, 1), (0, 2)))
     lease = await shared(buffer)
-    await buffer.desk.ack(lease.id, rank=0)
-    ack = asyncio.ensure_future(buffer.desk.ack(lease.id, rank=1))
+    await buffer.ack(lease.id, rank=0)
+    ack = asyncio.ensure_future(buffer.ack(lease.id, rank=1))
     await asyncio.sleep(0)
     assert lease.state == "ending"
     following, why = await part(buffer, 1)
@@ -107,10 +107,10 @@ async def test_a_batch_that_is_being_acknowledged_is_not_given_again(world: Worl
 
 async def test_a_batch_that_was_returned_before_it_was_sent(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.ingest.push(push((0, 0), (0, 1)))
+    await buffer.push(push((0, 0), (0, 1)))
     call = asyncio.ensure_future(part(buffer, 0, num_units=3))
     await asyncio.sleep(0)
-    await buffer.desk.timelines.rewind(buffer.delivery.consumer("c"), -1)
+    await buffer.rewind("c", -1)
     lease, why = await call
     assert lease is None
     assert "returned before it was sent" in why
@@ -123,17 +123,17 @@ async def test_a_rank_is_told_the_same_of_its_part_after_a_restart(world: World)
     buffer = await world.create(consumers=[reader])
     infos = [{"priority": 3.0, "model_version": 0}, {"priority": 7.0, "model_version": 5}]
     pushed = [experience(0, run, info=info) for run, info in enumerate(infos)]
-    await buffer.ingest.push(Push(payloads=[trxp.encode(pushed)], tombstones=[], group_size=0))
+    await buffer.push(Push(payloads=[trxp.encode(pushed)], tombstones=[], group_size=0))
     buffer.row.policy_version = 5
     lease = await shared(buffer)
     told = [dataclasses.astuple(unit) for unit in lease.units]
     assert {(unit.stale, unit.probability < 1) for unit in lease.units} == {
         (unit.seqs == (1,), unit is lease.units[0]) for unit in lease.units
     }
-    await buffer.desk.ack(lease.id, rank=0)
+    await buffer.ack(lease.id, rank=0)
     for _ in range(2):
         buffer = await world.restart(buffer)
         again, _ = await part(buffer, 1)
         assert again is not None
         assert [dataclasses.astuple(unit) for unit in again.units] == told
-        await buffer.leasing.extend(again.id, 1000.0)
+        await buffer.extend(again.id, 1000.0)

@@ -8,7 +8,7 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from tests.unit.builders import World, experience, want
 
 
@@ -19,11 +19,11 @@ def of_version(version: int, run: int, task: int = 1) -> Push:
 
 async def take(buffer: Buffer, consumer: str, count: int) -> int:
     """How many units came, all of which are acknowledged."""
-    lease, _ = await buffer.desk.sample(consumer, want(count), asyncio.Event())
+    lease, _ = await buffer.sample(consumer, want(count), asyncio.Event())
     await buffer.drain()
     if lease is None:
         return 0
-    await buffer.desk.ack(lease.id)
+    await buffer.ack(lease.id)
     return lease.num_experiences
 
 
@@ -34,26 +34,26 @@ async def test_what_is_too_stale_for_one_consumer_tears_no_group_of_another(
     picky = {"name": "picky", "staleness": {"max_lag": 0, "on_stale": "drop"}}
     consumers = [picky, {"name": "trainer", "unit": "group"}]
     buffer = await world.create(group_size=4, consumers=consumers)
-    await buffer.stored_row.publish(1)
+    await buffer.publish(1)
     versions = [0, 0, 1, 1]
     for run, version in enumerate(versions[:num_first]):
-        await buffer.ingest.push(of_version(version, run))
+        await buffer.push(of_version(version, run))
     assert await take(buffer, "picky", 4) == sum(versions[:num_first])
     for run, version in list(enumerate(versions))[num_first:]:
-        await buffer.ingest.push(of_version(version, run))
+        await buffer.push(of_version(version, run))
     assert await take(buffer, "trainer", 1) == 4
-    assert len(buffer.contents) == 4 - 2 - sum(versions[:num_first])
+    assert len(buffer.state.contents) == 4 - 2 - sum(versions[:num_first])
 
 
 async def test_what_nobody_takes_as_a_group_is_dropped_alone(world: World) -> None:
     picky = {"name": "picky", "staleness": {"max_lag": 0, "on_stale": "drop"}}
     buffer = await world.create(group_size=2, consumers=[picky, "other"])
-    await buffer.stored_row.publish(1)
+    await buffer.publish(1)
     for run in range(2):
-        await buffer.ingest.push(of_version(run, run))
+        await buffer.push(of_version(run, run))
     assert await take(buffer, "picky", 2) == 1
     assert await take(buffer, "other", 2) == 1
-    assert not len(buffer.contents)
+    assert not len(buffer.state.contents)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -69,20 +69,20 @@ async def test_a_limiter_waits_for_no_sample_of_what_was_passed_over(
         "staleness": {"max_lag": 0, "on_stale": "keep"},
     }
     buffer = await world.create(group_by="none", consumers=[consumer, "other"])
-    await buffer.stored_row.publish(0)
+    await buffer.publish(0)
     for run in range(4):
-        await buffer.ingest.push(of_version(0, run))
-    await buffer.stored_row.publish(1)
+        await buffer.push(of_version(0, run))
+    await buffer.publish(1)
     assert await take(buffer, "trainer", 2) == 0
     if restarts:
         buffer = await world.restart(buffer)
     for run in range(4, 8):
-        await buffer.ingest.push(of_version(1, run))
+        await buffer.push(of_version(1, run))
     assert await take(buffer, "trainer", 2) == 2
     assert await take(buffer, "other", 9) == 8
     if restarts:
         buffer = await world.restart(buffer)
-    counts = buffer.delivery.consumers["trainer"].counts()
+    counts = buffer.state.consumers["trainer"].counts()
     assert (counts.inserts, counts.samples) == (4, 2)
 
 
@@ -98,21 +98,21 @@ async def test_a_rewind_of_what_was_passed_over_counts_it_once(
         "staleness": {"max_lag": 0, "on_stale": "keep"},
     }
     buffer = await world.create(group_by="none", consumers=[consumer, "other"])
-    await buffer.stored_row.publish(0)
+    await buffer.publish(0)
     for run in range(2):
-        await buffer.ingest.push(of_version(0, run))
+        await buffer.push(of_version(0, run))
     for step in (1, 2):
-        lease, _ = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+        lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
         assert lease is not None
-        await buffer.desk.ack(lease.id, step=step)
-    await buffer.stored_row.publish(1)
+        await buffer.ack(lease.id, step=step)
+    await buffer.publish(1)
     assert await take(buffer, "trainer", 2) == 0
     if restarts:
         buffer = await world.restart(buffer)
-    trainer = buffer.delivery.consumers["trainer"]
+    trainer = buffer.state.consumers["trainer"]
     counts = trainer.counts()
     assert (counts.inserts, counts.samples) == (2, 4), "sampled more often than it was due"
-    await buffer.desk.timelines.rewind(trainer, 0)
+    await buffer.flow.timelines.rewind(trainer, 0)
     counts = trainer.counts()
     assert (counts.inserts, counts.samples) == (2, 0)
 
@@ -120,8 +120,8 @@ async def test_a_rewind_of_what_was_passed_over_counts_it_once(
 async def test_items_of_groups_that_matter_to_nobody_are_dropped(world: World) -> None:
     picky = {"name": "picky", "staleness": {"max_lag": 0, "on_stale": "drop"}}
     buffer = await world.create(consumers=[picky, "other"])
-    await buffer.stored_row.publish(1)
+    await buffer.publish(1)
     for run in range(4):
-        await buffer.ingest.push(of_version(0, run))
+        await buffer.push(of_version(0, run))
     assert await take(buffer, "picky", 4) == 0
-    assert not len(buffer.contents)
+    assert not len(buffer.state.contents)

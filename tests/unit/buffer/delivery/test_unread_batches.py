@@ -13,7 +13,7 @@ import torch
 from experience_buffer import trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.settings.server import Settings, SnapshotsSection
@@ -57,34 +57,34 @@ async def push_large(buffer: Buffer, count: int) -> None:
             tokens=torch.arange(3 + NUM_TOKENS),
             logprobs=-torch.rand(NUM_TOKENS),
         )
-        await buffer.ingest.push(Push(payloads=[trxp.encode([one])]))
+        await buffer.push(Push(payloads=[trxp.encode([one])]))
 
 
 async def settled(buffer: Buffer, num_leases: int) -> None:
     async with asyncio.timeout(10):
-        while len(buffer.leasing.table) != num_leases:
+        while len(buffer.state.leases) != num_leases:
             await asyncio.sleep(0)
     await buffer.drain()
 
 
 def deliveries(buffer: Buffer) -> list[int]:
     """Of each experience, those that ended badly."""
-    progress = buffer.desk.progress
-    return [progress.num_deliveries(entry.record.seq, "trainer") for entry in buffer.contents]
+    progress = buffer.state.progress
+    return [progress.num_deliveries(entry.record.seq, "trainer") for entry in buffer.state.contents]
 
 
 @pytest.mark.parametrize("policy", ["drop", "keep", "mark"])
 async def test_what_became_too_stale_in_line_is_not_sent(world: World, policy: str) -> None:
     backend = await backend_of(world, staleness={"max_lag": 1, "on_stale": policy})
     buffer = backend.buffer("math")
-    await buffer.stored_row.publish(0)
+    await buffer.publish(0)
     await push_large(buffer, 4)
     stream = stream_of(backend, 4)
     first = await asyncio.wait_for(anext(stream), 10)
     assert first.frame.last
     # One may be on its way; those that wait for room behind it are held ready.
     await settled(buffer, 4)
-    await buffer.stored_row.publish(7)
+    await buffer.publish(7)
     found = []
     while (message := await asyncio.wait_for(anext(stream), 10)).HasField("frame"):
         found.append(list(message.frame.experiences[0].flags))
@@ -94,7 +94,7 @@ async def test_what_became_too_stale_in_line_is_not_sent(world: World, policy: s
     assert found.count(["stale"]) == len(found) - found.count([]) <= 3 * (policy == "mark")
     await stream.aclose()
     await settled(buffer, 0)
-    assert (len(buffer.contents) == 4) is (policy == "mark")
+    assert (len(buffer.state.contents) == 4) is (policy == "mark")
 
 
 async def test_what_was_never_sent_was_never_delivered(world: World) -> None:
@@ -119,7 +119,7 @@ async def test_what_nobody_took_was_not_delivered(
 ) -> None:
     backend = await backend_of(world, max_deliveries=9)
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push(*((1, run) for run in range(4 if num_more == 0 else 5))))
+    await buffer.push(push(*((1, run) for run in range(4 if num_more == 0 else 5))))
     credits = [Request(credits=1)] * num_more
     stream = stream_of(backend, 3, *credits, read_ahead=read_ahead)
     for _ in range(3 + num_more):
@@ -132,7 +132,7 @@ async def test_what_nobody_took_was_not_delivered(
 async def test_a_server_that_stops_blames_nobody(world: World) -> None:
     backend = await backend_of(world, max_deliveries=1)
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     stream = stream_of(backend, 2)
     await asyncio.wait_for(anext(stream), 10)
     backend.draining.set()
@@ -144,11 +144,11 @@ async def test_a_server_that_stops_blames_nobody(world: World) -> None:
 async def test_what_is_given_back_unread_was_not_delivered(world: World) -> None:
     backend = await backend_of(world, max_deliveries=2)
     buffer = backend.buffer("math")
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     for unread in (True, False):
         stream = stream_of(backend, 1)
         lease = (await asyncio.wait_for(anext(stream), 10)).frame.lease
-        await buffer.leasing.nack(lease.id, reason="x", unread=unread)
+        await buffer.nack(lease.id, reason="x", unread=unread)
         await stream.aclose()
         await settled(buffer, 0)
         assert deliveries(buffer) == [not unread]

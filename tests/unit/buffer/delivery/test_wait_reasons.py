@@ -9,14 +9,13 @@ import pytest
 
 from experience_buffer.errors import ResourceExhaustedError
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.stats import buffer_stats
 from tests.unit.builders import World, push, want
 
 
 async def sample(buffer: Buffer, size: int, seconds: float = 0.0) -> tuple[int, str]:
     """How many units come, which stay leased, and why there are no more."""
     call = want(size, timeout_seconds=seconds)
-    lease, why = await buffer.desk.sample("trainer", call, asyncio.Event())
+    lease, why = await buffer.sample("trainer", call, asyncio.Event())
     return 0 if lease is None else lease.num_units, why
 
 
@@ -24,7 +23,7 @@ async def filled(world: World, count: int, **consumer: Any) -> Buffer:
     """A buffer of single experiences."""
     trainer = {"name": "trainer"} | consumer
     buffer = await world.create(group_by="none", consumers=[trainer])
-    await buffer.ingest.push(push(*((1, run) for run in range(count))))
+    await buffer.push(push(*((1, run) for run in range(count))))
     return buffer
 
 
@@ -57,8 +56,8 @@ async def test_a_batch_that_never_goes_keeps_nobody_waiting(world: World) -> Non
     assert await sample(buffer, 2) == (2, "")
     second = asyncio.create_task(sample(buffer, 3, 5.0))
     await asyncio.sleep(0.01)
-    lease_id = next(iter(buffer.delivery.consumers["trainer"].leases))
-    await buffer.desk.ack(lease_id)
+    lease_id = next(iter(buffer.state.consumers["trainer"].leases))
+    await buffer.ack(lease_id)
     assert await second == (3, "")
     assert not first.done()
     first.cancel()
@@ -68,8 +67,8 @@ async def test_a_batch_that_never_goes_keeps_nobody_waiting(world: World) -> Non
 async def test_bytes_that_keep_pushes_out_are_named(world: World) -> None:
     buffer = await filled(world, 4, limiter={"max_ahead_bytes": 3000})
     with pytest.raises(ResourceExhaustedError, match="max_ahead_bytes 3000") as refused:
-        await buffer.ingest.push(push((2, 0)))
-    waits = buffer_stats(buffer).consumers[0].pushes_wait_for
+        await buffer.push(push((2, 0)))
+    waits = buffer.stats().consumers[0].pushes_wait_for
     assert waits
     assert waits in str(refused.value)
 
@@ -99,7 +98,7 @@ async def grouped(world: World, count: int) -> Buffer:
 
 async def push_groups(buffer: Buffer, tasks: range) -> None:
     for task in tasks:
-        await buffer.ingest.push(push(*((task, run) for run in range(3))))
+        await buffer.push(push(*((task, run) for run in range(3))))
 
 
 @pytest.mark.parametrize("num_before", [0, 4])
@@ -116,7 +115,7 @@ async def test_groups_that_are_more_than_may_be_leased_go_short_at_once(
 async def test_who_wants_more_groups_than_may_be_leased_or_none_is_told(world: World) -> None:
     buffer = await grouped(world, 4)
     all_or_none = want(3, min_batch_size=3)
-    found = await buffer.desk.sample("trainer", all_or_none, asyncio.Event())
+    found = await buffer.sample("trainer", all_or_none, asyncio.Event())
     assert found == (None, f"0 of 3 groups: {BEYOND}; ask for fewer")
 
 
@@ -126,14 +125,14 @@ async def test_groups_that_can_not_be_leased_together_keep_nobody_waiting(
 ) -> None:
     buffer = await grouped(world, num_before)
     all_or_none = want(3, min_batch_size=3, timeout_seconds=3600.0)
-    first = asyncio.create_task(buffer.desk.sample("trainer", all_or_none, asyncio.Event()))
+    first = asyncio.create_task(buffer.sample("trainer", all_or_none, asyncio.Event()))
     await asyncio.sleep(0.01)
     await push_groups(buffer, range(num_before, 4))
-    assert BEYOND in buffer_stats(buffer).consumers[0].waiting_for
+    assert BEYOND in buffer.stats().consumers[0].waiting_for
     assert await sample(buffer, 1, 60.0) == (1, "")
     second = asyncio.create_task(sample(buffer, 2, 60.0))
     await asyncio.sleep(0.01)
-    await buffer.desk.ack(next(iter(buffer.delivery.consumers["trainer"].leases)))
+    await buffer.ack(next(iter(buffer.state.consumers["trainer"].leases)))
     assert await second == (2, "")
     assert not first.done()
     first.cancel()

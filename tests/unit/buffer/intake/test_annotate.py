@@ -39,7 +39,7 @@ def pushed(*members: tuple[int, int], **fields: Any) -> Push:
 
 
 async def annotate(buffer: Buffer, uid: str, **fields: Any) -> tuple[AnnotateReason | None, str]:
-    (outcome,) = await buffer.annotating.annotate([Annotation(uid=uid, **fields)])
+    (outcome,) = await buffer.annotate([Annotation(uid=uid, **fields)])
     assert outcome.uid == uid
     return outcome.reason, outcome.message
 
@@ -47,19 +47,19 @@ async def annotate(buffer: Buffer, uid: str, **fields: Any) -> tuple[AnnotateRea
 async def settle(buffer: Buffer) -> None:
     deadline = time.monotonic() + 60
     await buffer.drain()
-    while buffer.computing.num_jobs:
+    while buffer.flow.computing.num_jobs:
         assert time.monotonic() < deadline
         await asyncio.sleep(0)
         await buffer.drain()
 
 
 async def take(buffer: Buffer, consumer: str) -> int:
-    lease, _ = await buffer.desk.sample(consumer, want(1), asyncio.Event())
+    lease, _ = await buffer.sample(consumer, want(1), asyncio.Event())
     return 0 if lease is None else lease.id
 
 
 def advantages(world: World, buffer: Buffer, uid: str) -> list[float]:
-    entry = buffer.contents.by_uid(uid)
+    entry = buffer.state.contents.by_uid(uid)
     assert entry is not None
     payload, _ = read_payload(world.store, buffer, entry)
     found = trxp.decode(payload)[0].advantages
@@ -67,7 +67,7 @@ def advantages(world: World, buffer: Buffer, uid: str) -> list[float]:
 
 
 def details(world: World, buffer: Buffer, uid: str) -> Mapping[str, Any]:
-    entry = buffer.contents.by_uid(uid)
+    entry = buffer.state.contents.by_uid(uid)
     assert entry is not None
     (row,) = world.store.advantages(buffer.id, [entry.record.seq])
     assert not isinstance(row, DamagedRecordError)
@@ -76,7 +76,7 @@ def details(world: World, buffer: Buffer, uid: str) -> Mapping[str, Any]:
 
 async def test_a_missing_field_is_refused_unless_the_buffer_waits_for_it(world: World) -> None:
     buffer = await world.create(**(GAE | {"on_missing_field": "refuse"}))
-    (outcome,) = await buffer.ingest.push(pushed((1, 0)))
+    (outcome,) = await buffer.push(pushed((1, 0)))
     assert outcome.reason is Reason.MISSING_FIELD
     assert "values is missing" in outcome.message
 
@@ -84,32 +84,32 @@ async def test_a_missing_field_is_refused_unless_the_buffer_waits_for_it(world: 
 async def test_an_experience_waits_for_its_field_and_says_so(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**GAE)
-    await buffer.ingest.push(pushed((1, 0), (1, 1), reward=1.0))
-    assert "2 experiences wait for fields" in buffer.describe_wait()
-    assert f"{uid(1, 0)!r}, for values" in buffer.describe_wait()
+    await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
+    assert "2 experiences wait for fields" in buffer.flow.describe_wait()
+    assert f"{uid(1, 0)!r}, for values" in buffer.flow.describe_wait()
     assert await annotate(buffer, uid(1, 0), tensors=values()) == (None, "")
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 0)) == [0.5] * NUM_RESPONSE
-    assert "1 experiences wait for fields" in buffer.describe_wait()
-    assert [entry.available for entry in buffer.contents] == [True, False]
+    assert "1 experiences wait for fields" in buffer.flow.describe_wait()
+    assert [entry.available for entry in buffer.state.contents] == [True, False]
 
 
 async def test_what_waits_is_the_same_after_a_restart(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**GAE)
-    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await buffer.push(pushed((1, 0), (1, 1)))
     await annotate(buffer, uid(1, 1), tensors=values())
     await settle(buffer)
     fresh = await world.restart(buffer)
-    assert [entry.missing for entry in fresh.contents] == [("values",), ()]
-    assert list(fresh.contents.lacking) == [1]
-    assert [entry.available for entry in fresh.contents] == [False, True]
+    assert [entry.missing for entry in fresh.state.contents] == [("values",), ()]
+    assert list(fresh.state.contents.lacking) == [1]
+    assert [entry.available for entry in fresh.state.contents] == [False, True]
 
 
 async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**GAE)
-    await buffer.ingest.push(pushed((1, 0)))
+    await buffer.push(pushed((1, 0)))
     before = trxp.read(world.payload(buffer, uid(1, 0)))[0]
     await annotate(buffer, uid(1, 0), tensors=values(), info={"source": "critic"})
     after = trxp.read(world.payload(buffer, uid(1, 0)))[0]
@@ -119,17 +119,17 @@ async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: W
     assert set(after.tensors) == set(before.tensors) | {"values"}
     for name, tensor in before.tensors.items():
         assert bytes(after.tensors[name].data) == bytes(tensor.data)
-    (again,) = await buffer.ingest.push(pushed((1, 0)))
+    (again,) = await buffer.push(pushed((1, 0)))
     assert again.status is PushStatus.DUPLICATE
-    payload_bytes = [entry.record.payload_bytes for entry in buffer.contents]
+    payload_bytes = [entry.record.payload_bytes for entry in buffer.state.contents]
     assert payload_bytes == [len(world.payload(buffer, uid(1, 0)))]
-    assert buffer.contents.num_bytes == sum(payload_bytes)
+    assert buffer.num_bytes == sum(payload_bytes)
 
 
 async def test_one_form_of_a_field_replaces_the_other(world: World) -> None:
     buffer = await world.create(**GAE)
     numbers = [0.25] * NUM_RESPONSE
-    await buffer.ingest.push(pushed((1, 0), info={"values": numbers, "kept": 1}))
+    await buffer.push(pushed((1, 0), info={"values": numbers, "kept": 1}))
     assert await annotate(buffer, uid(1, 0), tensors=values()) == (None, "")
     (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
     assert isinstance(item, trxp.Item)
@@ -144,19 +144,19 @@ async def test_one_form_of_a_field_replaces_the_other(world: World) -> None:
 async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**RLOO)
-    await buffer.ingest.push(pushed((1, 0), (1, 1), reward=1.0))
+    await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 1)) == [0.0] * NUM_RESPONSE
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=3.0))
-    while not any(entry.changing for entry in buffer.contents):
+    while not any(entry.changing for entry in buffer.state.contents):
         await asyncio.sleep(0)
     assert not await take(buffer, "trainer")
     assert await changing == (None, "")
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 0)) == [2.0] * NUM_RESPONSE
     assert advantages(world, buffer, uid(1, 1)) == [-2.0] * NUM_RESPONSE
-    assert len(buffer.delivery.consumers["trainer"].ready) == 2
-    entry = buffer.contents.by_uid(uid(1, 0))
+    assert len(buffer.state.consumers["trainer"].ready) == 2
+    entry = buffer.state.contents.by_uid(uid(1, 0))
     assert entry is not None
     assert entry.record.reward == 3.0
 
@@ -165,29 +165,29 @@ async def test_nobody_gets_advantages_of_before_an_annotation(world: World) -> N
     """Not even while its commit is under way, and not from a job under way either."""
     world.computer.start()
     buffer = await world.create(**RLOO)
-    await buffer.ingest.push(pushed((1, 0), (1, 1), reward=1.0))
+    await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
     # The job is on its way to the worker, which starts for it.
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=5.0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not any(entry.available for entry in buffer.contents)
+    assert not any(entry.available for entry in buffer.state.contents)
     await changing
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 1)) == [-4.0] * NUM_RESPONSE
-    assert [entry.generation for entry in buffer.contents] == [1, 1]
+    assert [entry.generation for entry in buffer.state.contents] == [1, 1]
 
 
 async def test_what_was_delivered_is_not_changed_behind_the_trainer(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**RLOO)
-    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await buffer.push(pushed((1, 0), (1, 1)))
     await settle(buffer)
     lease_id = await take(buffer, "trainer")
     for member in (0, 1):
         reason, message = await annotate(buffer, uid(1, member), reward=3.0)
         assert reason is AnnotateReason.DELIVERED
         assert "raw = true" in message
-    await buffer.desk.ack(lease_id)
+    await buffer.ack(lease_id)
     reason, _ = await annotate(buffer, uid(1, 1), reward=3.0)
     assert reason is AnnotateReason.DELIVERED
     fresh = await world.restart(buffer)
@@ -200,16 +200,16 @@ async def test_what_was_delivered_is_not_changed_behind_the_trainer(world: World
 async def test_a_raw_consumer_gets_what_waits_and_may_annotate_what_it_holds(world: World) -> None:
     world.computer.start()
     buffer = await world.create(**(GAE | {"consumers": CONSUMERS}))
-    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await buffer.push(pushed((1, 0), (1, 1)))
     assert not await take(buffer, "actor")
     for member in (0, 1):
         lease_id = await take(buffer, "critic")
         assert await annotate(buffer, uid(1, member), tensors=values()) == (None, "")
-        await buffer.desk.ack(lease_id)
+        await buffer.ack(lease_id)
     await settle(buffer)
     assert not await take(buffer, "critic")
     assert await take(buffer, "actor")
-    assert len(buffer.contents) == 2
+    assert len(buffer.state.contents) == 2
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ async def test_an_annotation_that_does_not_fit_changes_nothing(
     world: World, change: Mapping[str, Any], message: str
 ) -> None:
     buffer = await world.create(**GAE)
-    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await buffer.push(pushed((1, 0), (1, 1)))
     before = world.store.payloads(buffer.id, [uid(1, 0)])
-    bad, sound = await buffer.annotating.annotate(
+    bad, sound = await buffer.annotate(
         [Annotation(uid=uid(1, 0), **change), Annotation(uid=uid(1, 1), tensors=values())]
     )
     assert (bad.reason, sound.reason) == (AnnotateReason.INVALID, None)
@@ -244,20 +244,20 @@ async def test_unknown_and_doubled_uids(world: World) -> None:
     assert reason is AnnotateReason.UNKNOWN_UID
     assert uid(9, 9) in message
     endless = Annotation(uid="\x00" * 100_000)
-    (outcome,) = await buffer.annotating.annotate([endless])
+    (outcome,) = await buffer.annotate([endless])
     assert outcome.reason is AnnotateReason.UNKNOWN_UID
     assert len(outcome.uid) + len(outcome.message) < 1000
     twice = [Annotation(uid=uid(1, 0)), Annotation(uid=uid(1, 0))]
     with pytest.raises(errors.InvalidRequestError, match="one uid"):
-        await buffer.annotating.annotate(twice)
+        await buffer.annotate(twice)
     many = [Annotation(uid=str(number)) for number in range(98)]
     with pytest.raises(errors.InvalidRequestError, match="98 annotations"):
-        await buffer.annotating.annotate(many)
+        await buffer.annotate(many)
 
 
 async def test_annotations_at_once_keep_one_another(world: World) -> None:
     buffer = await world.create(**GAE)
-    await buffer.ingest.push(pushed((1, 0)))
+    await buffer.push(pushed((1, 0)))
     names = [f"name {number}" for number in range(23)]
     await asyncio.gather(*(annotate(buffer, uid(1, 0), info={name: 1.0}) for name in names))
     (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
@@ -269,9 +269,9 @@ async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: Wo
     world.computer.start()
     buffer = await world.create(group_size=1, advantage={"estimator": "reinforce"})
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.ingest.push(Push(payloads=[trxp.encode([bad])]))
+    await buffer.push(Push(payloads=[trxp.encode([bad])]))
     await settle(buffer)
-    assert [bool(entry.quarantine) for entry in buffer.contents] == [True]
+    assert [bool(entry.quarantine) for entry in buffer.state.contents] == [True]
     numbers = values(*[0.0] * (NUM_RESPONSE - 1), 2.0)["values"]
     await annotate(buffer, uid(5, 0), tensors={"token_level_reward": numbers})
     await settle(buffer)
@@ -280,12 +280,12 @@ async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: Wo
 
 async def test_no_room_for_an_annotation_changes_nothing(world: World) -> None:
     buffer = await world.create(**GAE)
-    await buffer.ingest.push(pushed((1, 0)))
-    limit = buffer.contents.num_bytes + 3
+    await buffer.push(pushed((1, 0)))
+    limit = buffer.num_bytes + 3
     buffer.change_settings(buffer.settings.model_copy(update={"max_bytes": limit}))
     with pytest.raises(errors.BufferFullError, match="max_bytes"):
         await annotate(buffer, uid(1, 0), tensors=values())
-    assert buffer.contents.lacking
+    assert buffer.state.contents.lacking
 
 
 DEADLINE: dict[str, Any] = GAE | {"group_deadline_seconds": 5.0, "group_by": "task"}
@@ -302,15 +302,15 @@ async def test_a_deadline_ends_the_wait_for_fields(
     changes = {"on_group_deadline": policy, "min_group_size": minimum}
     estimator = {"estimator": "remax", "turn_rewards": "steps"}
     buffer = await world.create(**(DEADLINE | changes | {"advantage": estimator}))
-    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await buffer.push(pushed((1, 0), (1, 1)))
     await annotate(buffer, uid(1, 1), info={"baseline_reward": 0.0})
     buffer.tick(time.time() + 4)
-    assert len(buffer.contents) == 2
+    assert len(buffer.state.contents) == 2
     buffer.tick(time.time() + 6)
     await settle(buffer)
-    assert len(buffer.contents) == left
-    assert len(buffer.contents.lacking) == (policy == "wait")
-    group = buffer.contents.groups.get("2/1")
+    assert len(buffer.state.contents) == left
+    assert len(buffer.state.contents.lacking) == (policy == "wait")
+    group = buffer.state.contents.groups.get("2/1")
     if policy == "wait":
         assert group is not None
         assert group.overdue
@@ -322,49 +322,49 @@ async def test_a_deadline_waits_for_an_annotator_that_holds_a_lease(world: World
     world.computer.start()
     changes = {"on_group_deadline": "drop", "consumers": CONSUMERS}
     buffer = await world.create(**(DEADLINE | changes))
-    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await buffer.push(pushed((1, 0), (1, 1)))
     first = await take(buffer, "critic")
     buffer.tick(time.time() + 6)
     await settle(buffer)
-    assert len(buffer.contents) == 2
-    await buffer.leasing.nack(first, reason="")
+    assert len(buffer.state.contents) == 2
+    await buffer.nack(first, reason="")
     buffer.tick(time.time() + 8)
     await settle(buffer)
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 async def test_a_raw_consumer_of_groups_gets_them_whole(world: World) -> None:
     consumers = [{"name": "critic", "raw": True, "unit": "group"}, {"name": "actor"}]
     buffer = await world.create(**(GAE | {"consumers": consumers}))
-    await buffer.ingest.push(pushed((1, 0)))
+    await buffer.push(pushed((1, 0)))
     assert not await take(buffer, "critic")
-    await buffer.ingest.push(pushed((1, 1)))
+    await buffer.push(pushed((1, 1)))
     assert await take(buffer, "critic")
 
 
 async def test_a_group_is_not_computed_before_every_member_has_its_fields(world: World) -> None:
     buffer = await world.create(**(RLOO | {"on_missing_field": "wait"}))
-    await buffer.ingest.push(pushed((1, 0), reward=None))
-    await buffer.ingest.push(pushed((1, 1)))
-    assert buffer.computing.num_jobs == 0
+    await buffer.push(pushed((1, 0), reward=None))
+    await buffer.push(pushed((1, 1)))
+    assert buffer.flow.computing.num_jobs == 0
     await annotate(buffer, uid(1, 0), reward=1.0)
-    assert buffer.computing.num_jobs == 1
+    assert buffer.flow.computing.num_jobs == 1
 
 
 async def test_nothing_is_computed_from_before_an_annotation_on_its_way(world: World) -> None:
     buffer = await world.create(**(RLOO | {"on_missing_field": "wait"}))
-    await buffer.ingest.push(pushed((1, 0)))
-    await buffer.ingest.push(pushed((1, 1), reward=None))
+    await buffer.push(pushed((1, 0)))
+    await buffer.push(pushed((1, 1), reward=None))
     await annotate(buffer, uid(1, 1), info={"note": "still without a reward"})
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 1), reward=1.0))
-    while not any(entry.changing for entry in buffer.contents):
+    while not any(entry.changing for entry in buffer.state.contents):
         await asyncio.sleep(0)
-    for entry in buffer.contents:
+    for entry in buffer.state.contents:
         entry.missing = ()
-    buffer.advance(list(buffer.contents))
-    assert buffer.computing.num_jobs == 0
+    buffer.flow.advance(list(buffer.state.contents))
+    assert buffer.flow.computing.num_jobs == 0
     await changing
-    assert buffer.computing.num_jobs == 1
+    assert buffer.flow.computing.num_jobs == 1
 
 
 async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_counted(
@@ -373,7 +373,7 @@ async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_co
     world.computer.start()
     running = {"estimator": "rloo", "running_norm": "std"}
     buffer = await world.create(**(RLOO | {"advantage": running}))
-    await buffer.ingest.push(pushed((1, 0), (1, 1)))
+    await buffer.push(pushed((1, 0), (1, 1)))
     await settle(buffer)
     await world.computer.close()
     await annotate(buffer, uid(1, 0), reward=3.0)
@@ -381,5 +381,5 @@ async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_co
     (state,) = [state for state in world.store.load() if state.row.id == buffer.id]
     assert not state.computed
     fresh = world.reload(buffer)
-    counted = {entry.record.uid: entry.counted for entry in fresh.contents}
+    counted = {entry.record.uid: entry.counted for entry in fresh.state.contents}
     assert counted == {uid(1, 0): True, uid(1, 1): False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from tests.unit.builders import World, eid, experience, payload, uid
 
 
@@ -21,7 +21,7 @@ async def test_items_are_numbered_across_payloads(world: World) -> None:
         ],
         tombstones=[(eid(1, 3), "gone")],
     )
-    found = await buffer.ingest.push(push)
+    found = await buffer.push(push)
     assert [(one.uid, one.status.value, one.reason) for one in found] == [
         (uid(1, 0), "stored", None),
         (uid(1, 1), "stored", None),
@@ -43,9 +43,9 @@ async def test_the_limit_holds_for_all_together(world: World, counts: list[int],
         payload(*((task, run) for run in range(count))) for task, count in enumerate(counts)
     ]
     with pytest.raises(errors.InvalidRequestError, match=f"{what} in one push, the limit"):
-        await buffer.ingest.push(Push(payloads=payloads))
-    assert buffer.contents.num_items == 0
-    await buffer.ingest.push(Push(payloads=payloads[:-1]))
+        await buffer.push(Push(payloads=payloads))
+    assert buffer.num_items == 0
+    await buffer.push(Push(payloads=payloads[:-1]))
 
 
 async def test_what_is_shared_is_in_proportion_to_all_together(world: World) -> None:
@@ -56,9 +56,9 @@ async def test_what_is_shared_is_in_proportion_to_all_together(world: World) -> 
         trxp.encode([experience(task, run, info=shared) for run in range(10)]) for task in range(4)
     ]
     with pytest.raises(errors.InvalidRequestError, match="push the group in parts"):
-        await buffer.ingest.push(Push(payloads=payloads))
-    assert buffer.contents.num_items == 0
-    found = await buffer.ingest.push(Push(payloads=payloads[:3]))
+        await buffer.push(Push(payloads=payloads))
+    assert buffer.num_items == 0
+    found = await buffer.push(Push(payloads=payloads[:3]))
     assert len(found) == 30
 
 
@@ -68,5 +68,5 @@ async def test_one_that_cannot_be_read_fails_the_push(world: World, place: int) 
     payloads = [payload((1, 0)), payload((1, 1))]
     payloads.insert(place, payload((1, 2))[:-1])
     with pytest.raises(errors.TrxpError, match="the lengths add up to"):
-        await buffer.ingest.push(Push(payloads=payloads))
-    assert buffer.contents.num_items == 0
+        await buffer.push(Push(payloads=payloads))
+    assert buffer.num_items == 0

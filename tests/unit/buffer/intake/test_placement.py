@@ -26,10 +26,10 @@ async def test_groups_that_have_gone_are_looked_up_together(
 ) -> None:
     buffer = await world.create(group_size=2)
     for task in (1, 2):
-        await buffer.ingest.push(push((task, 0), (task, 1)))
-    await buffer.desk.ack(await sample(buffer, 4))
+        await buffer.push(push((task, 0), (task, 1)))
+    await buffer.ack(await sample(buffer, 4))
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
     asked: list[list[str]] = []
     recall = world.store.recall
 
@@ -41,27 +41,27 @@ async def test_groups_that_have_gone_are_looked_up_together(
 
     monkeypatch.setattr(world.store, "recall", counted)
     members = [(1, 2), (5, 0), (2, 2), (5, 1), (1, 3), (6, 0)]
-    found = await buffer.ingest.push(push(*members))
+    found = await buffer.push(push(*members))
     late = (uid(1, 2), uid(2, 2), uid(1, 3))
     assert [one.uid for one in found if one.reason == "late"] == list(late)
     assert "group '2/2' is whole; set late_members" in found[2].message
     assert [one.uid for one in found if one.status == "stored"] == [uid(5, 0), uid(5, 1), uid(6, 0)]
     assert asked == [["2/1", "2/5", "2/2", "2/6"]]
-    await buffer.ingest.push(push((6, 1)))
+    await buffer.push(push((6, 1)))
     assert len(asked) == 1
-    assert [group.row.closed for group in buffer.contents.groups] == ["whole", "whole"]
+    assert [group.row.closed for group in buffer.state.contents.groups] == ["whole", "whole"]
 
 
 async def test_a_group_is_closed_by_as_many_as_it_lacks(world: World) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    leaving = buffer.contents.by_uid(uid(1, 0))
+    await buffer.push(push((1, 0), (1, 1)))
+    leaving = buffer.state.contents.by_uid(uid(1, 0))
     assert leaving is not None
     leaving.leaving = True
-    await buffer.ingest.push(push((1, 2)))
-    (group,) = buffer.contents.groups
+    await buffer.push(push((1, 2)))
+    (group,) = buffer.state.contents.groups
     assert (group.row.closed, group.num_members) == ("", 2)
-    await buffer.ingest.push(push((1, 3)))
+    await buffer.push(push((1, 3)))
     assert (group.row.closed, group.num_members) == ("whole", 3)
 
 
@@ -69,30 +69,30 @@ async def test_tombstones_alone_are_counted(world: World) -> None:
     buffer = await world.create()
     dead = [(eid(1, run), "gone") for run in range(98)]
     with pytest.raises(errors.InvalidRequestError, match="98 experiences in one push, the limit"):
-        await buffer.ingest.push(Push(tombstones=dead))
-    assert len(buffer.contents) == 0
-    await buffer.ingest.push(Push(tombstones=dead[:-1]))
+        await buffer.push(Push(tombstones=dead))
+    assert len(buffer.state.contents) == 0
+    await buffer.push(Push(tombstones=dead[:-1]))
 
 
 async def test_what_follows_the_last_member_in_one_push_is_late(world: World) -> None:
     buffer = await world.create(group_size=2)
-    found = await buffer.ingest.push(push((1, 0), (1, 1), (1, 2), (2, 0), (1, 3)))
+    found = await buffer.push(push((1, 0), (1, 1), (1, 2), (2, 0), (1, 3)))
     assert [one.reason for one in found] == [None, None, "late", None, "late"]
     newer = await world.create(2, group_size=2, late_members="new_group")
-    await newer.ingest.push(push((1, 0), (1, 1), (1, 2)))
-    assert [group.num_members for group in newer.contents.groups] == [2, 1]
+    await newer.push(push((1, 0), (1, 1), (1, 2)))
+    assert [group.num_members for group in newer.state.contents.groups] == [2, 1]
 
 
 async def test_what_is_left_of_a_dropped_group_of_no_known_size(world: World, clock: Clock) -> None:
     buffer = await world.create(group_size=0)
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
     lease = await sample(buffer, 1)
-    await buffer.grouping.drop("2/1", "no use")
-    (late,) = await buffer.ingest.push(push((1, 3)))
+    await buffer.drop("2/1", "no use")
+    (late,) = await buffer.push(push((1, 3)))
     assert "group '2/1' was dropped with 1 of 1 members (no use)" in late.message
-    await buffer.desk.ack(lease)
+    await buffer.ack(lease)
     await buffer.drain()
-    assert len(buffer.contents) == 0
+    assert len(buffer.state.contents) == 0
 
 
 def reasons(found: Sequence[Outcome]) -> list[str | None]:
@@ -102,20 +102,20 @@ def reasons(found: Sequence[Outcome]) -> list[str | None]:
 @pytest.mark.parametrize("on_full", ["refuse", "evict", "block"])
 async def test_what_comes_too_late_needs_no_room(world: World, on_full: str) -> None:
     buffer = await world.create(group_size=2, on_full=on_full, max_items=4)
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
     patience = Patience(deadline=time.monotonic() + 60, stop=asyncio.Event())
-    found = await asyncio.wait_for(buffer.ingest.push(push((2, 2), (1, 2)), patience), 10)
+    found = await asyncio.wait_for(buffer.push(push((2, 2), (1, 2)), patience), 10)
     assert reasons(found) == ["late", "late"]
-    assert [group.num_members for group in buffer.contents.groups] == [2, 2]
+    assert [group.num_members for group in buffer.state.contents.groups] == [2, 2]
 
 
 async def test_only_what_joins_makes_room(world: World) -> None:
     buffer = await world.create(group_size=2, on_full="evict", max_items=6)
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
-    found = await buffer.ingest.push(push(*((4, run) for run in range(6))))
+    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
+    found = await buffer.push(push(*((4, run) for run in range(6))))
     await buffer.drain()
     assert reasons(found) == [None, None, *["late"] * 4]
-    assert [group.row.key for group in buffer.contents.groups] == ["2/2", "2/3", "2/4"]
+    assert [group.row.key for group in buffer.state.contents.groups] == ["2/2", "2/3", "2/4"]
 
 
 @pytest.mark.parametrize("unit", ["group", "item"])
@@ -130,12 +130,12 @@ async def test_a_limiter_counts_each_group_that_a_push_opens(world: World, unit:
         advantage={"estimator": "rloo"},
     )
     with pytest.raises(errors.ResourceExhaustedError, match="trainer"):
-        await buffer.ingest.push(push(*((1, run) for run in range(5))))
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
-    await buffer.ingest.push(push((1, 3)))
+        await buffer.push(push(*((1, run) for run in range(5))))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 3)))
     with pytest.raises(errors.ResourceExhaustedError, match="trainer"):
-        await buffer.ingest.push(push((1, 4)))
-    assert [group.num_members for group in buffer.contents.groups] == [2, 2]
+        await buffer.push(push((1, 4)))
+    assert [group.num_members for group in buffer.state.contents.groups] == [2, 2]
 
 
 async def test_a_place_is_for_one_group_of_its_key(world: World) -> None:
@@ -147,15 +147,15 @@ async def test_a_place_is_for_one_group_of_its_key(world: World) -> None:
         pacing=pacing,
     )
     now = time.time()
-    assert buffer.pacing.reserve(["2/1"], now=now, ttl_seconds=60).granted == ["2/1"]
+    assert buffer.flow.pacing.reserve(["2/1"], now=now, ttl_seconds=60).granted == ["2/1"]
     with pytest.raises(errors.ResourceExhaustedError, match="this push begins 2"):
-        await buffer.ingest.push(push(*((1, run) for run in range(6))))
-    await buffer.ingest.push(push(*((1, run) for run in range(3))))
-    await buffer.ingest.push(push((1, 3)))
+        await buffer.push(push(*((1, run) for run in range(6))))
+    await buffer.push(push(*((1, run) for run in range(3))))
+    await buffer.push(push((1, 3)))
     # Another group of that key takes a place, and there is none.
-    assert not buffer.pacing.reserve(["2/1"], now=now, ttl_seconds=60).granted
+    assert not buffer.flow.pacing.reserve(["2/1"], now=now, ttl_seconds=60).granted
     with pytest.raises(errors.ResourceExhaustedError, match="this push begins 1"):
-        await buffer.ingest.push(push((1, 4)))
+        await buffer.push(push((1, 4)))
 
 
 @pytest.mark.parametrize("late_members", ["refuse", "new_group"])
@@ -166,24 +166,24 @@ async def test_what_is_forecast_happens(
     chance = random.Random(seed)
     buffer = await world.create(group_size=chance.choice([0, 2, 3]), late_members=late_members)
     forecasts: list[Forecast] = []
-    make = buffer.ingest._joining.forecast
+    make = buffer.flow.ingest._joining.forecast
 
     def noted(*given: Any) -> Forecast:
         forecasts.append(make(*given))
         return forecasts[-1]
 
-    monkeypatch.setattr(buffer.ingest._joining, "forecast", noted)
+    monkeypatch.setattr(buffer.flow.ingest._joining, "forecast", noted)
     for number in range(60):
         members = {
             (chance.randrange(4), chance.randrange(200)) for _ in range(chance.randint(1, 9))
         }
         dead = [(9, number)] if chance.random() < 0.2 else []
-        ids = {group.row.id for group in buffer.contents.groups}
-        before = set(map(id, buffer.contents))
+        ids = {group.row.id for group in buffer.state.contents.groups}
+        before = set(map(id, buffer.state.contents))
         sent = push(*members, dead=dead, size=chance.choice([0, 0, 0, 2, 3, 4]))
-        await buffer.ingest.push(sent)
-        new = [entry for entry in buffer.contents if id(entry) not in before]
-        opened = [group for group in buffer.contents.groups if group.row.id not in ids]
+        await buffer.push(sent)
+        new = [entry for entry in buffer.state.contents if id(entry) not in before]
+        opened = [group for group in buffer.state.contents.groups if group.row.id not in ids]
         forecast = forecasts[-1]
         assert [one.uid for one in forecast.joining] == [entry.record.uid for entry in new]
         assert [one.uid for one in forecast.opening] == [
@@ -191,5 +191,5 @@ async def test_what_is_forecast_happens(
         ]
         assert forecast.opened == Counter(group.row.key for group in opened)
         if chance.random() < 0.3:
-            doomed = chance.choice(list(buffer.contents))
-            await buffer.removal.delete([doomed])
+            doomed = chance.choice(list(buffer.state.contents))
+            await buffer.delete([doomed])

@@ -9,7 +9,7 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.candidate import Reason
 from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import WriteBatch
@@ -31,7 +31,7 @@ class Pushing:
             return self._end
 
         vars(world.store)["commit"] = hold
-        self._task = asyncio.ensure_future(buffer.ingest.push(push))
+        self._task = asyncio.ensure_future(buffer.push(push))
         self._buffer = buffer
 
     async def fail(self) -> None:
@@ -52,23 +52,23 @@ async def pushing(world: World, buffer: Buffer, push: Push) -> Pushing:
 async def test_a_dropped_group_stays_dropped(world: World) -> None:
     buffer = await world.create(group_size=3)
     member = await pushing(world, buffer, push((1, 0)))
-    await buffer.grouping.drop("2/1", "no use")
+    await buffer.drop("2/1", "no use")
     await member.fail()
-    assert not len(buffer.contents.groups)
+    assert not len(buffer.state.contents.groups)
     for restarts in (False, True):
         place = await world.restart(buffer) if restarts else buffer
-        (late,) = await place.ingest.push(push((1, 0)))
+        (late,) = await place.push(push((1, 0)))
         assert late.reason is Reason.LATE
 
 
 async def test_a_sealed_group_is_as_large_as_it_is(world: World) -> None:
     buffer = await world.create(group_size=3)
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     member = await pushing(world, buffer, push((1, 1)))
-    await buffer.grouping.seal("2/1", 0)
+    await buffer.seal("2/1", 0)
     await member.fail()
     for place in (buffer, await world.restart(buffer)):
-        (group,) = place.contents.groups
+        (group,) = place.state.contents.groups
         assert (group.row.closed, group.describe()) == ("sealed", "1 of 1")
         assert (group.available, group.has_consumed) == (True, False)
 
@@ -78,7 +78,7 @@ async def test_what_lacks_a_field_at_its_deadline_may_be_on_its_way(
 ) -> None:
     world.computer.start()
     buffer = await world.create(**PARTIAL)
-    await buffer.ingest.push(pushed((1, 0)))
+    await buffer.push(pushed((1, 0)))
     member = await pushing(world, buffer, pushed((1, 1), reward=None))
     buffer.tick(time.time() + 61)
     await member.fail()
@@ -86,9 +86,9 @@ async def test_what_lacks_a_field_at_its_deadline_may_be_on_its_way(
     await settle(buffer)
     assert not caplog.records
     for place in (buffer, await world.restart(buffer)):
-        (left,) = place.contents
+        (left,) = place.state.contents
         assert (left.record.uid, left.available) == (uid(1, 0), True)
-        (group,) = place.contents.groups
+        (group,) = place.state.contents.groups
         assert (group.row.closed, group.num_durable, group.available) == ("deadline", 1, True)
 
 
@@ -110,7 +110,7 @@ async def test_what_is_stored_is_counted_though_its_call_was_given_up(world: Wor
     buffer = await world.create()
     refusals = Refusals(world.store)
     refusals.held = asyncio.Event()
-    call = asyncio.ensure_future(buffer.ingest.push(push((1, 0), (1, 1))))
+    call = asyncio.ensure_future(buffer.push(push((1, 0), (1, 1))))
     await asyncio.sleep(0)
     call.cancel()
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_what_is_stored_is_counted_though_its_call_was_given_up(world: Wor
     refusals.held.set()
     await buffer.drain()
     assert num_counted(world, buffer, "stored") == 2
-    await buffer.ingest.push(push((1, 1), (1, 2)))
+    await buffer.push(push((1, 1), (1, 2)))
     assert num_counted(world, buffer, "stored") == 3
     assert num_counted(world, buffer, "duplicate") == 1
 

@@ -16,7 +16,6 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push import Outcome, Push
 from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.settings_checks import checked_settings
-from experience_buffer_server.buffer.stats import buffer_stats
 from experience_buffer_server.runtime.quotas import Charge
 from tests.unit.builders import World, experience, payload, push, want
 
@@ -35,13 +34,13 @@ class Pusher:
     async def push(self, *members: tuple[int, int]) -> Waiting:
         """Begin a push; it has come as far as it can when this returns."""
         patience = Patience(deadline=time.monotonic() + self.seconds, stop=self.stop)
-        task = asyncio.ensure_future(self.buffer.ingest.push(push(*members), patience))
+        task = asyncio.ensure_future(self.buffer.push(push(*members), patience))
         await asyncio.sleep(0)
         return task
 
 
 async def lease(buffer: Buffer, count: int) -> int:
-    taken, _ = await buffer.desk.sample("trainer", want(count), asyncio.Event())
+    taken, _ = await buffer.sample("trainer", want(count), asyncio.Event())
     assert taken is not None
     return taken.id
 
@@ -49,12 +48,12 @@ async def lease(buffer: Buffer, count: int) -> int:
 async def full(world: World, **changes: Any) -> Buffer:
     """A buffer of four experiences, of which two are leased."""
     buffer = await world.create(**BLOCK | changes)
-    await buffer.ingest.push(push((0, 0), (0, 1), (0, 2), (0, 3)))
+    await buffer.push(push((0, 0), (0, 1), (0, 2), (0, 3)))
     return buffer
 
 
 def stored(buffer: Buffer) -> list[tuple[int, int]]:
-    return [(int(entry.record.task), entry.record.run) for entry in buffer.contents]
+    return [(int(entry.record.task), entry.record.run) for entry in buffer.state.contents]
 
 
 async def statuses(*waiting: Waiting) -> list[str]:
@@ -70,15 +69,15 @@ async def test_a_push_waits_for_room_and_has_it_with_the_ack(world: World) -> No
     buffer = await full(world)
     pusher = Pusher(buffer)
     waiting = await pusher.push((1, 0))
-    stats = buffer_stats(buffer)
+    stats = buffer.stats()
     assert stats.num_waiting_pushes == 1
     size = len(payload((1, 0)))
     assert f"1 pushes of {size} bytes wait for room" in stats.pushes_wait_for
     assert "4 + 1 exceed max_items = 4" in stats.pushes_wait_for
-    await buffer.desk.ack(await lease(buffer, 1))
+    await buffer.ack(await lease(buffer, 1))
     assert await statuses(waiting) == ["stored"]
     assert stored(buffer) == [(0, 1), (0, 2), (0, 3), (1, 0)]
-    assert (len(buffer.ingest.line), buffer.ingest.line.describe()) == (0, "")
+    assert (len(buffer.flow.ingest.line), buffer.flow.ingest.line.describe()) == (0, "")
     value = world.metrics.registry.get_sample_value
     labels = {"buffer": buffer.name, "reason": "max_items"}
     assert value("experience_buffer_push_waits_total", labels) == 1
@@ -90,15 +89,15 @@ async def test_nobody_overtakes(world: World) -> None:
     pusher = Pusher(buffer)
     large = await pusher.push((1, 0), (1, 1), (1, 2))
     small = [await pusher.push((task, 0)) for task in (2, 3)]
-    await buffer.desk.ack(await lease(buffer, 2))
+    await buffer.ack(await lease(buffer, 2))
     await buffer.drain()
-    assert len(buffer.ingest.line) == 3, "two places are free, and the first needs three"
+    assert len(buffer.flow.ingest.line) == 3, "two places are free, and the first needs three"
     late = await pusher.push((4, 0))
-    assert len(buffer.ingest.line) == 4, "it would fit, and came last"
-    await buffer.desk.ack(await lease(buffer, 2))
+    assert len(buffer.flow.ingest.line) == 4, "it would fit, and came last"
+    await buffer.ack(await lease(buffer, 2))
     assert await statuses(large, small[0]) == ["stored"] * 4
     assert stored(buffer) == [(1, 0), (1, 1), (1, 2), (2, 0)]
-    await buffer.desk.ack(await lease(buffer, 3))
+    await buffer.ack(await lease(buffer, 3))
     assert await statuses(small[1], late) == ["stored"] * 2
     assert stored(buffer) == [(2, 0), (3, 0), (4, 0)]
 
@@ -108,7 +107,7 @@ async def test_repeats_are_answered_at_once(world: World) -> None:
     pusher = Pusher(buffer)
     first, second = await pusher.push((1, 0)), await pusher.push((1, 0))
     assert await statuses(await pusher.push((0, 3), (0, 2))) == ["duplicate"] * 2
-    await buffer.desk.ack(await lease(buffer, 1))
+    await buffer.ack(await lease(buffer, 1))
     assert await statuses(first, second) == ["stored", "duplicate"]
     assert stored(buffer) == [(0, 1), (0, 2), (0, 3), (1, 0)]
 
@@ -120,18 +119,17 @@ async def test_a_cancelled_push_lets_the_next_go(world: World, woken: bool) -> N
     first, second = await pusher.push((1, 0), (1, 1)), await pusher.push((2, 0))
     lease_id = await lease(buffer, 2)
     if woken:
-        before = buffer.contents.on_less
-        assert before is not None
+        before = buffer.state.contents._on_less
 
         def cancel() -> None:
             before()
-            if buffer.contents.num_items == 2:
+            if buffer.num_items == 2:
                 first.cancel()
 
-        buffer.contents.on_less = cancel
+        buffer.state.contents._on_less = cancel
     else:
         first.cancel()
-    await buffer.desk.ack(lease_id)
+    await buffer.ack(lease_id)
     assert await statuses(second) == ["stored"]
     assert first.cancelled()
     assert stored(buffer) == [(0, 2), (0, 3), (2, 0)]
@@ -147,8 +145,8 @@ async def test_its_time_ends_with_what_it_waited_for(world: World) -> None:
         await (await pusher.push(*((1, run) for run in range(5))))
     assert refused.value.retry_delay_seconds is None
     with pytest.raises(errors.BufferFullError, match="4 \\+ 1 exceed"):
-        await buffer.ingest.push(push((1, 0)))
-    assert not len(buffer.ingest.line)
+        await buffer.push(push((1, 0)))
+    assert not len(buffer.flow.ingest.line)
 
 
 async def test_the_line_is_bounded(world: World) -> None:
@@ -158,14 +156,14 @@ async def test_the_line_is_bounded(world: World) -> None:
     waiting = [await pusher.push((task, 0)) for task in (1, 2)]
     with pytest.raises(errors.BufferFullError, match=r"server\.max_waiting_pushes is 2"):
         await (await pusher.push((3, 0)))
-    await buffer.desk.ack(await lease(buffer, 2))
+    await buffer.ack(await lease(buffer, 2))
     assert await statuses(*waiting) == ["stored"] * 2
 
 
 async def test_who_waits_holds_the_request_alone(world: World) -> None:
     """A text that experiences share travels once, and is stored with each."""
     buffer = await full(world, **{"max_items": 50})
-    await buffer.ingest.push(push(*((1, run) for run in range(40))))
+    await buffer.push(push(*((1, run) for run in range(40))))
     shared = {"text": "x" * 100_000}
     pushes = [
         Push(payloads=[trxp.encode([experience(task, run, info=shared) for run in range(40)])])
@@ -178,13 +176,13 @@ async def test_who_waits_holds_the_request_alone(world: World) -> None:
     try:
         waiting = []
         for one, charge in zip(pushes, charges, strict=True):
-            waiting.append(asyncio.ensure_future(buffer.ingest.push(one, patience, charge)))
+            waiting.append(asyncio.ensure_future(buffer.push(one, patience, charge)))
             await asyncio.sleep(0)
         gc.collect()
         taken, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(buffer.ingest.line) == 5
+    assert len(buffer.flow.ingest.line) == 5
     assert size < 1_000_000, "what is pushed is small"
     assert peak > 4_000_000, "what is stored of one push isn't"
     assert taken < 1_000_000, taken
@@ -221,7 +219,7 @@ async def test_a_push_that_takes_too_much_evicts_nothing(world: World) -> None:
             raise errors.ResourceExhaustedError("too much")
 
     with pytest.raises(errors.ResourceExhaustedError):
-        await buffer.ingest.push(push((1, 0)), None, Refusing())
+        await buffer.push(push((1, 0)), None, Refusing())
     await buffer.drain()
     assert stored(buffer) == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
@@ -272,10 +270,10 @@ async def test_other_settings_hold_for_those_who_wait(
 async def test_bytes_are_waited_for_as_well(world: World) -> None:
     size = len(payload((1, 0)))
     buffer = await world.create(**BLOCK | {"max_items": 0, "max_bytes": 3 * size + 7})
-    await buffer.ingest.push(push((0, 0), (0, 1), (0, 2)))
+    await buffer.push(push((0, 0), (0, 1), (0, 2)))
     waiting = await Pusher(buffer).push((1, 0))
-    assert "max_bytes" in buffer.ingest.line.describe()
-    await buffer.desk.ack(await lease(buffer, 1))
+    assert "max_bytes" in buffer.flow.ingest.line.describe()
+    await buffer.ack(await lease(buffer, 1))
     assert await statuses(waiting) == ["stored"]
 
 
@@ -290,11 +288,13 @@ async def test_no_turn_is_lost(world: World, seed: int) -> None:
     taken: dict[int, int] = {}
 
     async def consume() -> None:
-        found, _ = await buffer.desk.sample("trainer", want(chance.randint(1, 4)), asyncio.Event())
+        found, _ = await buffer.sample("trainer", want(chance.randint(1, 4)), asyncio.Event())
         if found is not None:
-            entries = buffer.contents.by_seqs(seq for unit in found.units for seq in unit.seqs)
+            entries = buffer.state.contents.by_seqs(
+                seq for unit in found.units for seq in unit.seqs
+            )
             taken.update((entry.record.seq, int(entry.record.task)) for entry in entries)
-            await buffer.desk.ack(found.id)
+            await buffer.ack(found.id)
 
     for _ in range(120):
         match chance.choice(("push", "push", "cancel", "consume", "consume", "yield")):
@@ -309,7 +309,7 @@ async def test_no_turn_is_lost(world: World, seed: int) -> None:
             case _:
                 await asyncio.sleep(0)
     async with asyncio.timeout(20):
-        while not all(one.done() for one in waiting) or buffer.contents.num_items:
+        while not all(one.done() for one in waiting) or buffer.num_items:
             await consume()
             await asyncio.sleep(0)
     await buffer.drain()
@@ -319,7 +319,7 @@ async def test_no_turn_is_lost(world: World, seed: int) -> None:
         # What was cancelled may have been stored before.
         expected = {0, sizes[task]} if one.cancelled() else {sizes[task]}
         assert tasks.count(task) in expected
-    assert not len(buffer.ingest.line)
+    assert not len(buffer.flow.ingest.line)
 
 
 @pytest.mark.parametrize("limits", [{"max_items": 2}, {"max_bytes": len(payload((1, 0))) + 10}])
@@ -335,5 +335,5 @@ async def test_what_has_become_too_large_is_refused_and_holds_nobody_up(
     name, limit = next(iter(limits.items()))
     assert f"{name} = {limit}" in str(refused.value)
     assert refused.value.retry_delay_seconds is None
-    await buffer.desk.ack(await lease(buffer, 4))
+    await buffer.ack(await lease(buffer, 4))
     assert await statuses(small) == ["stored"]

@@ -15,7 +15,7 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.candidate import Reason
 from experience_buffer_server.rpc.gateway import Backend
@@ -102,13 +102,13 @@ async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> 
     await backend.registry.publish("math", 2)
     found = {outcome.reason for outcome in (await pushing).outcomes}
     assert found == {Reason.FUTURE_VERSION}
-    assert backend.buffer("math").contents.num_items == 0
+    assert backend.buffer("math").num_items == 0
 
 
 async def test_the_deadline_of_a_call_goes_on_while_it_waits_for_its_turn(backend: Backend) -> None:
     full = {"on_full": "block", "full_timeout_seconds": 60, "max_items": 1, "group_by": "none"}
     await backend.registry.create("full", settings(**full))
-    await backend.buffer("full").ingest.push(Push(payloads=[payload((1, 0))]))
+    await backend.buffer("full").push(Push(payloads=[payload((1, 0))]))
     message = service_pb2.PushRequest(buffer="full", payloads=[payload((1, 1))])
     one = read_push(message.SerializeToString(), max_payloads=100)
     before = await backend.turns.take("")
@@ -163,14 +163,14 @@ def stopped(store: LmdbStore) -> Iterator[None]:
 
 def tasks_in_order(backend: Backend) -> list[str]:
     """The task of each experience, in the order in which they were taken in."""
-    entries = sorted(backend.buffer("math").contents, key=lambda entry: entry.record.seq)
+    entries = sorted(backend.buffer("math").state.contents, key=lambda entry: entry.record.seq)
     return [entry.record.uid.split("/")[1] for entry in entries]
 
 
 async def test_others_go_on_while_a_push_is_read(backend: Backend) -> None:
     seen = 0
     pushing = asyncio.create_task(backend.push(request(1)))
-    while not backend.buffer("math").contents.num_items:
+    while not backend.buffer("math").num_items:
         seen += 1
         await asyncio.sleep(0)
     assert seen >= NUM_RUNS * loop_turns._NUM_STEPS
@@ -185,7 +185,7 @@ async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backen
     )
     assert isinstance(results[0], errors.TrxpError)
     assert isinstance(results[1], Pushed)
-    assert backend.buffer("math").contents.num_items == NUM_RUNS
+    assert backend.buffer("math").num_items == NUM_RUNS
 
 
 @pytest.mark.parametrize("limit", ["_MOST_AHEAD", "_MAX_WORK", "_MAX_BYTES"])

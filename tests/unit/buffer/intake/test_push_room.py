@@ -11,7 +11,7 @@ import torch
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from tests.unit.buffer.intake.test_annotate import settle
 from tests.unit.builders import NUM_RESPONSE, World, eid, experience, push, settings, want
 
@@ -33,11 +33,11 @@ def paced(**pacing: Any) -> dict[str, Any]:
 
 async def push_all(buffer: Buffer, *members: tuple[int, int], **fields: Any) -> None:
     payload = trxp.encode([experience(task, run, **fields) for task, run in members])
-    await buffer.ingest.push(Push(payloads=[payload]))
+    await buffer.push(Push(payloads=[payload]))
 
 
 async def sample(buffer: Buffer, count: int, **changes: Any) -> int:
-    lease, _ = await buffer.desk.sample("trainer", want(count, **changes), asyncio.Event())
+    lease, _ = await buffer.sample("trainer", want(count, **changes), asyncio.Event())
     return 0 if lease is None else lease.id
 
 
@@ -51,7 +51,7 @@ async def test_a_push_that_can_never_fit_evicts_nothing(world: World) -> None:
         await push_all(buffer, *[(task, 1) for task in range(6)])
     assert refused.value.retry_delay_seconds is None
     await buffer.drain()
-    assert buffer.contents.num_items == 5
+    assert buffer.num_items == 5
 
 
 async def test_what_could_leave_stays_when_that_is_not_enough(world: World) -> None:
@@ -61,10 +61,10 @@ async def test_what_could_leave_stays_when_that_is_not_enough(world: World) -> N
     with pytest.raises(errors.BufferFullError):
         await push_all(buffer, *[(task, 1) for task in range(3)])
     await buffer.drain()
-    assert buffer.contents.num_items == 5
+    assert buffer.num_items == 5
     await push_all(buffer, (7, 1), (8, 1))
     await buffer.drain()
-    assert [entry.record.task for entry in buffer.contents] == ["0", "1", "2", "7", "8"]
+    assert [entry.record.task for entry in buffer.state.contents] == ["0", "1", "2", "7", "8"]
 
 
 async def test_what_could_not_leave_is_looked_at_again(world: World) -> None:
@@ -73,11 +73,11 @@ async def test_what_could_not_leave_is_looked_at_again(world: World) -> None:
     lease_id = await sample(buffer, 3)
     with pytest.raises(errors.BufferFullError):
         await push_all(buffer, (4, 0))
-    await buffer.leasing.nack(lease_id, reason="done")
+    await buffer.nack(lease_id, reason="done")
     buffer.tick(time.time())
     await push_all(buffer, (4, 0))
     await buffer.drain()
-    assert [entry.record.task for entry in buffer.contents] == ["2", "3", "4"]
+    assert [entry.record.task for entry in buffer.state.contents] == ["2", "3", "4"]
 
 
 # --- limiters
@@ -85,12 +85,12 @@ async def test_what_could_not_leave_is_looked_at_again(world: World) -> None:
 
 async def test_a_limiter_lets_open_groups_be_completed(world: World) -> None:
     buffer = await world.create(**(GROUPED | {"consumers": limited()}))
-    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0), (4, 0)))
+    await buffer.push(push((1, 0), (2, 0), (3, 0), (4, 0)))
     with pytest.raises(errors.ResourceExhaustedError, match="more inserts until"):
-        await buffer.ingest.push(push((5, 0)))
+        await buffer.push(push((5, 0)))
     for task in (1, 2, 3, 4):
-        await buffer.ingest.push(push((task, 1), (task, 2), (task, 3)))
-    assert buffer.contents.num_items == 16
+        await buffer.push(push((task, 1), (task, 2), (task, 3)))
+    assert buffer.num_items == 16
 
 
 async def test_a_push_that_never_fits_a_limiter_is_not_told_to_wait(world: World) -> None:
@@ -117,7 +117,7 @@ async def test_held_units_do_not_keep_newer_ones_out(world: World, gate: str) ->
     await push_all(buffer, *[(task, 0) for task in range(4)], **FIVE)
     buffer.row.policy_version = 3
     assert await sample(buffer, 1) == 0
-    assert len(buffer.delivery.consumers["trainer"].held) == 4
+    assert len(buffer.state.consumers["trainer"].held) == 4
     await push_all(buffer, (7, 0), info={"model_version": 3})
     assert await sample(buffer, 1)
 
@@ -127,22 +127,22 @@ async def test_held_units_do_not_keep_newer_ones_out(world: World, gate: str) ->
 
 async def test_members_of_an_admitted_group_always_come(world: World) -> None:
     buffer = await world.create(**GROUPED, pacing=paced(batch_size=4))
-    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0), (4, 0)))
+    await buffer.push(push((1, 0), (2, 0), (3, 0), (4, 0)))
     with pytest.raises(errors.ResourceExhaustedError, match="admits 0 more items"):
-        await buffer.ingest.push(push((5, 0)))
-    await buffer.ingest.push(push((1, 1), (1, 2), (1, 3), (4, 1)))
-    assert buffer.contents.num_items == 8
+        await buffer.push(push((5, 0)))
+    await buffer.push(push((1, 1), (1, 2), (1, 3), (4, 1)))
+    assert buffer.num_items == 8
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
 async def test_a_reserved_place_is_taken_by_its_own_push(world: World, group_by: str) -> None:
     buffer = await world.create(group_by=group_by, pacing=paced(batch_size=1))
-    reserved = buffer.pacing.reserve([eid(7, 0).tid], now=time.time(), ttl_seconds=9.0)
+    reserved = buffer.flow.pacing.reserve([eid(7, 0).tid], now=time.time(), ttl_seconds=9.0)
     assert reserved.granted == [eid(7, 0).tid]
     with pytest.raises(errors.ResourceExhaustedError, match="1 are reserved"):
         await push_all(buffer, (8, 0))
     await push_all(buffer, (7, 0))
-    assert (buffer.contents.num_items, buffer.pacing.num_reserved) == (1, 0)
+    assert (buffer.num_items, buffer.flow.pacing.num_reserved) == (1, 0)
 
 
 async def test_quarantined_units_free_their_places(world: World) -> None:
@@ -151,8 +151,8 @@ async def test_quarantined_units_free_their_places(world: World) -> None:
     await push_all(buffer, (1, 0), (2, 0))
     with pytest.raises(errors.ResourceExhaustedError):
         await push_all(buffer, (3, 0))
-    await buffer.leasing.nack(await sample(buffer, 2), reason="it kills me")
-    assert len(buffer.delivery.consumers["trainer"].quarantined) == 2
+    await buffer.nack(await sample(buffer, 2), reason="it kills me")
+    assert len(buffer.state.consumers["trainer"].quarantined) == 2
     await push_all(buffer, (3, 0), (4, 0))
 
 
@@ -170,12 +170,10 @@ async def test_what_cannot_be_computed_keeps_no_push_out(world: World, unit: str
     members = [(1, 0), (1, 1), (2, 0), (2, 1)]
     await push_all(buffer, *members, logprobs=bad, info={"ref_logprobs": [0.0] * NUM_RESPONSE})
     await settle(buffer)
-    assert len(buffer.contents.quarantined) == 4
+    assert len(buffer.state.contents.quarantined) == 4
     await push_all(buffer, (3, 0), (3, 1), info={"ref_logprobs": [0.0] * NUM_RESPONSE})
     await settle(buffer)
-    _, shortfall = await buffer.desk.sample(
-        "trainer", want(9, timeout_seconds=0.0), asyncio.Event()
-    )
+    _, shortfall = await buffer.sample("trainer", want(9, timeout_seconds=0.0), asyncio.Event())
     assert "4 experiences can't be computed or read and are quarantined" in shortfall
 
 
@@ -204,7 +202,7 @@ async def test_the_largest_batch_that_may_go_is_found_at_once(world: World) -> N
     await push_all(buffer, (1, 0), (2, 0), (3, 0))
     lease_id = await sample(buffer, 1 << 40)
     assert time.process_time() - started < 5.0
-    lease = buffer.leasing.table.find(lease_id)
+    lease = buffer.state.leases.find(lease_id)
     assert lease is not None
     assert lease.num_units == 3
 
@@ -223,7 +221,7 @@ async def test_a_batch_that_can_never_be_is_explained(
     await push_all(buffer, (1, 0), (2, 0))
     if "limiter" not in consumer:
         await push_all(buffer, (3, 0), (4, 0))
-    lease, why = await buffer.desk.sample("trainer", want(4, min_batch_size=4), asyncio.Event())
+    lease, why = await buffer.sample("trainer", want(4, min_batch_size=4), asyncio.Event())
     assert lease is None
     assert words in why
 
@@ -237,9 +235,9 @@ async def test_what_fits_goes_once_what_did_not_is_gone(
     await push_all(buffer, (1, 0))
     await push_all(buffer, (2, 0), prompt_text="long " * 400)
     await push_all(buffer, (3, 0))
-    first, large, third = list(buffer.contents)
+    first, large, third = list(buffer.state.contents)
     bound = first.record.payload_bytes + third.record.payload_bytes + 9
-    buffer.delivery.change_consumer(
+    buffer.flow.offers.change_consumer(
         settings(consumers=[{"name": "trainer", "max_leased_bytes": bound}]).consumers[0]
     )
     assert await sample(buffer, 1)
@@ -247,13 +245,13 @@ async def test_what_fits_goes_once_what_did_not_is_gone(
     waiting = asyncio.ensure_future(sample(buffer, 1, timeout_seconds=timeout_seconds))
     await asyncio.sleep(0)
     if timeout_seconds:
-        await buffer.removal.delete([large])
+        await buffer.delete([large])
         await push_all(buffer, (4, 0))
     else:
         assert await waiting == 0
-        await buffer.removal.delete([large])
+        await buffer.delete([large])
         waiting = asyncio.ensure_future(sample(buffer, 1))
-    lease = buffer.leasing.table.find(await waiting)
+    lease = buffer.state.leases.find(await waiting)
     assert lease is not None
     assert lease.units[0].seqs == (third.record.seq,)
 
@@ -265,11 +263,11 @@ async def test_a_consumed_unit_that_is_kept_stops_no_pushes(world: World, kept_f
     others = [{"name": "other"}] if kept_for == "other" else []
     buffer = await world.create(consumers=[{"name": "trainer", "limiter": limiter}, *others])
     for task in range(3):
-        await buffer.ingest.push(push((task, 0), (task, 1)))
+        await buffer.push(push((task, 0), (task, 1)))
         with pytest.raises(errors.ResourceExhaustedError, match="until more is sampled"):
-            await buffer.ingest.push(push((task, 2)))
-        lease, why = await buffer.desk.sample("trainer", want(2), asyncio.Event())
+            await buffer.push(push((task, 2)))
+        lease, why = await buffer.sample("trainer", want(2), asyncio.Event())
         assert lease is not None, why
-        await buffer.desk.ack(lease.id, step=task)
+        await buffer.ack(lease.id, step=task)
         buffer = await world.restart(buffer)
-    assert len(buffer.contents) == 6
+    assert len(buffer.state.contents) == 6

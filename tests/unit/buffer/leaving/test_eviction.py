@@ -10,7 +10,7 @@ import pytest
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import Annotation
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.leaving import eviction as module
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from tests.unit.buffer.leaving.test_group_closing import full_disk
@@ -26,7 +26,7 @@ async def evicting(world: World, max_items: int, **changes: Any) -> Buffer:
 
 
 async def make_room_for(buffer: Buffer, *members: tuple[int, int]) -> None:
-    await buffer.ingest.push(push(*members))
+    await buffer.push(push(*members))
     await buffer.drain()
 
 
@@ -39,13 +39,13 @@ async def test_what_a_rewind_has_brought_back_stays_until_it_is_consumed(
     world: World, clock: Clock
 ) -> None:
     buffer = await evicting(world, 3)
-    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0)))
-    await buffer.desk.ack(await sample(buffer, 1), step=5)
-    await buffer.desk.timelines.rewind(buffer.delivery.consumer("trainer"), 1)
+    await buffer.push(push((1, 0), (2, 0), (3, 0)))
+    await buffer.ack(await sample(buffer, 1), step=5)
+    await buffer.rewind("trainer", 1)
     await make_room_for(buffer, (4, 0))
     assert stored(buffer) == [(1, 0), (3, 0), (4, 0)]
     lease_id = await sample(buffer, 1)
-    await buffer.leasing.nack(lease_id, reason="test")
+    await buffer.nack(lease_id, reason="test")
     await make_room_for(buffer, (5, 0))
     assert stored(buffer) == [(1, 0), (4, 0), (5, 0)]
 
@@ -56,7 +56,7 @@ async def test_what_is_damaged_leaves_first_and_is_counted_apart(
 ) -> None:
     consumers = [{"name": "trainer", "unit": "item" if group_by == "none" else "group"}]
     buffer = await evicting(world, 6, group_by=group_by, group_size=2, consumers=consumers)
-    await buffer.ingest.push(push(*((task, run) for task in range(3) for run in range(2))))
+    await buffer.push(push(*((task, run) for task in range(3) for run in range(2))))
     buffer.set_aside({3: "its payload is gone", 4: "its payload is gone"})
     await make_room_for(buffer, (7, 0), (7, 1))
     assert stored(buffer) == [(0, 0), (0, 1), (2, 0), (2, 1), (7, 0), (7, 1)]
@@ -74,19 +74,19 @@ async def test_a_call_looks_at_a_bounded_number_of_what_cannot_leave(
 ) -> None:
     monkeypatch.setattr(module, "_VAIN_LOOKS", 10)
     buffer = await evicting(world, 60)
-    await buffer.ingest.push(push(*((1, run) for run in range(60))))
+    await buffer.push(push(*((1, run) for run in range(60))))
     await sample(buffer, 35)
     looked: list[int] = []
-    is_idle = buffer.removal.is_idle
+    is_idle = buffer.state.is_idle
 
     def counting(entry: Any) -> bool:
         looked.append(entry.record.seq)
         return is_idle(entry)
 
-    monkeypatch.setattr(buffer.removal, "is_idle", counting)
+    monkeypatch.setattr(buffer.state, "is_idle", counting)
     for _ in range(3):
         with pytest.raises(errors.BufferFullError, match="max_items = 60"):
-            await buffer.ingest.push(push((2, 0)))
+            await buffer.push(push((2, 0)))
     assert looked == list(range(1, 31))
     await make_room_for(buffer, (2, 0))
     assert looked == list(range(1, 37)), "each goes on where the one before has ended"
@@ -102,14 +102,14 @@ async def test_a_call_looks_at_a_bounded_number_of_what_cannot_leave(
 async def test_what_comes_back_can_be_chosen_at_once(world: World, clock: Clock, end: str) -> None:
     """The end of a lease says so: neither a tick nor a second has to pass."""
     buffer = await evicting(world, 3, consumers=[{"name": "trainer", "replay": True}])
-    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0)))
+    await buffer.push(push((1, 0), (2, 0), (3, 0)))
     lease_id = await sample(buffer, 3)
     with pytest.raises(errors.BufferFullError):
-        await buffer.ingest.push(push((4, 0)))
+        await buffer.push(push((4, 0)))
     if end == "ack":
-        await buffer.desk.ack(lease_id)
+        await buffer.ack(lease_id)
     else:
-        await buffer.leasing.nack(lease_id, reason="test")
+        await buffer.nack(lease_id, reason="test")
     await make_room_for(buffer, (4, 0))
     assert stored(buffer) == [(2, 0), (3, 0), (4, 0)]
 
@@ -119,26 +119,26 @@ async def test_a_lowered_limit_is_reached_step_by_step(
 ) -> None:
     monkeypatch.setattr(module, "_SHED_PER_TICK", 5)
     buffer = await evicting(world, 60)
-    await buffer.ingest.push(push(*((1, run) for run in range(12))))
-    size = sum(entry.record.payload_bytes for entry in buffer.contents)
+    await buffer.push(push(*((1, run) for run in range(12))))
+    size = sum(entry.record.payload_bytes for entry in buffer.state.contents)
     changes = {"max_items": 0, "max_bytes": size // 6}
     await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
     left = []
     for _ in range(3):
         buffer.tick(clock.now)
         await buffer.drain()
-        left.append(len(buffer.contents))
+        left.append(len(buffer.state.contents))
     assert left == [7, 2, 2], "by bytes too: small ones are many"
 
 
 async def test_what_found_no_room_to_leave_can_be_chosen_again(world: World, clock: Clock) -> None:
     buffer = await evicting(world, 6)
-    await buffer.ingest.push(push((1, 0), (1, 1), (1, 2)))
+    await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await lower(buffer, 1)
     with full_disk(world):
         buffer.tick(clock.now)
         await buffer.drain()
-    assert len(buffer.contents) == 3
+    assert len(buffer.state.contents) == 3
     assert dropped(world, buffer, "evicted") == 0
     buffer.tick(clock.now)
     await buffer.drain()
@@ -152,19 +152,21 @@ async def test_what_was_consumed_is_not_remembered(
 ) -> None:
     buffer = await evicting(world, 60, group_by=group_by, group_size=2)
     for task in range(4):
-        await buffer.ingest.push(push((task, 0), (task, 1)))
-        await buffer.desk.ack(await sample(buffer, 2))
-    await buffer.ingest.push(push((9, 0), (9, 1)))
-    assert buffer.eviction._units is not None
-    assert len(buffer.eviction._units) == len({entry.group or entry for entry in buffer.contents})
+        await buffer.push(push((task, 0), (task, 1)))
+        await buffer.ack(await sample(buffer, 2))
+    await buffer.push(push((9, 0), (9, 1)))
+    assert buffer.flow.eviction._units is not None
+    assert len(buffer.flow.eviction._units) == len(
+        {entry.group or entry for entry in buffer.state.contents}
+    )
 
 
 async def test_an_annotated_value_counts(world: World, clock: Clock) -> None:
     buffer = await evicting(world, 3, remover={"kind": "min", "key": "reward"})
     rewards = (1.0, 2.0, 3.0)
     payload = trxp.encode([experience(1, run, reward=r) for run, r in enumerate(rewards)])
-    await buffer.ingest.push(Push(payloads=[payload]))
-    await buffer.annotating.annotate([Annotation(uid=uid(1, 2), reward=-1.0)])
+    await buffer.push(Push(payloads=[payload]))
+    await buffer.annotate([Annotation(uid=uid(1, 2), reward=-1.0)])
     await make_room_for(buffer, (2, 0))
     assert stored(buffer) == [(1, 0), (1, 1), (2, 0)]
 
@@ -172,8 +174,8 @@ async def test_an_annotated_value_counts(world: World, clock: Clock) -> None:
 async def test_a_consumer_chooses_by_an_annotated_value(world: World) -> None:
     trainer = {"name": "trainer", "raw": True, "selector": {"kind": "max", "key": "reward"}}
     buffer = await world.create(group_by="none", consumers=[trainer])
-    await buffer.ingest.push(push((1, 0), (1, 1)))
-    await buffer.annotating.annotate([Annotation(uid=uid(1, 0), reward=9.0)])
-    lease, _ = await buffer.desk.sample("trainer", want(1), asyncio.Event())
+    await buffer.push(push((1, 0), (1, 1)))
+    await buffer.annotate([Annotation(uid=uid(1, 0), reward=9.0)])
+    lease, _ = await buffer.sample("trainer", want(1), asyncio.Event())
     assert lease is not None
     assert lease.units[0].seqs == (1,)

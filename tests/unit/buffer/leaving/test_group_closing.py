@@ -12,7 +12,7 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store import StoreFullError
 from tests.unit.buffer.intake.test_annotate import settle
 from tests.unit.builders import World, experience, push, uid
@@ -55,7 +55,7 @@ async def expire(world: World, buffer: Buffer) -> None:
 
 async def command(world: World, buffer: Buffer) -> None:
     with pytest.raises(StoreFullError):
-        await buffer.grouping.drop("2/0", "no use")
+        await buffer.drop("2/0", "no use")
 
 
 @pytest.mark.parametrize(
@@ -66,41 +66,41 @@ async def test_a_drop_that_finds_no_room_is_done_when_there_is_some(
 ) -> None:
     buffer = await world.create(**settings)
     equal = [experience(0, run, reward=0.3) for run in range(2)]
-    await buffer.ingest.push(Push(payloads=[trxp.encode(equal)]))
+    await buffer.push(Push(payloads=[trxp.encode(equal)]))
     now = time.time() + 100
     with full_disk(world):
         await go(world, buffer)
         for seconds in (0, 10):
             buffer.tick(now + seconds)
             await buffer.drain()
-        assert [entry.record.uid for entry in buffer.contents] == [uid(0, 0), uid(0, 1)]
-        assert not any(entry.is_staying for entry in buffer.contents), "nobody is to get them"
+        assert [entry.record.uid for entry in buffer.state.contents] == [uid(0, 0), uid(0, 1)]
+        assert not any(entry.is_staying for entry in buffer.state.contents), "nobody is to get them"
     buffer.tick(now + 10.5)
     await buffer.drain()
-    assert len(buffer.contents) == 2, "not tried again at once"
+    assert len(buffer.state.contents) == 2, "not tried again at once"
     buffer.tick(now + 20)
     await buffer.drain()
-    assert not list(buffer.contents)
-    (late,) = await buffer.ingest.push(push((0, 2)))
+    assert not list(buffer.state.contents)
+    (late,) = await buffer.push(push((0, 2)))
     assert (late.status, late.reason) == ("refused", "late")
     fresh = await world.restart(buffer)
-    assert not list(fresh.contents)
-    assert not list(fresh.contents.groups)
-    (late,) = await fresh.ingest.push(push((0, 2)))
+    assert not list(fresh.state.contents)
+    assert not list(fresh.state.contents.groups)
+    (late,) = await fresh.push(push((0, 2)))
     assert (late.status, late.reason) == ("refused", "late")
-    tried = fresh.grouping._undone, buffer.grouping._undone
+    tried = fresh.flow.grouping._undone, buffer.flow.grouping._undone
     assert tried == ({}, {})
 
 
 async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
     buffer = await world.create(**DEADLINE)
-    await buffer.ingest.push(push(*((task, run) for task in range(7) for run in range(2))))
+    await buffer.push(push(*((task, run) for task in range(7) for run in range(2))))
     with full_disk(world):
         await expire(world, buffer)
-        assert len(buffer.contents) == 14
+        assert len(buffer.state.contents) == 14
     buffer.tick(time.time() + 100)
     await buffer.drain()
-    assert not list(buffer.contents)
+    assert not list(buffer.state.contents)
     dropped = world.metrics.registry.get_sample_value(
         "experience_buffer_dropped_experiences_total",
         {"buffer": buffer.name, "reason": "group_dropped"},

@@ -12,7 +12,7 @@ import pytest
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import Annotation
-from experience_buffer_server.buffer.intake.push import Push
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.leaving import retention as module
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.group_table import Entry
@@ -49,18 +49,18 @@ async def settle(buffer: Buffer, clock: Clock) -> None:
 async def push_at(buffer: Buffer, task: int, run: int, version: int | None = None) -> None:
     info = {} if version is None else {"model_version": version}
     payload = trxp.encode([experience(task, run, info=info)])
-    (outcome,) = await buffer.ingest.push(Push(payloads=[payload]))
+    (outcome,) = await buffer.push(Push(payloads=[payload]))
     assert outcome.status == "stored"
 
 
 async def sample(buffer: Buffer, count: int, consumer: str = "trainer") -> int:
-    lease, _ = await buffer.desk.sample(consumer, want(count, lease_seconds=1e6), asyncio.Event())
+    lease, _ = await buffer.sample(consumer, want(count, lease_seconds=1e6), asyncio.Event())
     assert lease is not None
     return lease.id
 
 
 def stored(buffer: Buffer) -> list[tuple[int, int]]:
-    return [(int(entry.record.task), entry.record.run) for entry in buffer.contents]
+    return [(int(entry.record.task), entry.record.run) for entry in buffer.state.contents]
 
 
 def dropped(world: World, buffer: Buffer, reason: str) -> float:
@@ -76,9 +76,9 @@ async def change(buffer: Buffer, **changes: Any) -> None:
 
 async def test_what_is_older_leaves_and_is_remembered(world: World, clock: Clock) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
-    await buffer.ingest.push(push((1, 0), (1, 1)))
+    await buffer.push(push((1, 0), (1, 1)))
     clock.now += HOUR / 2
-    await buffer.ingest.push(push((2, 0)))
+    await buffer.push(push((2, 0)))
     clock.now += HOUR / 2
     buffer.tick(clock.now)
     await buffer.drain()
@@ -87,7 +87,7 @@ async def test_what_is_older_leaves_and_is_remembered(world: World, clock: Clock
     await settle(buffer, clock)
     assert stored(buffer) == [(2, 0)]
     assert dropped(world, buffer, "aged") == 2
-    (again,) = await buffer.ingest.push(push((1, 1)))
+    (again,) = await buffer.push(push((1, 1)))
     assert again.status == "duplicate"
     fresh = await world.restart(buffer)
     clock.now += HOUR
@@ -98,8 +98,8 @@ async def test_what_is_older_leaves_and_is_remembered(world: World, clock: Clock
 async def test_what_is_further_behind_leaves(world: World, clock: Clock) -> None:
     buffer = await world.create(group_by="none", retention={"max_lag": 2})
     for version in (5, 3, 4, 3):
-        await push_at(buffer, version, len(buffer.contents), version)
-    await buffer.ingest.push(push((9, 9)))
+        await push_at(buffer, version, len(buffer.state.contents), version)
+    await buffer.push(push((9, 9)))
     await settle(buffer, clock)
     assert len(stored(buffer)) == 5, "nothing is published yet"
     buffer.row.policy_version = 6
@@ -136,7 +136,7 @@ async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World, clock
     assert stored(buffer) == [(4, 0)], "the oldest member counts"
     assert (dropped(world, buffer, "aged"), dropped(world, buffer, "outdated")) == (3, 2)
     for task in (1, 3):
-        (late,) = await buffer.ingest.push(push((task, 7)))
+        (late,) = await buffer.push(push((task, 7)))
         assert late.reason == "late", "the group was dropped as a whole"
 
 
@@ -150,28 +150,32 @@ async def test_an_open_group_that_was_consumed_leaves_by_age(
         retention={"max_age_seconds": HOUR},
         consumers=[{"name": "trainer", "unit": "item"}],
     )
-    await buffer.ingest.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0)))
-    await buffer.leasing.ack(await sample(buffer, 5))
+    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0)))
+    await buffer.ack(await sample(buffer, 5))
     await buffer.drain()
     if restarts:
         buffer = await world.restart(buffer)
     clock.now += HOUR / 2
-    await buffer.ingest.push(push((2, 2)))
+    await buffer.push(push((2, 2)))
     await settle(buffer, clock)
-    assert [group.describe() for group in buffer.contents.groups] == ["2 of 3", "3 of 3", "1 of 3"]
-    await buffer.ingest.push(push((3, 1)))
+    assert [group.describe() for group in buffer.state.contents.groups] == [
+        "2 of 3",
+        "3 of 3",
+        "1 of 3",
+    ]
+    await buffer.push(push((3, 1)))
     clock.now += HOUR / 2 + 1
     await settle(buffer, clock)
-    assert [group.row.key for group in buffer.contents.groups] == ["2/2", "2/3"], (
+    assert [group.row.key for group in buffer.state.contents.groups] == ["2/2", "2/3"], (
         "3 has a young one"
     )
-    (late,) = await buffer.ingest.push(push((1, 2)))
+    (late,) = await buffer.push(push((1, 2)))
     assert late.reason == "late", "it was dropped"
-    await buffer.leasing.ack(await sample(buffer, 2))
+    await buffer.ack(await sample(buffer, 2))
     await settle(buffer, clock)
-    assert not list(buffer.contents.groups)
+    assert not list(buffer.state.contents.groups)
     fresh = await world.restart(buffer)
-    assert not list(fresh.contents.groups)
+    assert not list(fresh.state.contents.groups)
 
 
 async def test_an_open_group_that_is_outdated_leaves_once_it_is_whole(
@@ -194,16 +198,16 @@ async def test_a_leased_unit_leaves_when_it_comes_back(
     buffer = await world.create(
         group_by=group_by, group_size=1, retention={"max_age_seconds": HOUR}
     )
-    await buffer.ingest.push(push((1, 0), (2, 0)))
+    await buffer.push(push((1, 0), (2, 0)))
     lease_id = await sample(buffer, 2)
     clock.now += HOUR + 1
     await settle(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)]
     waiting = asyncio.ensure_future(
-        buffer.desk.sample("trainer", want(1, timeout_seconds=60.0), stop := asyncio.Event())
+        buffer.sample("trainer", want(1, timeout_seconds=60.0), stop := asyncio.Event())
     )
     await asyncio.sleep(0)
-    await buffer.leasing.nack(lease_id, reason="test")
+    await buffer.nack(lease_id, reason="test")
     await buffer.drain()
     assert stored(buffer) == [], "before anybody gets it again, and without a tick"
     assert not waiting.done()
@@ -214,21 +218,21 @@ async def test_a_leased_unit_leaves_when_it_comes_back(
 
 async def test_what_a_rewind_may_need_stays(world: World, clock: Clock) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
-    await buffer.ingest.push(push((1, 0), (2, 0), (3, 0)))
+    await buffer.push(push((1, 0), (2, 0), (3, 0)))
     for step in (1, 2):
-        await buffer.desk.ack(await sample(buffer, 1), step=step)
+        await buffer.ack(await sample(buffer, 1), step=step)
     clock.now += HOUR + 1
     await settle(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)]
-    trainer = buffer.delivery.consumer("trainer")
-    await buffer.desk.timelines.rewind(trainer, 1)
+    trainer = buffer.state.consumer("trainer")
+    await buffer.flow.timelines.rewind(trainer, 1)
     buffer = await world.restart(buffer)
     await settle(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)], "the trainer is to get 2 again"
-    await buffer.desk.ack(await sample(buffer, 1), step=5)
+    await buffer.ack(await sample(buffer, 1), step=5)
     await settle(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)]
-    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("trainer"), 5)
+    await buffer.declare_safe("trainer", 5)
     assert stored(buffer) == []
 
 
@@ -239,12 +243,12 @@ async def test_what_others_would_want_leaves_once_no_rewind_does(
     buffer = await world.create(
         group_by="none", consumers=consumers, retention={"max_age_seconds": HOUR}
     )
-    await buffer.ingest.push(push((1, 0)))
-    await buffer.desk.ack(await sample(buffer, 1), step=1)
+    await buffer.push(push((1, 0)))
+    await buffer.ack(await sample(buffer, 1), step=1)
     clock.now += HOUR + 1
     await settle(buffer, clock)
     assert stored(buffer) == [(1, 0)]
-    await buffer.desk.timelines.declare_safe(buffer.delivery.consumer("trainer"), 1)
+    await buffer.declare_safe("trainer", 1)
     await settle(buffer, clock)
     assert stored(buffer) == []
     assert dropped(world, buffer, "aged") == 1, "the critic never had it"
@@ -252,19 +256,19 @@ async def test_what_others_would_want_leaves_once_no_rewind_does(
 
 async def test_settings_hold_at_once_and_can_be_taken_back(world: World, clock: Clock) -> None:
     buffer = await world.create(group_by="none")
-    await buffer.ingest.push(push((1, 0), (2, 0)))
+    await buffer.push(push((1, 0), (2, 0)))
     lease_id = await sample(buffer, 1)
     clock.now += HOUR
     changing = buffer.change_settings(
         checked_settings(buffer.settings.model_dump() | {"retention": {"max_age_seconds": 60.0}})
     )
     buffer.tick(clock.now)
-    assert not any(entry.leaving for entry in buffer.contents), "not before it is on disk"
+    assert not any(entry.leaving for entry in buffer.state.contents), "not before it is on disk"
     await changing
     await settle(buffer, clock)
     assert stored(buffer) == [(1, 0)]
     await change(buffer, retention=None)
-    await buffer.leasing.nack(lease_id, reason="test")
+    await buffer.nack(lease_id, reason="test")
     await settle(buffer, clock)
     assert stored(buffer) == [(1, 0)]
     assert await sample(buffer, 1)
@@ -272,7 +276,7 @@ async def test_settings_hold_at_once_and_can_be_taken_back(world: World, clock: 
 
 async def test_a_removal_that_found_no_room_is_tried_again(world: World, clock: Clock) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
-    await buffer.ingest.push(push((1, 0)))
+    await buffer.push(push((1, 0)))
     clock.now += HOUR + 1
     with full_disk(world):
         await settle(buffer, clock)
@@ -288,25 +292,25 @@ async def test_a_tick_does_a_bounded_part_and_goes_on(
 ) -> None:
     monkeypatch.setattr(module, "_LOOKS_PER_TICK", 7)
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
-    await buffer.ingest.push(push(*((1, run) for run in range(20))))
+    await buffer.push(push(*((1, run) for run in range(20))))
     lease_id = await sample(buffer, 10)
     clock.now += HOUR + 1
     left = []
     for _ in range(4):
         buffer.tick(clock.now)
         await buffer.drain()
-        left.append(len(buffer.contents))
+        left.append(len(buffer.state.contents))
     assert left == [20, 16, 10, 10]
-    await buffer.desk.ack(lease_id)
+    await buffer.ack(lease_id)
     assert stored(buffer) == []
 
 
 async def test_only_the_due_are_looked_at(world: World, clock: Clock) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR, "max_lag": 3})
-    await buffer.ingest.push(push(*((1, run) for run in range(90))))
+    await buffer.push(push(*((1, run) for run in range(90))))
     buffer.tick(clock.now)
     looked: list[int] = []
-    contents = buffer.contents
+    contents = buffer.state.contents
     plain: Callable[[int], Any] = contents.since
 
     def counting(seq: int) -> Any:
@@ -326,11 +330,11 @@ async def test_the_index_of_versions_does_not_grow_with_what_has_left(world: Wor
         payload = trxp.encode(
             [experience(task, run, info={"model_version": task}) for run in range(90)]
         )
-        await buffer.ingest.push(Push(payloads=[payload]))
+        await buffer.push(Push(payloads=[payload]))
         lease_id = await sample(buffer, 90)
-        assert len(buffer.contents.versions) == 90
-        await buffer.desk.ack(lease_id)
-    assert len(buffer.contents.versions) == 0
+        assert len(buffer.state.contents.versions) == 90
+        await buffer.ack(lease_id)
+    assert len(buffer.state.contents.versions) == 0
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
@@ -340,7 +344,7 @@ async def test_an_annotated_version_counts(world: World, clock: Clock, group_by:
         await push_at(buffer, 1, run)
         await push_at(buffer, 2, run, 5)
     buffer.row.policy_version = 5
-    await buffer.annotating.annotate(
+    await buffer.annotate(
         [
             Annotation(uid=uid(1, 1), info={"model_version": 1}),
             Annotation(uid=uid(2, 0), info={"model_version": 9}),
@@ -358,10 +362,10 @@ async def test_what_is_held_is_looked_at_about_once_a_second(
 ) -> None:
     buffer = await world.create(group_size=3, retention={"max_age_seconds": HOUR})
     members = [(task, run) for task in range(30) for run in range(3)]
-    await buffer.ingest.push(push(*members))
-    await buffer.desk.ack(await sample(buffer, 90), step=1)
+    await buffer.push(push(*members))
+    await buffer.ack(await sample(buffer, 90), step=1)
     looked: list[Entry] = []
-    is_idle = buffer.removal.is_idle
+    is_idle = buffer.state.is_idle
 
     def counting(entry: Entry) -> bool:
         looked.append(entry)
@@ -370,20 +374,20 @@ async def test_what_is_held_is_looked_at_about_once_a_second(
     def judging(*_: Any, **__: Any) -> None:
         pytest.fail("judged before it could leave")
 
-    monkeypatch.setattr(buffer.removal, "is_idle", counting)
+    monkeypatch.setattr(buffer.state, "is_idle", counting)
     monkeypatch.setattr(module, "judge", judging)
     clock.now += HOUR + 1
     for _ in range(9):
-        buffer.retention.tick(clock.now)
+        buffer.flow.retention.tick(clock.now)
         clock.now += 0.25
     assert len(looked) == 3 * 30, "the first member of each, at once and each second"
     monkeypatch.setattr(module, "_PARKED_PER_TICK", 4)
     clock.now += 1.0
-    buffer.retention.tick(clock.now)
+    buffer.flow.retention.tick(clock.now)
     assert len(looked) == 3 * 30 + 4
     monkeypatch.setattr(module, "_MEMBERS_PER_TICK", 5)
     clock.now += 1.0
-    buffer.retention.tick(clock.now)
+    buffer.flow.retention.tick(clock.now)
     assert len(looked) == 3 * 30 + 6
 
 
@@ -392,13 +396,13 @@ async def test_open_groups_count_for_what_a_tick_lets_leave(
 ) -> None:
     monkeypatch.setattr(module, "_LEAVING_PER_TICK", 3)
     buffer = await world.create(group_size=5, retention={"max_age_seconds": HOUR})
-    await buffer.ingest.push(push(*((task, run) for task in range(6) for run in range(2))))
+    await buffer.push(push(*((task, run) for task in range(6) for run in range(2))))
     clock.now += HOUR + 1
     left = []
     for _ in range(3):
         buffer.tick(clock.now)
         await buffer.drain()
-        left.append(len(buffer.contents))
+        left.append(len(buffer.state.contents))
     assert left == [8, 4, 0]
 
 
@@ -412,9 +416,9 @@ async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(
     lease_id = await sample(buffer, 1)
     await sample(buffer, 1, "critic")
     buffer.row.policy_version = 9
-    await buffer.leasing.nack(lease_id, reason="test")
+    await buffer.nack(lease_id, reason="test")
     await settle(buffer, clock)
-    trainer = buffer.delivery.consumer("trainer")
+    trainer = buffer.state.consumer("trainer")
     assert not len(trainer.ready), "it is due, and with the critic"
     buffer.row.policy_version = 2
     await settle(buffer, clock)
@@ -444,10 +448,10 @@ async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
 
     async def lend() -> None:
         asked = want(chance.randint(1, 3), lease_seconds=1e6)
-        lease, _ = await buffer.desk.sample("trainer", asked, asyncio.Event())
+        lease, _ = await buffer.sample("trainer", asked, asyncio.Event())
         if lease is not None:
             seqs = [seq for unit in lease.units for seq in unit.seqs]
-            leases[lease.id] = [entry.record.uid for entry in buffer.contents.by_seqs(seqs)]
+            leases[lease.id] = [entry.record.uid for entry in buffer.state.contents.by_seqs(seqs)]
             model.lend(leases[lease.id])
 
     async def settle_one() -> None:
@@ -458,35 +462,35 @@ async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
         uids = leases.pop(lease_id)
         match chance.choice(("ack", "step", "nack")):
             case "ack":
-                await buffer.desk.ack(lease_id)
+                await buffer.ack(lease_id)
                 model.ack(uids, None)
             case "step":
                 step += 1
-                await buffer.desk.ack(lease_id, step=step)
+                await buffer.ack(lease_id, step=step)
                 model.ack(uids, step)
             case _:
-                await buffer.leasing.nack(lease_id, reason="test")
+                await buffer.nack(lease_id, reason="test")
                 model.give_back(uids)
 
     async def go_back() -> None:
         nonlocal step
-        trainer = buffer.delivery.consumer("trainer")
+        trainer = buffer.state.consumer("trainer")
         step = chance.randint(trainer.timeline.safe_step or 0, step) if step else 0
-        await buffer.desk.timelines.rewind(trainer, step)
+        await buffer.flow.timelines.rewind(trainer, step)
         leases.clear()
         model.rewind(step)
 
     async def go_on() -> None:
-        trainer = buffer.delivery.consumer("trainer")
+        trainer = buffer.state.consumer("trainer")
         safe = chance.randint(0, step)
-        await buffer.desk.timelines.declare_safe(trainer, safe)
+        await buffer.flow.timelines.declare_safe(trainer, safe)
         model.declare_safe(safe)
 
     async def publish() -> None:
         model.published = buffer.row.policy_version = max(
             0, model.published + chance.choice((1, 1, 2, -1))
         )
-        buffer.published(model.published)
+        buffer.flow.published(model.published)
 
     async def wait() -> None:
         clock.now += chance.choice((1.0, 20.0, 60.0))
@@ -508,16 +512,16 @@ async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
         await chance.choice(verbs)()
         await settle(buffer, clock)
         model.leave(clock.now)
-        assert {entry.record.uid for entry in buffer.contents} == model.present
+        assert {entry.record.uid for entry in buffer.state.contents} == model.present
     held = {name for uids in leases.values() for name in uids}
     ready = {
         entry.record.uid
-        for entry in buffer.contents
-        if entry.record.seq in buffer.delivery.consumer("trainer").ready
+        for entry in buffer.state.contents
+        if entry.record.seq in buffer.state.consumer("trainer").ready
     }
-    held_back = buffer.delivery.consumer("trainer").held
+    held_back = buffer.state.consumer("trainer").held
     assert ready == {
         name
         for name in model.wanted - held
-        if (entry := buffer.contents.by_uid(name)) and entry.record.seq not in held_back
+        if (entry := buffer.state.contents.by_uid(name)) and entry.record.seq not in held_back
     }, "what stays is offered"

@@ -23,7 +23,7 @@ async def test_the_sizes_are_known_from_the_first_commit_on(world: World) -> Non
         f"{prefix}disk_free_bytes",
     }
     buffer = await world.create(group_by="none")
-    await buffer.ingest.push(push((0, 0)))
+    await buffer.push(push((0, 0)))
     sizes = _values(generate_latest(registry).decode(), prefix)
     assert sizes[f"{prefix}limit_bytes"] == 1009
     assert 0 < sizes[f"{prefix}live_bytes"] <= sizes[f"{prefix}file_bytes"]

@@ -1,0 +1,282 @@
+"""The rooms of one buffer, each made with those that it calls, and what happens between them.
+
+Groups become whole, advantages arrive, units are offered, come back and leave: what one room says of
+that reaches the others here. Everything runs on one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.compute.submission import Computing
+from experience_buffer_server.buffer.delivery.batch_picking import Picking
+from experience_buffer_server.buffer.delivery.damage import Damage
+from experience_buffer_server.buffer.delivery.delivery import Delivery
+from experience_buffer_server.buffer.delivery.leasing import Leasing
+from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.delivery.priorities import Priorities
+from experience_buffer_server.buffer.delivery.quarantine import Quarantine
+from experience_buffer_server.buffer.delivery.rewind import Timelines
+from experience_buffer_server.buffer.delivery.sample_queue import Line
+from experience_buffer_server.buffer.intake.annotate import Annotating
+from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
+from experience_buffer_server.buffer.intake.push import Ingest
+from experience_buffer_server.buffer.intake.push_room import Intake
+from experience_buffer_server.buffer.intake.task_pacing import Pacing
+from experience_buffer_server.buffer.leaving.eviction import Eviction
+from experience_buffer_server.buffer.leaving.group_closing import Grouping
+from experience_buffer_server.buffer.leaving.removal import Removal
+from experience_buffer_server.buffer.leaving.retention import Retention
+from experience_buffer_server.buffer.state.buffer_row import StoredRow
+from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
+from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store.interface import BufferRow, Store, WriteBatch
+
+_PRUNE_SECONDS = 60.0
+"""Between rounds of forgetting what was remembered for longer than the horizon."""
+_PRUNE_STEP = 1000
+"""Most that is forgotten in one commit: pushes don't wait for long behind it."""
+
+
+class Flow:
+    """The way of experiences through one buffer; see `BufferEvents`. Not thread-safe."""
+
+    def __init__(
+        self,
+        row: BufferRow,
+        *,
+        store: Store,
+        computer: Computer,
+        metrics: Metrics,
+        payloads: PayloadReader,
+        limits: ServerSection,
+    ) -> None:
+        self.state = state = BufferState(row, limits, self)
+        self.store = store
+        self.metrics = metrics
+        self.tasks = tasks = Tasks()
+        self._next_prune = 0.0
+        self.changes = changes = Changes(store, tasks)
+        """What is under way to the disk, or owed to it."""
+        self.stored_row = StoredRow(state, self, changes, tasks)
+        self.computing = Computing(
+            state, self, self.stored_row, store, changes, computer, metrics, tasks
+        )
+        self.picking = picking = Picking(state)
+        self.line = Line(state, self, picking, store, metrics, tasks)
+        self.offers = Offers(state, self, picking, self.line)
+        self.quarantine = Quarantine(state, self.offers, store, metrics, tasks)
+        self.leasing = Leasing(state, self, self.offers, self.quarantine, store, metrics, tasks)
+        self.delivery = Delivery(state, self.line, self.leasing, metrics)
+        self.timelines = Timelines(state, self.offers, self.leasing, store, tasks)
+        self.priorities = Priorities(state, self, store, tasks)
+        self.damage = Damage(state, self, self.leasing, store, tasks)
+        self.removal = Removal(state, self, self.offers, store, metrics, tasks)
+        self.grouping = Grouping(state, self, self.removal, store, metrics, tasks)
+        self.eviction = Eviction(state, self.removal, metrics, tasks)
+        self.retention = Retention(state, self.offers, self.removal, self.grouping, metrics, tasks)
+        self.pacing = Pacing(state, metrics)
+        self.intake = Intake(state, self.eviction, self.pacing, metrics)
+        self.ingest = Ingest(state, self, self.intake, store, metrics, tasks, payloads)
+        self.annotating = Annotating(state, self, self.damage, store, tasks)
+
+    # --- from stored to available
+
+    def stored(self, entries: Sequence[Entry]) -> None:
+        """New entries are on disk: compute, offer, and see which groups are whole now."""
+        for entry in entries:
+            entry.durable = True
+            if entry.group is not None:
+                entry.group.num_durable += 1
+            self.offers.offer_entry(entry)
+        self.eviction.stored(entries)
+        self.advance(entries)
+
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Bring durable entries and their groups as far as they can go."""
+        if self.state.closed:
+            return
+        if not self.state.settings.needs_groups:
+            self._advance_alone([entry for entry in entries if _can_advance(entry)])
+        for group in groups_of(entries):
+            self.check_whole(group)
+
+    def _advance_alone(self, entries: Sequence[Entry]) -> None:
+        if not self.state.settings.advantage.estimator:
+            self.make_available(entries)
+        else:
+            for entry in entries:
+                self.computing.submit([entry])
+
+    def check_whole(self, group: Group) -> None:
+        """Go on with a group that is closed and all on disk, and with one that was dropped."""
+        if group.row.closed == "dropped":
+            self.removal.discard([entry for entry in group.members if entry.durable])
+        if not group.is_whole or group.available or self.state.closed:
+            return
+        votes = [entry for entry in group.votes if entry.is_staying]
+        group.available = bool(votes) and all(entry.available for entry in votes)
+        if not votes:
+            self.removal.discard(group.members)
+            return
+        self.offers.offer_group(group)
+        self.eviction.stored(group.members[:1])
+        self.damage.hold_back(group)
+        can_be_computed = not any(
+            e.computing or e.quarantine or e.missing or e.changing for e in votes
+        )
+        if not group.available and self.state.settings.needs_groups and can_be_computed:
+            # All together, also those that could be sampled before the estimator was set.
+            self.computing.submit(votes)
+
+    def make_available(self, entries: Sequence[Entry]) -> None:
+        """Let consumers sample the entries, and the groups that are available with them."""
+        fresh = [entry for entry in entries if not entry.available]
+        for entry in fresh:
+            entry.available = True
+            self.offers.offer_entry(entry)
+        for group in groups_of(fresh):
+            self.check_whole(group)
+
+    # --- on the way out
+
+    def returning(self, units: Sequence[Unit]) -> None:
+        """Units are about to come back: mark those that are too old; the others may be evicted."""
+        if not self.state.num_pending_settings:
+            self.retention.mark(units, clock.now())
+        self.eviction.returned(units)
+
+    def discard_units(self, units: Sequence[Unit]) -> None:
+        """Units that nobody is to get any more came back."""
+        if not self.state.num_pending_settings:
+            units = self.retention.take(units, clock.now())
+        self.removal.discard_units(units)
+
+    def drop_stale(self, units: Iterable[list[Entry]], consumer: str) -> list[list[Entry]]:
+        """Remove units that are too stale for a consumer, each as a whole or not at all.
+
+        Returns:
+            Those that stay: somebody holds any of it, or may be rewound to before it was acknowledged,
+            or another consumer was and is to get it again; or it would tear a group.
+        """
+        kept: list[list[Entry]] = []
+        dropped: list[Entry] = []
+        by_item = self.state.consumers[consumer].settings.unit == "item"
+        for unit in units:
+            is_torn = by_item and any(self._is_needed(entry.group) for entry in unit)
+            if is_torn or any(self._is_wanted(entry, consumer) for entry in unit):
+                kept.append(unit)
+            else:
+                dropped += unit
+        self.removal.drop(dropped)
+        self.metrics.dropped(self.state.name, "stale", len(dropped))
+        return kept
+
+    def _is_needed(self, group: Group | None) -> bool:
+        """Whether a group would never be whole, or be delivered in part, without one of its members."""
+        if group is None:
+            return False
+        if any(other.settings.unit == "group" for other in self.state.consumers.values()):
+            return True
+        return self.state.settings.needs_groups and not group.available
+
+    def _is_wanted(self, entry: Entry, but_for: str) -> bool:
+        progress = self.state.progress
+        is_promised = progress.is_retained(entry) or progress.was_rewound(entry, but_for=but_for)
+        return is_promised or self.state.is_leased(entry)
+
+    def postpone(self, entries: Sequence[Entry]) -> None:
+        """Remove what every consumer has done with, as soon as the store has room."""
+        self.removal.postpone(entries)
+
+    def withhold(self, group: Group, batch: WriteBatch) -> None:
+        """Discard a group whose rewards are all equal; the batch is about to say that it is closed."""
+        self.tasks.spawn(self.grouping.withhold(group, batch))
+
+    def removed(self, entry: Entry) -> None:
+        """An entry was removed; its group still has it."""
+        self.eviction.removed(entry)
+
+    def room_made(self) -> None:
+        """There is less than before: pushes that wait for room may have it."""
+        self.ingest.line.look()
+
+    # --- changes of what is there
+
+    def revalue(self, entries: Sequence[Entry]) -> None:
+        """What entries are chosen by, to be delivered or to be removed, has changed."""
+        self.offers.revalue(entries)
+        self.eviction.revalue(entries)
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Offer experiences to nobody any more: by seq, what of each can't be read back."""
+        self.damage.set_aside(reasons)
+
+    def published(self, version: int) -> None:
+        """A policy version is on disk: what waited for it is offered, who watches is told."""
+        self.state.announce_version()
+        self.offers.release_held(version)
+
+    # --- in words
+
+    def describe_wait(self) -> str:
+        """What keeps experiences from being sampled; empty when nothing does."""
+        waits = (self.grouping.describe(), self.describe_computing(), self.changes.describe())
+        return "; ".join(wait for wait in waits if wait)
+
+    def describe_computing(self) -> str:
+        """What computing waits for: missing fields, a batch that isn't full, a cure; or empty."""
+        waits = (
+            self.grouping.describe_missing(),
+            self.computing.describe(),
+            self.state.contents.describe_quarantined(),
+        )
+        return "; ".join(wait for wait in waits if wait)
+
+    # --- time
+
+    def tick(self, now: float) -> None:
+        """Do what time asks for: expire leases, close groups at their deadline, forget."""
+        self.changes.tick(now)
+        self.leasing.expire(now)
+        self.grouping.expire(now)
+        self.removal.tick(now)
+        self.pacing.tick(now)
+        self.eviction.tick(now)
+        # What they remove could not be taken back.
+        if not self.state.num_pending_settings:
+            self.retention.tick(now)
+            self.eviction.shed()
+        self.ingest.line.look()
+        self.computing.tick(now)
+        if now >= self._next_prune:
+            self._next_prune = now + _PRUNE_SECONDS
+            self.tasks.spawn(self._prune(now - self.state.settings.duplicate_horizon_seconds))
+
+    async def _prune(self, before_time: float) -> None:
+        while not self.state.closed:
+            count = await self.store.prune(self.state.id, before_time, limit=_PRUNE_STEP)
+            if count < _PRUNE_STEP:
+                break
+
+    def close(self) -> None:
+        """Deleted: calls that wait end, what is under way has no effect."""
+        self.state.closed = True
+        self.state.announce_version()
+        self.ingest.line.look()
+        self.changes.close()
+        self.computing.close()
+        for name in list(self.state.consumers):
+            self.state.remove_consumer(name)
+
+
+def _can_advance(entry: Entry) -> bool:
+    idle = not (entry.available or entry.computing or entry.quarantine or entry.changing)
+    return idle and not entry.missing and entry.is_staying and not entry.record.tombstone

@@ -1,0 +1,168 @@
+"""What one buffer knows: handed down to its rooms, each of which changes its part of it.
+
+Belongs to one buffer and its event loop. No I/O, nobody waits here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from experience_buffer import errors
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.departure import Retirement
+from experience_buffer_server.buffer.state.events import BufferEvents
+from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.state.units import key_of, unit_of
+from experience_buffer_server.sampling.leases import LeaseTable
+from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.consumer import ConsumerSettings
+from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store.interface import BufferRow
+
+
+class BufferState:
+    """The state of one buffer. Not thread-safe."""
+
+    def __init__(self, row: BufferRow, limits: ServerSection, events: BufferEvents) -> None:
+        self.row = row
+        """As it is stored, or is about to be."""
+        self.limits = limits
+        """The server's."""
+        self.settings = BufferSettings.model_validate_json(row.config)
+        self.num_pending_settings = 0
+        """Changes of the settings that hold and aren't on disk yet."""
+        self.closed = False
+        """Deleted: what is still under way for it has no effect."""
+        self.version_changed = asyncio.Event()
+        """Set, and replaced, when a policy version is published or the buffer is deleted."""
+        self.contents = Contents(on_less=events.room_made, on_removed=events.removed)
+        self.consumers: dict[str, Consumer] = {}
+        """By name; rooms have views of it."""
+        self.progress = Progress(row.id, self.contents, self.consumers)
+        self.retirement = Retirement(row.id, self.contents, self.consumers, self.progress)
+        self.leases = LeaseTable()
+        self.leases.reserve(row.lease_floor)
+
+    @property
+    def id(self) -> int:
+        """Its id in the store."""
+        return self.row.id
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.row.name
+
+    def announce_version(self) -> None:
+        """Wake those who wait for another policy version, or for the end of the buffer."""
+        changed, self.version_changed = self.version_changed, asyncio.Event()
+        changed.set()
+
+    # --- consumers
+
+    def consumer(self, name: str) -> Consumer:
+        """The consumer with this name.
+
+        Raises:
+            ConsumerNotFoundError: There is none.
+            BufferNotFoundError: The buffer was deleted.
+        """
+        self.check_open()
+        consumer = self.consumers.get(name)
+        if consumer is None or consumer.closed:
+            names = sorted(other.name for other in self.consumers.values() if not other.closed)
+            raise errors.ConsumerNotFoundError(
+                f"buffer {self.name!r} has no consumer {name!r}; it has {names}; add one with "
+                "UpdateBuffer",
+                subject=name,
+            )
+        return consumer
+
+    def check_open(self) -> None:
+        """See that the buffer is there: what were stored of a deleted one now would stay for ever.
+
+        Raises:
+            BufferNotFoundError: It was deleted.
+        """
+        if self.closed:
+            raise errors.BufferNotFoundError(f"buffer {self.name!r} was deleted", subject=self.name)
+
+    def add_consumer(self, settings: ConsumerSettings) -> Consumer:
+        """Add a consumer that has been offered nothing yet."""
+        consumer = self.consumers[settings.name] = Consumer(settings)
+        return consumer
+
+    def remove_consumer(self, name: str) -> None:
+        """Remove a consumer; calls that wait for it end."""
+        self.consumers.pop(name).close()
+
+    # --- units
+
+    def members(self, settings: ConsumerSettings, key: int) -> list[Entry]:
+        """The experiences of a unit that are staying; none where it has left, or was set aside."""
+        if settings.unit == "item":
+            entry = self.contents.by_seq(key)
+            if entry is None or not entry.is_staying or entry.damage:
+                return []
+            return [entry]
+        group = self.contents.groups.by_id(key)
+        if group is None or group.damage:
+            return []
+        return [entry for entry in group.votes if entry.is_staying]
+
+    def unit(
+        self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None
+    ) -> Unit:
+        """The unit with this number, about to be delivered."""
+        entries = self.members(settings, key) if entries is None else entries
+        return unit_of(key, entries, computes=bool(self.settings.advantage.estimator))
+
+    def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
+        """Take back the units that hold any of the entries; a leased one isn't offered again."""
+        for consumer in self.consumers.values():
+            if keep_raw and consumer.settings.raw:
+                continue
+            for key in {key_of(consumer.settings, entry) for entry in entries}:
+                consumer.withdraw(key)
+
+    # --- what is known of an entry
+
+    def missing_fields(self, entry: Entry) -> tuple[str, ...]:
+        """Fields that the estimator needs and an entry lacks; none where it can be sampled."""
+        needs = self.settings.advantage.needs
+        if needs is None or entry.record.tombstone or entry.available:
+            return ()
+        return needs.missing(entry.record.fields)
+
+    def staleness(self, entry: Entry) -> int | None:
+        """Published policy version minus the entry's lowest; None when either is unknown."""
+        published, lowest = self.row.policy_version, entry.record.min_version
+        return None if published is None or lowest is None else published - lowest
+
+    def is_leased(self, entry: Entry, *, to_raw: bool = True) -> bool:
+        """True if a consumer holds the experience, or is about to; raw ones count or not."""
+        return any(
+            key_of(consumer.settings, entry) in consumer.out
+            for consumer in self.consumers.values()
+            if to_raw or not consumer.settings.raw
+        )
+
+    def is_idle(self, entry: Entry) -> bool:
+        """True if it is on disk and nobody holds it, computes it or changes it."""
+        busy = entry.computing or entry.changing or entry.leaving
+        return entry.durable and not busy and not self.is_leased(entry)
+
+    def is_wanted(self, entry: Entry) -> bool:
+        """Whether a rewind may bring it back, or has and it wasn't consumed since."""
+        return self.progress.is_retained(entry) or self.progress.was_rewound(entry)
+
+    def has_delivered(self, entry: Entry) -> bool:
+        """True if a consumer that isn't raw holds the entry, or has consumed it."""
+        return self.is_leased(entry, to_raw=False) or any(
+            not consumer.settings.raw and consumer.name in entry.acked
+            for consumer in self.consumers.values()
+        )
