@@ -1,30 +1,11 @@
-"""Batches: experiences as padded tensors, groups, Hugging Face datasets; joined trajectories.
-
-B is the number of experiences, P the padded prompt length, R the padded response length. Prompts
-are padded on the left, responses on the right; lengths come from the experiences, never from masks.
-`concat` and `split` join and separate batches that are padded already. Importing this module imports torch; `datasets` is
-imported only by the two functions that need it. All functions are thread-safe.
-"""
+"""The former name of a part of `collation`, which has all that was here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal
+import warnings
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from experience_buffer._codec.dtypes import common_dtype
-from experience_buffer._codec.item import DTYPE_NAMES, META_FIELDS, TENSOR_FIELDS
-from experience_buffer._data.trajectories import TrajectoryLayout, concat, split
-from experience_buffer.eid import EID
-from experience_buffer.experience import CustomField, Experience
-
-if TYPE_CHECKING:
-    from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]
-
-__all__ = [
+_NAMES = (
     "TrajectoryLayout",
     "concat",
     "from_hf_datasets",
@@ -37,264 +18,22 @@ __all__ = [
     "split",
     "split_dpo_experience_to_single_turn",
     "to_hf_datasets",
-]
+)
 
 
-def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> list[Experience]:
-    """Make two single-turn experiences of each dpo one: the chosen response, then the rejected.
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from experience_buffer import collation
 
-    Both keep the batch, task, run and step and get a suffix of their own.
-
-    Raises:
-        ValueError: An experience has no chosen or no rejected response.
-    """
-    halves = []
-    for experience in experiences:
-        if experience.chosen is None or experience.rejected is None:
-            raise ValueError(f"{experience.eid} isn't dpo: give it chosen and rejected")
-        eid = experience.eid
-        for response, messages in (
-            (experience.chosen, experience.chosen_messages),
-            (experience.rejected, experience.rejected_messages),
-        ):
-            halves.append(
-                Experience(
-                    eid=EID(eid.batch, eid.task, eid.run, eid.step),
-                    tokens=torch.cat([experience.tokens, response]),
-                    prompt_length=len(experience.tokens),
-                    reward=experience.reward,
-                    info=experience.info,
-                    metrics=experience.metrics,
-                    prompt_text=experience.prompt_text,
-                    messages=messages,
-                )
-            )
-    return halves
-
-
-def gather_token_ids(
-    experiences: Sequence[Experience],
-    max_prompt_length: int,
-    max_response_length: int,
-    pad_token_id: int,
-) -> Tensor:
-    """Pad tokens so that all responses begin in one column.
-
-    Returns:
-        Shape [B, P + R], in the dtype that the experiences' tokens have in common; of integers one
-        that holds all ids.
-
-    Raises:
-        ValueError: A prompt or response is longer than its maximum, or their dtypes have none in
-            common.
-    """
-    dtype = reduce(common_dtype, [experience.tokens.dtype for experience in experiences])
-    token_ids = experiences[0].tokens.new_full(
-        (len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype
+    warnings.warn(
+        f"experience_buffer.collate is now experience_buffer.collation: take {name} from there; the "
+        "former name goes with version 1.0",
+        DeprecationWarning,
+        stacklevel=2,
     )
-    for row, experience in zip(token_ids, experiences, strict=True):
-        start, end = _columns(experience, max_prompt_length, max_response_length)
-        row[start:end] = experience.tokens
-    return token_ids
+    return getattr(collation, name)
 
 
-def gather_attention_masks(
-    experiences: Sequence[Experience], max_prompt_length: int, max_response_length: int
-) -> Tensor:
-    """Mark what `gather_token_ids` filled with tokens.
-
-    Returns:
-        True where a token is, shape [B, P + R], bool.
-
-    Raises:
-        ValueError: A prompt or response is longer than its maximum.
-    """
-    masks = torch.zeros(
-        (len(experiences), max_prompt_length + max_response_length), dtype=torch.bool
-    )
-    for row, experience in zip(masks, experiences, strict=True):
-        start, end = _columns(experience, max_prompt_length, max_response_length)
-        row[start:end] = True
-    return masks
-
-
-def gather_action_masks(experiences: Sequence[Experience], max_response_length: int) -> Tensor:
-    """Pad action masks with False on the right.
-
-    Returns:
-        Shape [B, R]; bool, or wider if an experience's mask is.
-
-    Raises:
-        ValueError: An action mask is missing or longer than R.
-    """
-    return torch.stack(
-        [
-            torch.cat([mask, mask.new_zeros(_padding(mask, max_response_length), dtype=torch.bool)])
-            for mask in _attributes(experiences, "action_mask")
-        ]
-    )
-
-
-def gather_response_attrs(
-    experiences: Sequence[Experience],
-    attr_name: str,
-    max_response_length: int,
-    pad_value: float = 0,
-) -> Tensor:
-    """Pad one tensor per response token (`logprobs`, `advantages`, ...) on the right.
-
-    Args:
-        experiences: B of them.
-        attr_name: An attribute of shape [T, ...], or the name of an extra tensor.
-        max_response_length: R.
-        pad_value: What to fill with.
-
-    Returns:
-        Shape [B, R, ...], in the dtype of the first.
-
-    Raises:
-        ValueError: An experience lacks it, or it is longer than R.
-    """
-    values = _attributes(experiences, attr_name)
-    return torch.stack(
-        [
-            torch.cat(
-                [
-                    value,
-                    values[0].new_full(
-                        (_padding(value, max_response_length), *value.shape[1:]), pad_value
-                    ),
-                ]
-            )
-            for value in values
-        ]
-    )
-
-
-def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Tensor]]:
-    """List each multi-modal input of the first experience's keys, one tensor per experience.
-
-    Raises:
-        ValueError: An experience has no multi-modal inputs.
-    """
-    inputs = []
-    for experience in experiences:
-        if experience.multi_modal_inputs is None:
-            raise ValueError(f"{experience.eid} has no multi_modal_inputs")
-        inputs.append(experience.multi_modal_inputs)
-    return {key: [each[key] for each in inputs] for key in inputs[0]}
-
-
-def group_by(
-    experiences: Sequence[Experience], id_type: Literal["task", "run", "step"]
-) -> dict[str, list[Experience]]:
-    """Group experiences by tid, rid or sid, in order of appearance.
-
-    Raises:
-        ValueError: `id_type` is none of the three.
-    """
-    attribute = {"task": "tid", "run": "rid", "step": "sid"}.get(id_type)
-    if attribute is None:
-        raise ValueError(f"id_type is {id_type!r}; give 'task', 'run' or 'step'")
-    groups: dict[str, list[Experience]] = {}
-    for experience in experiences:
-        groups.setdefault(getattr(experience.eid, attribute), []).append(experience)
-    return groups
-
-
-def to_hf_datasets(experiences: Sequence[Experience]) -> Dataset:
-    """Make a Hugging Face dataset, a row per experience and a column per field.
-
-    Tensors become lists and lose their dtype. Needs the package `datasets`.
-    """
-    from datasets import Dataset
-
-    return Dataset.from_list([_row(experience) for experience in experiences])
-
-
-def from_hf_datasets(dataset: Dataset) -> list[Experience]:
-    """Make experiences of a dataset's rows; lists become tensors as in the constructor.
-
-    A column that `Experience` doesn't have is left out. Nested dicts come back with every key that
-    any row of the dataset had, None where the row had none: that is how such datasets store them.
-    """
-    return [_experience(row) for row in dataset.to_list()]
-
-
-def _columns(
-    experience: Experience, max_prompt_length: int, max_response_length: int
-) -> tuple[int, int]:
-    """Return where the tokens begin and end in a padded row."""
-    num_tokens, prompt_length = len(experience.tokens), experience.prompt_length
-    if prompt_length > max_prompt_length or num_tokens - prompt_length > max_response_length:
-        raise ValueError(
-            f"{experience.eid} has {prompt_length} + {num_tokens - prompt_length} tokens; the "
-            f"batch has room for {max_prompt_length} + {max_response_length}"
-        )
-    start = max_prompt_length - prompt_length
-    return start, start + num_tokens
-
-
-def _attributes(experiences: Sequence[Experience], name: str) -> list[Tensor]:
-    values = []
-    for experience in experiences:
-        value = getattr(experience, name, None)
-        if value is None:
-            value = experience.extra.get(name)
-        if value is None:
-            raise ValueError(f"{experience.eid} has no {name}")
-        values.append(value)
-    return values
-
-
-def _padding(value: Tensor, max_response_length: int) -> int:
-    if len(value) > max_response_length:
-        raise ValueError(
-            f"{len(value)} response tokens; the batch has room for {max_response_length}"
-        )
-    return max_response_length - len(value)
-
-
-def _row(experience: Experience) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(experience, name) for name in META_FIELDS}
-    # A column has one type, and a batch or task may be a number here and text there.
-    row["eid"] = experience.eid.to_dict() | {
-        "batch": str(experience.eid.batch),
-        "task": str(experience.eid.task),
-    }
-    for name in TENSOR_FIELDS:
-        value = getattr(experience, name)
-        row[name] = None if value is None else value.tolist()
-    for name in ("multi_modal_inputs", "extra"):
-        tensors = getattr(experience, name) or {}
-        row[name] = {key: value.tolist() for key, value in tensors.items()} or None
-    row["custom_fields"] = [
-        {
-            "source_field": field.source_field,
-            "destination_field": field.destination_field,
-            "data_type": str(field.data_type),
-        }
-        for field in experience.custom_fields
-    ]
-    return row
-
-
-def _experience(row: dict[str, Any]) -> Experience:
-    known = (*META_FIELDS, *TENSOR_FIELDS, "multi_modal_inputs")
-    given = {name: row[name] for name in known if row.get(name) is not None}
-    if given.get("multi_modal_inputs"):
-        inputs = given["multi_modal_inputs"]
-        given["multi_modal_inputs"] = {k: v for k, v in inputs.items() if v is not None}
-    extra = {
-        name: torch.tensor(value)
-        for name, value in (row.get("extra") or {}).items()
-        if value is not None
-    }
-    fields = []
-    for entry in row.get("custom_fields") or ():
-        name = entry["data_type"]
-        if name not in DTYPE_NAMES:
-            raise ValueError(f"custom field of data_type {name!r:.80}; give a torch dtype")
-        dtype = getattr(torch, name.removeprefix("torch."))
-        fields.append(CustomField(entry["source_field"], entry["destination_field"], dtype))
-    return Experience(extra=extra, custom_fields=fields, **given)
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])

@@ -1,9 +1,12 @@
 """What trainers are fed with: collation functions for packed batches and lists of experiences.
 
-Each function here makes a collation function that can be pickled, so that DataLoader workers can
+Each `*_collate` makes a collation function that can be pickled, so that DataLoader workers can
 use it. It takes a `PackedBatch`, or a sequence of `Experience`, and so it is a `collate_fn` for any
 DataLoader of experiences as well. Names of entries are those of the fields, or of the framework
 that the function is named after.
+
+`gather_*` pad one field of a list, `group_by` and the others take lists apart, or into Hugging Face
+datasets and back; `concat` and `split` join and separate batches that are padded already.
 
 B is the number of experiences, P and R the padded lengths of prompt and response, S that of whole
 experiences, N the number of tokens of all of them, T of their response tokens. Importing this
@@ -20,14 +23,38 @@ from torch import Tensor
 
 from experience_buffer._data import framework_collation as framework
 from experience_buffer._data.framework_collation import Collate, Experiences, as_packed
+from experience_buffer._data.gathering import (
+    from_hf_datasets,
+    gather_action_masks,
+    gather_attention_masks,
+    gather_multi_modal_inputs,
+    gather_response_attrs,
+    gather_token_ids,
+    group_by,
+    split_dpo_experience_to_single_turn,
+    to_hf_datasets,
+)
+from experience_buffer._data.trajectories import TrajectoryLayout, concat, split
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.packed import PackedBatch
 
 __all__ = [
     "Collate",
     "Experiences",
+    "TrajectoryLayout",
     "areal_collate",
+    "concat",
+    "from_hf_datasets",
+    "gather_action_masks",
+    "gather_attention_masks",
+    "gather_multi_modal_inputs",
+    "gather_response_attrs",
+    "gather_token_ids",
+    "group_by",
     "padded_collate",
+    "split",
+    "split_dpo_experience_to_single_turn",
+    "to_hf_datasets",
     "trinity_collate",
     "trl_collate",
     "varlen_collate",

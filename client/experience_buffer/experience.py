@@ -1,7 +1,7 @@
 """An experience: one rollout, or one turn of one, with its tensors and texts.
 
 Torch is imported when an experience is made, never by importing this module. How one becomes
-bytes is `trxp`'s business; how several become a batch is `collate`'s.
+bytes is `trxp`'s business; how several become a batch is `collation`'s.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class PackedBatch:
         max_response_length: int | None = None,
         fields: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Pad prompts on the left and responses on the right, as `collate.gather_*` does.
+        """Pad prompts on the left and responses on the right, as `collation.gather_*` does.
 
         Args:
             pad_token_id: What fills `input_ids` where no token is.

@@ -18,7 +18,7 @@ from experience_buffer import (
     RetryOptions,
     UnavailableError,
     WrongStateError,
-    collate,
+    collation,
 )
 from experience_buffer.collation import varlen_collate
 from experience_buffer.dataset import ExperienceDataset, LeaseTicket
@@ -117,10 +117,10 @@ def test_padded_batches_equal_what_collate_gathers(client: Client, name: str) ->
     assert packed.keys() == trxp.keys()
     num_response = max(len(each.tokens) - NUM_PROMPT for each in experiences)
     expected = {
-        "input_ids": collate.gather_token_ids(experiences, NUM_PROMPT, num_response, 7),
-        "attention_mask": collate.gather_attention_masks(experiences, NUM_PROMPT, num_response),
-        "action_mask": collate.gather_action_masks(experiences, num_response),
-        "logprobs": collate.gather_response_attrs(experiences, "logprobs", num_response),
+        "input_ids": collation.gather_token_ids(experiences, NUM_PROMPT, num_response, 7),
+        "attention_mask": collation.gather_attention_masks(experiences, NUM_PROMPT, num_response),
+        "action_mask": collation.gather_action_masks(experiences, num_response),
+        "logprobs": collation.gather_response_attrs(experiences, "logprobs", num_response),
     }
     for name_, tensor in expected.items():
         assert packed[name_].equal(tensor), name_

@@ -25,7 +25,7 @@ SERVER_ROOMS = (
 BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state")
 """Inside of `buffer`, below its own files."""
 CLIENT_ROOMS = (
-    *("dataset", "collation", "collate", "_data", "client", "aio", "_sync", "_async", "_transport"),
+    *("dataset", "collate", "collation", "_data", "client", "aio", "_sync", "_async", "_transport"),
     *("_messages", "status", "values", "packed", "_packed", "trxp", "experience", "_torch"),
     *("_fields", "_codec", "errors", "outcomes", "_error_base", "options", "consumer_options"),
     *("eid", "pacing", "offpolicy", "kl"),

@@ -148,7 +148,7 @@ def _action_mask(batch: dict[str, Tensor]) -> Tensor:
     if mask is None:
         raise ValueError(
             "an experience is dpo's and has no response; make two of it with "
-            "collate.split_dpo_experience_to_single_turn"
+            "collation.split_dpo_experience_to_single_turn"
         )
     return mask
 

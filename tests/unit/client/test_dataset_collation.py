@@ -1,4 +1,4 @@
-"""Collation functions: equal to what `collate` gathers, named as frameworks name it, picklable."""
+"""Collation functions: equal to what `collation` gathers, named as frameworks name it, picklable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experience_buffer import EID, Experience, InvalidRequestError, PackedBatch, collate
+from experience_buffer import EID, Experience, InvalidRequestError, PackedBatch, collation
 from experience_buffer._data.framework_collation import as_packed
 from experience_buffer.collation import (
     areal_collate,
@@ -51,18 +51,18 @@ def given(request: pytest.FixtureRequest) -> Any:
 
 
 def gathered(name: str) -> torch.Tensor:
-    return collate.gather_response_attrs(EXPERIENCES, name, R)
+    return collation.gather_response_attrs(EXPERIENCES, name, R)
 
 
 def test_padded_is_what_collate_gathers(given: Any) -> None:
     batch = padded_collate(pad_token_id=PAD)(given)
-    assert batch["input_ids"].equal(collate.gather_token_ids(EXPERIENCES, P, R, PAD))
-    assert batch["attention_mask"].equal(collate.gather_attention_masks(EXPERIENCES, P, R))
-    assert batch["action_mask"].equal(collate.gather_action_masks(EXPERIENCES, R))
+    assert batch["input_ids"].equal(collation.gather_token_ids(EXPERIENCES, P, R, PAD))
+    assert batch["attention_mask"].equal(collation.gather_attention_masks(EXPERIENCES, P, R))
+    assert batch["action_mask"].equal(collation.gather_action_masks(EXPERIENCES, R))
     for name in ("logprobs", "advantages", "returns", "versions"):
         assert batch[name].equal(gathered(name)), name
     wider = padded_collate(pad_token_id=PAD, max_prompt_length=11, max_response_length=13)(given)
-    assert wider["input_ids"].equal(collate.gather_token_ids(EXPERIENCES, 11, 13, PAD))
+    assert wider["input_ids"].equal(collation.gather_token_ids(EXPERIENCES, 11, 13, PAD))
 
 
 def test_columns_are_added(given: Any) -> None:
@@ -116,7 +116,7 @@ def test_verl_takes_rewards_per_token_first_and_none_where_some_lack_them() -> N
     rewards = [experience(run, token_level_reward=torch.rand(7 - 2 * run)) for run in range(3)]
     batch = verl_collate(pad_token_id=0)(rewards)
     assert batch["token_level_scores"].equal(
-        collate.gather_response_attrs(rewards, "token_level_reward", R)
+        collation.gather_response_attrs(rewards, "token_level_reward", R)
     )
     lacking = experience(1)
     lacking.reward = None
@@ -128,13 +128,13 @@ def test_trl_has_the_inputs_of_its_loss() -> None:
     for run, each in enumerate(members):
         each.extra["ref_logprobs"] = torch.full((max(7 - 2 * run, 1),), -0.5)
     batch = trl_collate(pad_token_id=PAD, max_prompt_length=P, max_completion_length=R)(members)
-    tokens = collate.gather_token_ids(members, P, R, PAD)
-    attention_mask = collate.gather_attention_masks(members, P, R).long()
+    tokens = collation.gather_token_ids(members, P, R, PAD)
+    attention_mask = collation.gather_attention_masks(members, P, R).long()
     assert batch["prompt_ids"].equal(tokens[:, :P])
     assert batch["prompt_mask"].equal(attention_mask[:, :P])
     assert batch["completion_ids"].equal(tokens[:, P:])
     assert batch["completion_mask"].equal(attention_mask[:, P:])
-    assert batch["tool_mask"].equal(collate.gather_action_masks(members, R).long())
+    assert batch["tool_mask"].equal(collation.gather_action_masks(members, R).long())
     assert batch["old_per_token_logps"].equal(gathered("logprobs"))
     assert batch["advantages"].equal(gathered("advantages"))
     assert batch["ref_per_token_logps"].sum() == -0.5 * (7 + 5 + 3 + 1)
@@ -177,7 +177,7 @@ def test_trinity_gets_experiences(given: Any) -> None:
     found = trinity_collate()(given)
     assert [each.eid.uid for each in found] == [each.eid.uid for each in EXPERIENCES]
     assert theirs.gather_token_ids(found, P, R, PAD).equal(
-        collate.gather_token_ids(EXPERIENCES, P, R, PAD)
+        collation.gather_token_ids(EXPERIENCES, P, R, PAD)
     )
     assert theirs.gather_response_attrs(found, "advantages", R).equal(gathered("advantages"))
 
@@ -194,7 +194,7 @@ def test_dpo_experiences_are_refused_with_the_cure(make: Any) -> None:
     )
     with pytest.raises(ValueError, match="split_dpo_experience_to_single_turn"):
         make([dpo])
-    halves = collate.split_dpo_experience_to_single_turn([dpo])
+    halves = collation.split_dpo_experience_to_single_turn([dpo])
     assert len(make(halves)["input_ids" if "input_ids" in make(halves) else "prompt_ids"]) == 2
 
 

@@ -1,4 +1,4 @@
-"""Padded and variable-length batches equal what `collate` makes of the same experiences."""
+"""Padded and variable-length batches equal what `collation` makes of the same experiences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experience_buffer import collate, trxp
+from experience_buffer import collation, trxp
 from experience_buffer._codec.safetensors import ITEM_BYTES, TensorView
 from experience_buffer._packed import torch_views
 from experience_buffer.experience import Experience
@@ -56,10 +56,10 @@ def decoded(rows: list[PackedRow]) -> list[Experience]:
 
 def gathered(experiences: list[Experience], p: int, r: int, pad: int) -> dict[str, Tensor]:
     return {
-        "input_ids": collate.gather_token_ids(experiences, p, r, pad),
-        "attention_mask": collate.gather_attention_masks(experiences, p, r),
-        "action_mask": collate.gather_action_masks(experiences, r),
-        **{name: collate.gather_response_attrs(experiences, name, r) for name in FIELDS},
+        "input_ids": collation.gather_token_ids(experiences, p, r, pad),
+        "attention_mask": collation.gather_attention_masks(experiences, p, r),
+        "action_mask": collation.gather_action_masks(experiences, r),
+        **{name: collation.gather_response_attrs(experiences, name, r) for name in FIELDS},
     }
 
 
@@ -280,4 +280,4 @@ def test_token_ids_are_the_same_whatever_the_dtype_of_a_neighbour(
     expected = [[1, 2, 3], large] if is_first_short else [large, [1, 2, 3]]
     assert batch.padded(pad_token_id=0)["input_ids"].tolist() == expected
     assert batch.varlen()["input_ids"].tolist() == [*expected[0], *expected[1]]
-    assert collate.gather_token_ids(decoded(rows), 1, 2, 0).tolist() == expected
+    assert collation.gather_token_ids(decoded(rows), 1, 2, 0).tolist() == expected

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experience_buffer import collate
+from experience_buffer import collation
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
 
@@ -34,22 +34,22 @@ def experiences() -> list[Experience]:
 
 
 def test_padding_matches_by_hand(experiences: list[Experience]) -> None:
-    assert collate.gather_token_ids(experiences, 5, 3, 99).tolist() == [
+    assert collation.gather_token_ids(experiences, 5, 3, 99).tolist() == [
         [99, 99, 10, 11, 12, 13, 14, 99],
         [99, 99, 99, 99, 20, 21, 22, 23],
         [20, 21, 22, 23, 24, 25, 26, 99],
     ]
-    assert collate.gather_attention_masks(experiences, 5, 3).int().tolist() == [
+    assert collation.gather_attention_masks(experiences, 5, 3).int().tolist() == [
         [0, 0, 1, 1, 1, 1, 1, 0],
         [0, 0, 0, 0, 1, 1, 1, 1],
         [1, 1, 1, 1, 1, 1, 1, 0],
     ]
-    assert collate.gather_action_masks(experiences, 3).tolist() == [
+    assert collation.gather_action_masks(experiences, 3).tolist() == [
         [True, True, False],
         [True, True, True],
         [True, True, False],
     ]
-    logprobs = collate.gather_response_attrs(experiences, "logprobs", 3, 7)
+    logprobs = collation.gather_response_attrs(experiences, "logprobs", 3, 7)
     assert logprobs.dtype == torch.float64
     assert logprobs.tolist() == [[-1, -1, 7], [-2, -2, -2], [-2, -2, 7]]
 
@@ -62,14 +62,14 @@ def test_padding_matches_trinitys_functions(experiences: list[Experience]) -> No
         ("gather_action_masks", (11,)),
         ("gather_response_attrs", ("logprobs", 11)),
     ):
-        ours = getattr(collate, name)(experiences, *arguments)
+        ours = getattr(collation, name)(experiences, *arguments)
         expected = getattr(theirs, name)(experiences, *arguments)
         assert ours.equal(expected), name
         assert ours.dtype == expected.dtype, name
 
 
 def test_extra_tensors_are_gathered_by_name(experiences: list[Experience]) -> None:
-    values = collate.gather_response_attrs(experiences, "values", 5)
+    values = collation.gather_response_attrs(experiences, "values", 5)
     assert values.shape == (3, 5, 2)
     assert values.sum(dim=(1, 2)).tolist() == [4, 6, 4]
 
@@ -88,20 +88,20 @@ def test_what_does_not_fit_is_refused(
     experiences: list[Experience], name: str, arguments: tuple[Any, ...], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        getattr(collate, name)(experiences, *arguments)
+        getattr(collation, name)(experiences, *arguments)
 
 
 def test_multi_modal_inputs_are_listed(experiences: list[Experience]) -> None:
-    inputs = collate.gather_multi_modal_inputs(experiences)
+    inputs = collation.gather_multi_modal_inputs(experiences)
     assert list(inputs) == ["a", "b"]
     assert [len(tensor) for tensor in inputs["a"]] == [1, 2, 2]
     with pytest.raises(ValueError, match="has no multi_modal_inputs"):
-        collate.gather_multi_modal_inputs([Experience(tokens=[1, 2])])
+        collation.gather_multi_modal_inputs([Experience(tokens=[1, 2])])
 
 
 def test_groups(experiences: list[Experience]) -> None:
     sizes = {
-        key: {group: len(found) for group, found in collate.group_by(experiences, key).items()}
+        key: {group: len(found) for group, found in collation.group_by(experiences, key).items()}
         for key in ("task", "run", "step")
     }
     assert sizes == {
@@ -110,7 +110,7 @@ def test_groups(experiences: list[Experience]) -> None:
         "step": {"2/3/0": 2, "2/3/1": 1},
     }
     with pytest.raises(ValueError, match="give 'task'"):
-        collate.group_by(experiences, "uid")  # type: ignore[arg-type]
+        collation.group_by(experiences, "uid")  # type: ignore[arg-type]
 
 
 def test_dpo_is_split_into_two_single_turns() -> None:
@@ -124,7 +124,7 @@ def test_dpo_is_split_into_two_single_turns() -> None:
         reward=0.5,
         prompt_text="p",
     )
-    chosen, rejected = collate.split_dpo_experience_to_single_turn([pair])
+    chosen, rejected = collation.split_dpo_experience_to_single_turn([pair])
     assert chosen.tokens.tolist() == [1, 2, 3, 4, 5]
     assert rejected.tokens.tolist() == [1, 2, 3, 6]
     assert (chosen.messages, rejected.messages) == ([{"c": 1}], [{"r": 1}])
@@ -133,7 +133,7 @@ def test_dpo_is_split_into_two_single_turns() -> None:
     assert chosen.eid.sid == rejected.eid.sid == pair.eid.sid
     assert len({chosen.eid.uid, rejected.eid.uid, pair.eid.uid}) == 3
     with pytest.raises(ValueError, match="isn't dpo"):
-        collate.split_dpo_experience_to_single_turn([chosen])
+        collation.split_dpo_experience_to_single_turn([chosen])
 
 
 def test_hugging_face_datasets_round_trip() -> None:
@@ -152,7 +152,7 @@ def test_hugging_face_datasets_round_trip() -> None:
         )
         for batch in (2, "0/eval_x")
     ]
-    found = collate.from_hf_datasets(collate.to_hf_datasets(experiences))
+    found = collation.from_hf_datasets(collation.to_hf_datasets(experiences))
     assert [each.eid.uid for each in found] == [each.eid.uid for each in experiences]
     for each in found:
         assert each.tokens.dtype == torch.int32
@@ -191,13 +191,13 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", golden_cases("areal_batching"))
 def test_concat_and_split_match_areal(case: dict[str, Any]) -> None:
     trajectories = [tensors(each) for each in case["inputs"]["trajectories"]]
-    batch, layout = collate.concat(trajectories)
+    batch, layout = collation.concat(trajectories)
     expected = case["expected"]
     assert_same(batch, tensors(expected["batch"]))
     assert list(layout.rows) == expected["meta"]["traj_group_sizes"]
     assert list(layout.widths) == expected["meta"]["traj_seqlens"]
     assert layout.token_fields == {"input_ids", "attention_mask", "logprobs"}
-    parts = collate.split(batch, layout)
+    parts = collation.split(batch, layout)
     for part, again in zip(parts, expected["roundtrip"], strict=True):
         assert_same(part, tensors(again))
 
@@ -218,9 +218,9 @@ def test_split_undoes_concat(sizes: list[tuple[int, int]], features: int) -> Non
         }
         for rows, width in sizes
     ]
-    batch, layout = collate.concat(trajectories, pad_values={"input_ids": 99})
+    batch, layout = collation.concat(trajectories, pad_values={"input_ids": 99})
     assert batch["input_ids"].shape == (layout.num_rows, layout.width)  # type: ignore[union-attr]
-    parts = collate.split(batch, layout)
+    parts = collation.split(batch, layout)
     for part, trajectory in zip(parts, trajectories, strict=True):
         assert_same(part, trajectory)
 
@@ -229,7 +229,7 @@ def test_concat_pads_with_the_given_values() -> None:
     trajectories = [
         {"attention_mask": torch.ones(1, w), "input_ids": torch.full((1, w), w)} for w in (1, 3)
     ]
-    batch, _ = collate.concat(trajectories, pad_values={"input_ids": 99})
+    batch, _ = collation.concat(trajectories, pad_values={"input_ids": 99})
     assert_same(
         batch,
         {
@@ -241,17 +241,17 @@ def test_concat_pads_with_the_given_values() -> None:
 
 def test_fields_computed_on_the_batch_are_split_if_named() -> None:
     trajectories = [{"attention_mask": torch.ones(1, width)} for width in (2, 3)]
-    batch, layout = collate.concat(trajectories)
+    batch, layout = collation.concat(trajectories)
     batch["advantages"] = torch.tensor([[1, 2, 0], [3, 4, 5]])
     batch["scores"] = torch.tensor([[6, 7, 8], [9, 9, 9]])
     del batch["attention_mask"]
-    parts = collate.split(batch, layout, token_fields=["advantages"])
+    parts = collation.split(batch, layout, token_fields=["advantages"])
     assert [part["advantages"].tolist() for part in parts] == [[[1, 2]], [[3, 4, 5]]]  # type: ignore[union-attr]
     assert [part["scores"].shape for part in parts] == [(1, 3), (1, 3)]  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="advantages has 2 columns; the layout has 3 tokens"):
-        collate.split({"advantages": torch.ones(2, 2)}, layout, token_fields=["advantages"])
+        collation.split({"advantages": torch.ones(2, 2)}, layout, token_fields=["advantages"])
     with pytest.raises(ValueError, match="rewards has 3 rows; the layout has 2"):
-        collate.split({"rewards": torch.ones(3)}, layout)
+        collation.split({"rewards": torch.ones(3)}, layout)
 
 
 @pytest.mark.parametrize(
@@ -276,15 +276,15 @@ def test_fields_computed_on_the_batch_are_split_if_named() -> None:
 def test_trajectories_that_do_not_fit(second: dict[str, Any], reason: str) -> None:
     first = {"attention_mask": torch.ones(1, 3), "x": torch.ones(1, 3)}
     with pytest.raises(ValueError, match=reason):
-        collate.concat([first, second])
+        collation.concat([first, second])
 
 
 def test_bad_arguments_of_concat() -> None:
     with pytest.raises(ValueError, match="no trajectories"):
-        collate.concat([])
+        collation.concat([])
     trajectory = {"attention_mask": torch.ones(1, 3), "rewards": torch.ones(1)}
     with pytest.raises(ValueError, match="pad_values names \\['rewards'\\]"):
-        collate.concat([trajectory], pad_values={"rewards": 1})
+        collation.concat([trajectory], pad_values={"rewards": 1})
 
 
 @pytest.mark.parametrize("case", golden_cases("light_replay_buffer"))
@@ -311,16 +311,16 @@ def test_zeros_inside_a_mask_lose_nothing(case: dict[str, Any]) -> None:
                 returns=padded["returns"][row, :length],
             )
         )
-    masks = collate.gather_action_masks(experiences, num_actions)
-    token_ids = collate.gather_token_ids(experiences, 5, num_actions, 0)
-    attention = collate.gather_attention_masks(experiences, 5, num_actions)
+    masks = collation.gather_action_masks(experiences, num_actions)
+    token_ids = collation.gather_token_ids(experiences, 5, num_actions, 0)
+    attention = collation.gather_attention_masks(experiences, 5, num_actions)
     assert masks.equal(padded["action_mask"])
     for name, attribute in (
         ("action_log_probs", "logprobs"),
         ("advantages", "advantages"),
         ("returns", "returns"),
     ):
-        gathered = collate.gather_response_attrs(experiences, attribute, num_actions)
+        gathered = collation.gather_response_attrs(experiences, attribute, num_actions)
         assert gathered[masks].equal(padded[name][masks]), name
     items = [tensors(item) for item in case["expected"]["items"]]
     has_lost = []
@@ -344,6 +344,18 @@ def test_interior_zeros_survive_concat_and_split() -> None:
         }
         for mask in ([1, 0, 1, 1], [0, 1, 0], [1, 1, 0, 1, 0, 0])
     ]
-    batch, layout = collate.concat(trajectories)
-    for part, trajectory in zip(collate.split(batch, layout), trajectories, strict=True):
+    batch, layout = collation.concat(trajectories)
+    for part, trajectory in zip(collation.split(batch, layout), trajectories, strict=True):
         assert_same(part, trajectory)
+
+
+def test_the_former_name_has_what_it_had_and_says_where_that_is() -> None:
+    former = importlib.import_module("experience_buffer.collate")
+    for name in ("gather_token_ids", "split", "TrajectoryLayout", "to_hf_datasets"):
+        assert name in dir(former)
+        with pytest.warns(
+            DeprecationWarning, match=f"now experience_buffer.collation: take {name}"
+        ):
+            assert getattr(former, name) is getattr(collation, name)
+    with pytest.raises(AttributeError, match="no attribute 'padded_collate'"):
+        former.padded_collate  # noqa: B018
