@@ -42,68 +42,6 @@ class LimiterPlan:
     """Payload bytes inserted and not yet sampled; 0: unbounded. Inserting isn't held back by it
     while not even one sample could go. A batch has to fit in it, or it never fills."""
 
-    @classmethod
-    def min_size_only(cls, min_size: int) -> LimiterPlan:
-        """Sampling waits for `min_size` items and nothing else waits: Reverb's MinSize."""
-        return cls(min_size=_at_least_1("min_size", min_size))
-
-    @classmethod
-    def sample_to_insert_ratio(
-        cls, samples_per_insert: float, min_size: int, error_buffer: float | tuple[float, float]
-    ) -> LimiterPlan:
-        """Sampling and inserting keep a ratio, with some play: Reverb's SampleToInsertRatio.
-
-        Args:
-            samples_per_insert: The ratio, above 0.
-            min_size: Items to be stored before any is sampled, at least 1.
-            error_buffer: How far the difference may go to either side of where it is once
-                `min_size` items are stored; or the window itself, `(min_diff, max_diff)`.
-
-        Raises:
-            ValueError: The window is narrower than `2 * max(1, samples_per_insert)`, or lies above
-                where the difference is once `min_size` items are stored; or another argument is
-                out of bounds.
-        """
-        _at_least_1("min_size", min_size)
-        if not (isfinite(samples_per_insert) and samples_per_insert > 0):
-            raise ValueError(f"samples_per_insert is {samples_per_insert}; give more than 0")
-        offset = _exact(samples_per_insert) * min_size
-        if isinstance(error_buffer, tuple):
-            min_diff, max_diff = error_buffer
-        elif isfinite(error_buffer):
-            min_diff = float(offset - _exact(error_buffer))
-            max_diff = float(offset + _exact(error_buffer))
-        else:
-            min_diff, max_diff = -error_buffer, error_buffer
-        width = 2 * max(1.0, samples_per_insert)
-        if not max_diff - min_diff >= width:
-            raise ValueError(
-                f"error_buffer {error_buffer} makes a window from {min_diff} to {max_diff}, which "
-                f"could block sampling and inserting at once; it has to be {width} wide, "
-                f"an error_buffer of {width / 2}"
-            )
-        if min_diff > offset:
-            raise ValueError(
-                f"min_diff {min_diff} is above samples_per_insert * min_size = {_text(offset)}: "
-                "nothing could be sampled when min_size is reached; lower it"
-            )
-        return cls(
-            min_size=min_size,
-            samples_per_insert=samples_per_insert,
-            min_diff=min_diff,
-            max_diff=max_diff,
-        )
-
-    @classmethod
-    def queue(cls, size: int) -> LimiterPlan:
-        """At most `size` items wait to be sampled, each once: Reverb's Queue."""
-        return cls(min_diff=0.0, max_diff=float(_at_least_1("size", size)))
-
-    @classmethod
-    def stack(cls, size: int) -> LimiterPlan:
-        """The same as a queue: only the selector differs. Reverb's Stack."""
-        return cls.queue(size)
-
     def problems(self, batch_size: int = 1, insert_size: int = 1) -> list[str]:
         """Say which settings are impossible; empty if none is.
 

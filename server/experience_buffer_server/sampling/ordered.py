@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
 
-from experience_buffer_server.sampling.choice import Choice
+from experience_buffer_server.sampling.choice import Choice, KeyedSelector
 from experience_buffer_server.sampling.sorted_pairs import KeyTable, Ranking
 
 
-class ArrivalSelector:
+class ArrivalSelector(KeyedSelector):
     """The earliest key (fifo) or the latest one (lifo); values are ignored."""
 
     def __init__(self, *, latest: bool) -> None:
         # The table's column isn't used; a byte is the least that a value takes.
         self._keys = KeyTable(array("q"), array("b"))
         self._latest = latest
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._keys)
+        super().__init__(self._keys)
 
     def add(self, key: int, value: float = 0.0) -> None:
         """See `Selector`."""
@@ -45,23 +36,15 @@ class ArrivalSelector:
         return Choice(self._keys.last() if self._latest else self._keys.first(), 1.0)
 
 
-class ExtremeSelector:
+class ExtremeSelector(KeyedSelector):
     """The smallest value (min) or the largest (max, freshest); of equal ones the earliest key."""
 
     def __init__(self, *, largest: bool) -> None:
         self._values = KeyTable(array("q"), array("d"))
+        super().__init__(self._values)
         self._ranking = Ranking()
         # Negated values turn "the largest value, then the smallest key" into the first pair.
         self._sign = -1.0 if largest else 1.0
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._values)
 
     def add(self, key: int, value: float = 0.0) -> None:
         """See `Selector`."""

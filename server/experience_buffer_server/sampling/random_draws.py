@@ -3,67 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from experience_buffer_server.sampling.choice import Choice
-from experience_buffer_server.sampling.weighted_keys import SlottedKeys, WeightedKeys
-
-
-class UniformSelector:
-    """Every key with the same probability; values are ignored."""
-
-    def __init__(self, *, seed: int | None) -> None:
-        self._keys = SlottedKeys()
-        self._random = random.Random(seed)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._keys)
-
-    def add(self, key: int, value: float = 0.0) -> None:
-        """See `Selector`."""
-        self._keys.add(key)
-
-    def update(self, key: int, value: float) -> None:
-        """See `Selector`."""
-        self._keys.slot_of(key)
-
-    def remove(self, key: int) -> None:
-        """See `Selector`."""
-        self._keys.remove(key)
-
-    def choose(self) -> Choice:
-        """See `Selector`."""
-        if not self._keys:
-            raise IndexError("no keys to choose from")
-        slot = self._random.randrange(len(self._keys))
-        return Choice(self._keys[slot], 1.0 / len(self._keys))
+from experience_buffer_server.sampling.choice import Choice, KeyedSelector
+from experience_buffer_server.sampling.weighted_keys import WeightedKeys
 
 
-class WeightedSelector:
-    """Keys in proportion to a weight that is computed from the value (prioritized, advantage).
+class WeightedSelector(KeyedSelector):
+    """Keys in proportion to a weight that is computed from the value; uniform: all weigh alike.
 
     A key of weight 0 is chosen only where all weights are 0, and then uniformly.
     """
 
     def __init__(self, *, weigh: Callable[[int, float], float], seed: int | None) -> None:
         self._keys = WeightedKeys()
+        super().__init__(self._keys)
         self._weigh = weigh
         self._random = random.Random(seed)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._keys)
 
     def add(self, key: int, value: float = 0.0) -> None:
         """See `Selector`."""
@@ -84,6 +40,11 @@ class WeightedSelector:
 
 MIN_WEIGHT, MAX_WEIGHT = 2.0**-1000, 2.0**900
 """Limits of a weight above 0: sums and draws stay exact below, finite above, for any number."""
+
+
+def weigh_alike(key: int, value: float) -> float:
+    """Weigh all units alike, whatever their values."""
+    return 1.0
 
 
 def priority_weigher(exponent: float) -> Callable[[int, float], float]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Iterator
 
-from experience_buffer_server.sampling.choice import Choice
+from experience_buffer_server.sampling.choice import Choice, KeyedSelector
 from experience_buffer_server.sampling.key_map import KeyMap
 from experience_buffer_server.sampling.sorted_pairs import Ranking
 from experience_buffer_server.sampling.weighted_keys import WeightedKeys
@@ -18,7 +17,7 @@ _MAX_BEHIND = 2**70
 """More versions behind weigh nothing, or as much as any if the decay is 1."""
 
 
-class StalenessSelector:
+class StalenessSelector(KeyedSelector):
     """Weight ~ decay ** (newest - version): the older a unit's policy version, the rarer.
 
     Versions are cut into eras, and a weight is relative to the start of its version's era, so it
@@ -36,6 +35,7 @@ class StalenessSelector:
         # An era of 2**64 versions holds nearly all there are, where they hardly differ in weight.
         self._era_versions = int(_ERA_BITS / max(bits_per_version, _ERA_BITS * 2.0**-64))
         self._versions = KeyMap(array("d", [math.inf]))
+        super().__init__(self._versions)
         self._num_keys: dict[float, int] = {}
         """Keys of each version present, -inf included."""
         self._known = Ranking()
@@ -45,15 +45,6 @@ class StalenessSelector:
         self._parts: list[tuple[WeightedKeys, float]] = []
         """What `_find_parts` found, until a version comes or goes; then empty."""
         self._random = random.Random(seed)
-
-    def __len__(self) -> int:
-        return len(self._versions)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._versions
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._versions)
 
     def add(self, key: int, value: float = 0.0) -> None:
         """See `Selector`."""

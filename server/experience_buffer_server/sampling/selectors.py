@@ -14,10 +14,10 @@ from typing import Literal, Protocol
 from experience_buffer_server.sampling.choice import Choice
 from experience_buffer_server.sampling.ordered import ArrivalSelector, ExtremeSelector
 from experience_buffer_server.sampling.random_draws import (
-    UniformSelector,
     WeightedSelector,
     advantage_weigher,
     priority_weigher,
+    weigh_alike,
 )
 from experience_buffer_server.sampling.recency import StalenessSelector
 
@@ -81,7 +81,7 @@ def make_selector(plan: SelectorPlan) -> Selector:
         case "min" | "max" | "freshest":
             return ExtremeSelector(largest=plan.kind != "min")
         case "uniform":
-            return UniformSelector(seed=plan.seed)
+            return WeightedSelector(weigh=weigh_alike, seed=plan.seed)
         case "prioritized":
             return WeightedSelector(weigh=priority_weigher(plan.exponent), seed=plan.seed)
         case "advantage":

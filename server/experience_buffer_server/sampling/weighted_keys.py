@@ -1,4 +1,4 @@
-"""Keys in gapless slots, and keys with weights: what the random selectors draw from."""
+"""Keys with weights: what the random selectors draw from."""
 
 from __future__ import annotations
 
@@ -19,43 +19,6 @@ _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MANTISSA_BITS = 53
 _WEIGHTLESS = -2000
 """Stands for the exponent of weight 0: below that of any other weight."""
-
-
-class SlottedKeys:
-    """Distinct keys in slots 0 to n - 1, without gaps. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._keys = array("q")
-        self._slots = KeyMap(array("q", [_NOWHERE]))
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._slots
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._keys)
-
-    def __getitem__(self, slot: int) -> int:
-        return self._keys[slot]
-
-    def slot_of(self, key: int) -> int:
-        """The slot of a key; KeyError where it isn't there."""
-        return self._slots[key]
-
-    def add(self, key: int) -> None:
-        """Put a key that isn't there into the slot after the last one."""
-        self._slots.add(key, len(self._keys))
-        self._keys.append(key)
-
-    def remove(self, key: int) -> None:
-        """Remove a key, whose slot the key in the last one takes; KeyError where it isn't there."""
-        slot = self._slots.pop(key)
-        last = self._keys.pop()
-        if last != key:
-            self._keys[slot] = last
-            self._slots[last] = slot
 
 
 @dataclass(slots=True, eq=False)

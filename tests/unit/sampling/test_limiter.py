@@ -25,61 +25,15 @@ from experience_buffer_server.sampling.limiter import (
 OK = Answer(True, "", "")
 
 
-# Reverb's named limiters: what they set.
-@pytest.mark.parametrize(
-    ("plan", "min_size", "ratio", "min_diff", "max_diff"),
-    [
-        (LimiterPlan(), 1, 1.0, -inf, inf),
-        (LimiterPlan.min_size_only(7), 7, 1.0, -inf, inf),
-        (LimiterPlan.queue(5), 1, 1.0, 0.0, 5.0),
-        (LimiterPlan.stack(5), 1, 1.0, 0.0, 5.0),
-        (LimiterPlan.sample_to_insert_ratio(3.0, 7, 5), 7, 3.0, 16.0, 26.0),
-        (LimiterPlan.sample_to_insert_ratio(3.0, 7, 3.0), 7, 3.0, 18.0, 24.0),
-        (LimiterPlan.sample_to_insert_ratio(0.1, 3, 1.0), 3, 0.1, -0.7, 1.3),
-        (LimiterPlan.sample_to_insert_ratio(3.0, 7, (2.0, 13.0)), 7, 3.0, 2.0, 13.0),
-        (LimiterPlan.sample_to_insert_ratio(3.0, 7, (21.0, 27.0)), 7, 3.0, 21.0, 27.0),
-        (LimiterPlan.sample_to_insert_ratio(3.0, 7, inf), 7, 3.0, -inf, inf),
-    ],
-)
-def test_named_plans(
-    plan: LimiterPlan, min_size: int, ratio: float, min_diff: float, max_diff: float
-) -> None:
-    assert plan == LimiterPlan(
-        min_size=min_size, samples_per_insert=ratio, min_diff=min_diff, max_diff=max_diff
-    )
-    assert plan.problems() == []
+def queue(size: int) -> LimiterPlan:
+    """At most `size` items wait to be sampled, each once: Reverb's Queue."""
+    return LimiterPlan(min_diff=0.0, max_diff=float(size))
 
 
-@pytest.mark.parametrize(
-    ("ratio", "min_size", "error_buffer", "message"),
-    [
-        (3.0, 7, 2.9, "6.0 wide, an error_buffer of 3.0"),
-        (0.5, 7, 0.9, "2.0 wide, an error_buffer of 1.0"),
-        (3.0, 7, (2.0, 7.9), "window from 2.0 to 7.9"),
-        (3.0, 7, (21.5, 99.0), "min_diff 21.5 is above samples_per_insert [*] min_size = 21"),
-        (3.0, 0, 5.0, "min_size is 0"),
-        (0.0, 7, 5.0, "samples_per_insert is 0.0"),
-        (inf, 7, 5.0, "samples_per_insert is inf"),
-        (3.0, 7, float("nan"), "error_buffer nan"),
-    ],
-)
-def test_impossible_ratios_are_refused(
-    ratio: float, min_size: int, error_buffer: float | tuple[float, float], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        LimiterPlan.sample_to_insert_ratio(ratio, min_size, error_buffer)
-
-
-@pytest.mark.parametrize("make", [LimiterPlan.queue, LimiterPlan.min_size_only])
-def test_empty_tables_are_refused(make: object) -> None:
-    assert callable(make)
-    with pytest.raises(ValueError, match="size is 0; give at least 1"):
-        make(0)
-
-
-MIN_SIZE = LimiterPlan.min_size_only(3)
-RATIO = LimiterPlan.sample_to_insert_ratio(2.0, 3, 4.0)  # a window from 2 to 10
-QUEUE = LimiterPlan.queue(3)
+# Reverb's named limiters: MinSize, SampleToInsertRatio and Queue.
+MIN_SIZE = LimiterPlan(min_size=3)
+RATIO = LimiterPlan(min_size=3, samples_per_insert=2.0, min_diff=2.0, max_diff=10.0)
+QUEUE = queue(3)
 
 
 # What Reverb answers, from its two inequalities: (inserts, deletes, samples), n.
@@ -236,8 +190,8 @@ def test_refunds(ratio: float, times_sampled: int, left: tuple[int, int]) -> Non
         (LimiterPlan(max_diff=-inf), 1, 1, "between min_diff -inf and max_diff -inf"),
         (LimiterPlan(max_diff=float("nan")), 1, 1, "max_diff nan"),
         (LimiterPlan(max_ahead_bytes=-1), 1, 1, "max_ahead_bytes is -1; 0 is unbounded"),
-        (LimiterPlan.queue(7), 8, 1, "with inserts of 1 and batches of 8, .* max_diff to 8,"),
-        (LimiterPlan.queue(8), 8, 3, "with inserts of 3 and batches of 8, .* max_diff to 10,"),
+        (queue(7), 8, 1, "with inserts of 1 and batches of 8, .* max_diff to 8,"),
+        (queue(8), 8, 3, "with inserts of 3 and batches of 8, .* max_diff to 10,"),
         (
             LimiterPlan(samples_per_insert=1.5, min_diff=0.25, max_diff=2.4),
             1,
@@ -266,9 +220,9 @@ def test_impossible_plans_are_named(
         (LimiterPlan(), 512, 512),
         (LimiterPlan(max_diff=5.0), 512, 1),
         (LimiterPlan(min_diff=5.0), 512, 512),
-        (LimiterPlan.queue(1), 1, 1),
-        (LimiterPlan.queue(8), 8, 1),
-        (LimiterPlan.queue(10), 8, 3),
+        (queue(1), 1, 1),
+        (queue(8), 8, 1),
+        (queue(10), 8, 3),
         (LimiterPlan(samples_per_insert=1.5, min_diff=0.25, max_diff=2.5), 1, 1),
         (LimiterPlan(min_size=5, max_diff=7), 1, 3),
     ],
