@@ -1,19 +1,19 @@
-"""Buffer configurations to messages and back. Pure: no I/O, no gRPC, no rule of the server's."""
+"""Buffer configurations to messages and back. Pure: no I/O, no gRPC, no rule of the server's.
+
+Values and messages have the same fields under the same names, and words of the values are enums of the
+contract: so the messages' own descriptors say how to translate.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar, cast
+import dataclasses
+from collections.abc import MutableSequence
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from experience_buffer._messages.convert import policy_version, struct_to_dict
-from experience_buffer._messages.names import (
-    CONFIG_ENUMS,
-    SELECTOR_KEY,
-    SELECTOR_KIND,
-    STALE_POLICY,
-    UNIT,
-)
+from experience_buffer._messages.names import names_of
 from experience_buffer.consumer_options import (
     ConsumerConfig,
     Limiter,
@@ -27,37 +27,13 @@ from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
 from experience_buffer.v1 import config_pb2
 from experience_buffer.values import BufferInfo
 
-M = TypeVar("M", bound=Message)
-_NUMBERS: Final = (
-    "group_size",
-    "group_deadline_seconds",
-    "min_group_size",
-    "lease_seconds",
-    "max_items",
-    "max_bytes",
-    "duplicate_horizon_seconds",
-    "full_timeout_seconds",
-    "max_pending_bytes",
-)
-_MESSAGES: Final = ("consumers", "advantage", "remover", "pacing", "retention")
 OPTIONAL: Final = ("pacing", "retention")
 """Those of which None is a value of its own when a configuration is changed."""
-_CONSUMER: Final = (
-    "name",
-    "raw",
-    "replay",
-    "max_times_sampled",
-    "with_replacement",
-    "max_deliveries",
-    "max_leased_experiences",
-    "max_leased_bytes",
-    "retain_steps",
-)
-_LIMITER: Final = ("min_size", "samples_per_insert", "min_diff", "max_diff", "max_ahead_bytes")
-_WINDOW: Final = ("max_lag", "max_version_span", "max_age_seconds")
-_PACING: Final = ("consumer", "max_staleness", "batch_size", "max_running")
-_RETENTION: Final = ("max_age_seconds", "max_lag")
-_SELECTOR: Final = ("exponent", "decay", "seed")
+_KINDS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (ConsumerConfig, Limiter, Pacing, Retention, Selector, Staleness)
+}
+"""By the name that a value's class and its message share."""
 
 
 def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
@@ -66,45 +42,15 @@ def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
     Raises:
         InvalidRequestError: A value has the wrong type, sign or name.
     """
-    message = config_pb2.BufferConfig(name=config.name)
-    for field, names in CONFIG_ENUMS.items():
-        if (value := getattr(config, field)) is not None:
-            setattr(message, field, names.number(value, field))
-    _fill(message, config, _NUMBERS)
-    for consumer in config.consumers or ():
-        message.consumers.append(_consumer_to_message(consumer))
-    if config.advantage is not None:
-        message.advantage.CopyFrom(_advantage_to_message(config.advantage))
-    if config.remover is not None:
-        message.remover.CopyFrom(_selector_to_message(config.remover, "remover"))
-    if config.pacing is not None:
-        _fill(message.pacing, config.pacing, _PACING, "pacing.")
-    if config.retention is not None:
-        message.retention.SetInParent()
-        _fill(message.retention, config.retention, _RETENTION, "retention.")
+    message = config_pb2.BufferConfig()
+    _fill(message, config)
     return message
 
 
 def config_from_message(message: config_pb2.BufferConfig) -> BufferConfig:
     """Translate a configuration; unset fields become None."""
-    values: dict[str, Any] = {}
-    for field, names in CONFIG_ENUMS.items():
-        if message.HasField(cast(Any, field)):
-            values[field] = names.name(getattr(message, field)) or None
-    values |= _present(message, _NUMBERS)
-    if message.consumers:
-        values["consumers"] = tuple(map(_consumer_from_message, message.consumers))
-    if message.HasField("advantage"):
-        values["advantage"] = AdvantageConfig(
-            message.advantage.estimator, struct_to_dict(message.advantage.parameters)
-        )
-    if message.HasField("remover"):
-        values["remover"] = _selector_from_message(message.remover)
-    if message.HasField("pacing"):
-        values["pacing"] = Pacing(**{field: getattr(message.pacing, field) for field in _PACING})
-    if message.HasField("retention"):
-        values["retention"] = Retention(**_present(message.retention, _RETENTION))
-    return BufferConfig(message.name, **values)
+    values = _read(message)
+    return BufferConfig(values.pop("name"), **values)
 
 
 def buffer_info(message: config_pb2.Buffer) -> BufferInfo:
@@ -120,64 +66,81 @@ def buffer_info(message: config_pb2.Buffer) -> BufferInfo:
 
 def changed_fields(config: BufferConfig) -> list[str]:
     """The fields that are set, for an update mask."""
-    fields = [*CONFIG_ENUMS, *_NUMBERS, *_MESSAGES]
-    return [field for field in fields if getattr(config, field) is not None]
+    names = (field.name for field in dataclasses.fields(config) if field.name != "name")
+    return [name for name in names if getattr(config, name) is not None]
 
 
-def _consumer_to_message(consumer: ConsumerConfig) -> config_pb2.ConsumerConfig:
-    message = config_pb2.ConsumerConfig(unit=UNIT.number(consumer.unit, "consumers.unit"))
-    _fill(message, consumer, _CONSUMER, "consumers.")
-    message.selector.CopyFrom(_selector_to_message(consumer.selector, "consumers.selector"))
-    if consumer.limiter is not None:
-        _fill(message.limiter, consumer.limiter, _LIMITER, "consumers.limiter.")
-    if consumer.staleness is not None:
-        window = "consumers.staleness."
-        message.staleness.on_stale = STALE_POLICY.number(
-            consumer.staleness.on_stale, f"{window}on_stale"
-        )
-        _fill(message.staleness, consumer.staleness, _WINDOW, window)
-    return message
+def _fill(message: Message, values: object, where: str = "") -> None:
+    """Set the fields that aren't None.
+
+    Raises:
+        InvalidRequestError: A value has the wrong type, sign or name; it is named after `where`.
+    """
+    for field in message.DESCRIPTOR.fields:
+        name, place = field.name, where + field.name
+        value = getattr(values, name)
+        if value is None and name != "selector":
+            continue  # A consumer always has a selector.
+        if field.enum_type is not None:
+            setattr(message, name, names_of(field.enum_type).number(value, place))
+        elif field.message_type is None:
+            try:
+                setattr(message, name, value)
+            except (TypeError, ValueError) as error:
+                raise InvalidRequestError(
+                    f"{place} is {value!r:.200}: {error}", subject=place
+                ) from None
+        else:
+            _fill_part(getattr(message, name), value, place)
 
 
-def _consumer_from_message(message: config_pb2.ConsumerConfig) -> ConsumerConfig:
-    values: dict[str, Any] = {field: getattr(message, field) for field in _CONSUMER}
-    if message.HasField("selector"):
-        values["selector"] = _selector_from_message(message.selector)
-    if message.HasField("limiter"):
-        values["limiter"] = Limiter(**_present(message.limiter, _LIMITER))
-    if message.HasField("staleness"):
-        values["staleness"] = Staleness(
-            on_stale=STALE_POLICY.name(message.staleness.on_stale, "drop"),
-            **_present(message.staleness, _WINDOW),
-        )
-    return ConsumerConfig(unit=UNIT.name(message.unit, "item"), **values)
+def _fill_part(target: Any, value: Any, where: str) -> None:
+    """Set a message within one, or several of a kind."""
+    if isinstance(value, AdvantageConfig):
+        _fill_advantage(target, value)
+    elif isinstance(target, Message):
+        target.SetInParent()
+        is_selector = isinstance(target, config_pb2.Selector)
+        _fill(target, _selector(value, where) if is_selector else value, f"{where}.")
+    else:
+        for part in value:
+            _fill(target.add(), part, f"{where}.")
 
 
-def _selector_to_message(selector: Selector | SelectorKind, where: str) -> config_pb2.Selector:
+def _read(message: Message) -> dict[str, Any]:
+    """The fields that are set, and those that always are; words that aren't known are left out."""
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        name, value = field.name, getattr(message, field.name)
+        if field.has_presence and not message.HasField(name):
+            continue
+        if field.enum_type is not None:
+            if word := names_of(field.enum_type).name(value):
+                values[name] = word
+        elif field.message_type is None:
+            values[name] = value
+        elif isinstance(value, config_pb2.AdvantageConfig):
+            values[name] = AdvantageConfig(value.estimator, struct_to_dict(value.parameters))
+        elif not isinstance(value, MutableSequence):
+            values[name] = _KINDS[field.message_type.name](**_read(value))
+        elif value:
+            values[name] = tuple(_KINDS[field.message_type.name](**_read(part)) for part in value)
+    return values
+
+
+def _selector(selector: Selector | SelectorKind, where: str) -> Selector:
     if isinstance(selector, str):
         selector = Selector(selector)
     if not isinstance(selector, Selector):
         raise InvalidRequestError(
             f"{where} is {selector!r:.200}; give a Selector or the name of its kind", subject=where
         )
-    message = config_pb2.Selector(
-        kind=SELECTOR_KIND.number(selector.kind, f"{where}.kind"),
-        key=SELECTOR_KEY.number(selector.key, f"{where}.key"),
-    )
-    return _fill(message, selector, _SELECTOR, f"{where}.")
+    return selector
 
 
-def _selector_from_message(message: config_pb2.Selector) -> Selector:
-    return Selector(
-        SELECTOR_KIND.name(message.kind, "fifo"),
-        key=SELECTOR_KEY.name(message.key, "priority"),
-        **_present(message, _SELECTOR),
-    )
-
-
-def _advantage_to_message(advantage: AdvantageConfig) -> config_pb2.AdvantageConfig:
-    message = config_pb2.AdvantageConfig()
+def _fill_advantage(message: config_pb2.AdvantageConfig, advantage: AdvantageConfig) -> None:
     field = "estimator"
+    message.SetInParent()
     try:
         message.estimator = advantage.estimator
         field = "parameters"
@@ -191,27 +154,3 @@ def _advantage_to_message(advantage: AdvantageConfig) -> config_pb2.AdvantageCon
             "booleans and texts by name",
             subject=f"advantage.{field}",
         ) from None
-    return message
-
-
-def _fill(message: M, values: object, fields: tuple[str, ...], where: str = "") -> M:
-    """Set the fields that aren't None.
-
-    Raises:
-        InvalidRequestError: A value has the wrong type or sign; it is named after `where`.
-    """
-    for field in fields:
-        if (value := getattr(values, field)) is None:
-            continue
-        try:
-            setattr(message, field, value)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(
-                f"{where}{field} is {value!r:.200}: {error}", subject=where + field
-            ) from None
-    return message
-
-
-def _present(message: Any, fields: tuple[str, ...]) -> dict[str, Any]:
-    """The fields that are set, by name."""
-    return {field: getattr(message, field) for field in fields if message.HasField(field)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 from experience_buffer.errors import InvalidRequestError
@@ -9,10 +10,11 @@ from experience_buffer.v1 import config_pb2, types_pb2
 
 
 class Names:
-    """The texts that stand for an enum's values: "USE_PARTIAL" of the wire is "use_partial"."""
+    """The texts that stand for an enum's values: DEADLINE_POLICY_USE_PARTIAL is "use_partial"."""
 
-    def __init__(self, enum: Any, prefix: str) -> None:
-        values = [value for value in enum.DESCRIPTOR.values if value.number]
+    def __init__(self, enum: Any) -> None:
+        prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+        values = [value for value in enum.values if value.number]
         self.by_number: Final = {
             value.number: value.name.removeprefix(prefix).lower() for value in values
         }
@@ -37,22 +39,11 @@ class Names:
             ) from None
 
 
-PUSH_STATUS: Final = Names(types_pb2.PushStatus, "PUSH_STATUS_")
-ANNOTATE_REFUSAL: Final = Names(types_pb2.AnnotateRefusal, "ANNOTATE_REFUSAL_")
-REFUSAL_REASON: Final = Names(types_pb2.RefusalReason, "REFUSAL_REASON_")
-STATE: Final = Names(types_pb2.ExperienceState, "EXPERIENCE_STATE_")
-FORMAT: Final = Names(types_pb2.SampleFormat, "SAMPLE_FORMAT_")
-UNIT: Final = Names(config_pb2.Unit, "UNIT_")
-SELECTOR_KIND: Final = Names(config_pb2.SelectorKind, "SELECTOR_KIND_")
-SELECTOR_KEY: Final = Names(config_pb2.SelectorKey, "SELECTOR_KEY_")
-STALE_POLICY: Final = Names(config_pb2.StalePolicy, "STALE_POLICY_")
-CONFIG_ENUMS: Final = {
-    "group_by": Names(config_pb2.GroupBy, "GROUP_BY_"),
-    "on_group_deadline": Names(config_pb2.DeadlinePolicy, "DEADLINE_POLICY_"),
-    "late_members": Names(config_pb2.LatePolicy, "LATE_POLICY_"),
-    "on_bad_reward": Names(config_pb2.BadRewardPolicy, "BAD_REWARD_POLICY_"),
-    "on_missing_field": Names(config_pb2.MissingFieldPolicy, "MISSING_FIELD_POLICY_"),
-    "on_full": Names(config_pb2.FullPolicy, "FULL_POLICY_"),
-    "on_future_version": Names(config_pb2.FuturePolicy, "FUTURE_POLICY_"),
-}
-"""Those of a buffer's configuration, by field."""
+names_of = cache(Names)
+"""The texts of an enum, by its descriptor."""
+PUSH_STATUS: Final = names_of(types_pb2.PushStatus.DESCRIPTOR)
+ANNOTATE_REFUSAL: Final = names_of(types_pb2.AnnotateRefusal.DESCRIPTOR)
+REFUSAL_REASON: Final = names_of(types_pb2.RefusalReason.DESCRIPTOR)
+STATE: Final = names_of(types_pb2.ExperienceState.DESCRIPTOR)
+FORMAT: Final = names_of(types_pb2.SampleFormat.DESCRIPTOR)
+UNIT: Final = names_of(config_pb2.Unit.DESCRIPTOR)

@@ -135,6 +135,9 @@ def test_what_is_absent_from_a_consumer_is_the_default() -> None:
         BufferConfig("math", consumers=(ConsumerConfig("trainer"),))
     ).consumers
     assert (plain.HasField("limiter"), plain.HasField("staleness")) == (False, False)
+    config = BufferConfig("math", retention=Retention(), advantage=AdvantageConfig())
+    message = _config.config_to_message(config)
+    assert (message.HasField("retention"), message.HasField("advantage")) == (True, True)
 
 
 @pytest.mark.parametrize(

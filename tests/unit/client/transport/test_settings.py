@@ -214,29 +214,29 @@ def test_impossible_options_are_refused(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("literal", "enum", "prefix"),
+    ("literal", "enum"),
     [
-        (options.GroupBy, config_pb2.GroupBy, "GROUP_BY_"),
-        (options.DeadlinePolicy, config_pb2.DeadlinePolicy, "DEADLINE_POLICY_"),
-        (options.LatePolicy, config_pb2.LatePolicy, "LATE_POLICY_"),
-        (options.BadRewardPolicy, config_pb2.BadRewardPolicy, "BAD_REWARD_POLICY_"),
-        (options.MissingFieldPolicy, config_pb2.MissingFieldPolicy, "MISSING_FIELD_POLICY_"),
-        (consumer_options.Unit, config_pb2.Unit, "UNIT_"),
-        (consumer_options.SelectorKind, config_pb2.SelectorKind, "SELECTOR_KIND_"),
-        (consumer_options.SelectorKey, config_pb2.SelectorKey, "SELECTOR_KEY_"),
-        (consumer_options.StalePolicy, config_pb2.StalePolicy, "STALE_POLICY_"),
-        (consumer_options.SampleFormat, types_pb2.SampleFormat, "SAMPLE_FORMAT_"),
-        (options.FullPolicy, config_pb2.FullPolicy, "FULL_POLICY_"),
-        (options.FuturePolicy, config_pb2.FuturePolicy, "FUTURE_POLICY_"),
-        (outcomes.PushStatus, types_pb2.PushStatus, "PUSH_STATUS_"),
-        (outcomes.RefusalReason, types_pb2.RefusalReason, "REFUSAL_REASON_"),
-        (outcomes.AnnotateRefusalReason, types_pb2.AnnotateRefusal, "ANNOTATE_REFUSAL_"),
-        (values.ExperienceState, types_pb2.ExperienceState, "EXPERIENCE_STATE_"),
+        (options.GroupBy, config_pb2.GroupBy),
+        (options.DeadlinePolicy, config_pb2.DeadlinePolicy),
+        (options.LatePolicy, config_pb2.LatePolicy),
+        (options.BadRewardPolicy, config_pb2.BadRewardPolicy),
+        (options.MissingFieldPolicy, config_pb2.MissingFieldPolicy),
+        (consumer_options.Unit, config_pb2.Unit),
+        (consumer_options.SelectorKind, config_pb2.SelectorKind),
+        (consumer_options.SelectorKey, config_pb2.SelectorKey),
+        (consumer_options.StalePolicy, config_pb2.StalePolicy),
+        (consumer_options.SampleFormat, types_pb2.SampleFormat),
+        (options.FullPolicy, config_pb2.FullPolicy),
+        (options.FuturePolicy, config_pb2.FuturePolicy),
+        (outcomes.PushStatus, types_pb2.PushStatus),
+        (outcomes.RefusalReason, types_pb2.RefusalReason),
+        (outcomes.AnnotateRefusalReason, types_pb2.AnnotateRefusal),
+        (values.ExperienceState, types_pb2.ExperienceState),
     ],
 )
-def test_texts_are_the_enums_values(literal: Any, enum: Any, prefix: str) -> None:
+def test_texts_are_the_enums_values(literal: Any, enum: Any) -> None:
     texts = [text for text in typing.get_args(literal) if text]
-    assert texts == list(names.Names(enum, prefix).by_name)
+    assert texts == list(names.names_of(enum.DESCRIPTOR).by_name)
 
 
 def test_tombstone_keeps_the_identity_apart() -> None:
