@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.server import ComputeSection, ServerSection
 from experience_buffer_server.store import BufferRow, LmdbStore
+from tests.unit.local_worker import LocalWorker
 
 DATA = Path(__file__).parents[1] / "data" / "trxp"
 NUM_PROMPT, NUM_RESPONSE = 3, 7
@@ -89,21 +91,47 @@ def settings(**changes: Any) -> BufferSettings:
     return BufferSettings.model_validate(changes)
 
 
-class World:
-    """A store in a folder, a computer that isn't started unless asked, and buffers in them."""
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what another process or thread brings about, and leave it the processor."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
 
-    def __init__(self, path: Path, **store_options: Any) -> None:
+
+async def settle(buffer: Buffer) -> None:
+    """Wait for a buffer's commits, and for its computations and their commits."""
+    deadline = time.monotonic() + 60
+    await buffer.drain()
+    while buffer.flow.computing.num_jobs:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+        await buffer.drain()
+
+
+class World:
+    """A store in a folder, a computer that isn't started unless asked, and buffers in them.
+
+    It computes in a thread of this process, unless it is told to have a `worker_process`.
+    """
+
+    def __init__(self, path: Path, *, worker_process: bool = False, **store_options: Any) -> None:
         self.path = path
         self.metrics = Metrics()
         self.computer = Computer(
             ComputeSection(device="cpu", max_latency_seconds=0.0), path, self.metrics
         )
+        if not worker_process:
+            setattr(self.computer, "_spawn", self._worker)  # noqa: B010
         self.limits = ServerSection(max_push_items=97)
         self.store: LmdbStore
         self._options: dict[str, Any] = {
             "durability": "interval",
             "initial_map_bytes": 16 << 20,
         } | store_options
+
+    async def _worker(self) -> LocalWorker:
+        return LocalWorker(lambda: self.store.reader)
 
     async def open(self) -> None:
         self.store = await LmdbStore.open(self.path, **self._options)

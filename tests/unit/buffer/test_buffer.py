@@ -16,7 +16,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import AdvantageRow
-from tests.unit.builders import World, experience, payload, push, settings, uid, want
+from tests.unit.builders import World, experience, payload, push, settings, settle, uid, want
 
 BOTH = [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}]
 GROUPS = [{"name": "critic", "unit": "group"}]
@@ -35,15 +35,6 @@ async def take(buffer: Buffer, consumer: str, count: int = 1, **changes: float) 
 def counters(buffer: Buffer, consumer: str) -> tuple[int, int, int]:
     found = buffer.state.consumers[consumer]
     return len(found.ready), found.num_leased, found.num_leased_experiences
-
-
-async def settle(buffer: Buffer) -> None:
-    deadline = time.monotonic() + 30
-    await buffer.drain()
-    while buffer.flow.computing.num_jobs:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
-        await buffer.drain()
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.runtime.memory import sweep
 from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store.interface import ProgressRow
-from tests.unit.buffer.intake.test_annotate import settle
-from tests.unit.builders import World, push, settings, want
+from tests.unit.builders import World, push, settings, settle, want
 
 
 def _num_objects() -> Counter[type]:

@@ -15,9 +15,8 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import ConsumerRow, LeaseRow, ProgressRow, WriteBatch
 from tests.models.buffer_port import payload
 from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
-from tests.unit.buffer.intake.test_annotate import settle
 from tests.unit.buffer.test_settings_change import take
-from tests.unit.builders import World, push, settings, uid, want
+from tests.unit.builders import World, push, settings, settle, uid, want
 
 
 async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:

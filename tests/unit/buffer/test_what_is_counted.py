@@ -12,8 +12,8 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError
-from tests.unit.buffer.intake.test_annotate import annotate, settle
-from tests.unit.builders import World, experience, push, settings, uid, want
+from tests.unit.buffer.intake.test_annotate import annotate
+from tests.unit.builders import World, experience, push, settings, settle, uid, want
 
 
 def pushed(run: int, version: int = 1, **fields: Any) -> Push:

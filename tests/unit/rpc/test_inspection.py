@@ -10,8 +10,7 @@ from experience_buffer import ExperienceNotFoundError, trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc import inspection, messages
-from tests.unit.buffer.intake.test_annotate import settle
-from tests.unit.builders import World, experience, push, uid
+from tests.unit.builders import World, experience, push, settle, uid
 
 
 async def test_what_is_leaving_is_not_found_rather_than_damaged(world: World) -> None:

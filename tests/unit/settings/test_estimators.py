@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from experience_buffer_server.settings.server import (
     Settings,
     load_settings,
 )
-from tests.unit.builders import World, push
+from tests.unit.builders import World, push, until
 
 TOML = """
 [buffers.m]
@@ -71,13 +69,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(MODULE, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(path.parent), prepend=os.pathsep)
     return path
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
 
 
 def load(folder: Path, text: str) -> Settings:

@@ -18,8 +18,8 @@ from experience_buffer_server.buffer.intake.annotation import AnnotateReason, An
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
-from tests.unit.buffer.intake.test_annotate import advantages, annotate, pushed, settle
-from tests.unit.builders import NUM_RESPONSE, World, experience, push, uid, want
+from tests.unit.buffer.intake.test_annotate import advantages, annotate, pushed
+from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, uid, want
 
 RUNNING: dict[str, Any] = {
     "group_size": 2,

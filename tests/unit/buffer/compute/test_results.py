@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from experience_buffer_server.buffer.compute import results
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.unit.buffer.compute.test_races import RUNNING, change, in_flight
-from tests.unit.buffer.intake.test_annotate import settle
-from tests.unit.builders import World, experience, push
+from tests.unit.builders import World, experience, push, settle, until
 
 RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
 
@@ -23,13 +21,6 @@ BATCH: dict[str, Any] = {
     "group_size": 2,
     "advantage": {"estimator": "rloo", "reward_norm_std": "batch", "batch_size": 2},
 }
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
 
 
 class Rides:

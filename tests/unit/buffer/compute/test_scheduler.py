@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,18 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError
 from experience_buffer_server.settings.server import ComputeSection
-from tests.unit.builders import NUM_RESPONSE, World, experience, payload, push, uid
+from tests.unit.builders import NUM_RESPONSE, World, experience, payload, push, uid, until
 
 RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
 
 
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """With a worker that can be killed."""
+    world = World(tmp_path / "store", worker_process=True)
+    await world.open()
+    yield world
+    await world.close()
 
 
 async def idle_worker(world: World) -> tuple[Buffer, Child]:

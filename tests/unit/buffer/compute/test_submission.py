@@ -16,8 +16,7 @@ from experience_buffer_server.buffer.compute.worker import batch_id
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.batch_assembly import read_payload
-from tests.unit.buffer.intake.test_annotate import settle
-from tests.unit.builders import NUM_RESPONSE, World, experience, uid, want
+from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid, want
 
 BATCH: dict[str, Any] = {
     "group_size": 1,

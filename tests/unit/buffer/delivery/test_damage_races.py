@@ -18,8 +18,8 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.server import ConfigurationError, Settings
 from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.buffer.delivery.test_damage import entry_of, lose
-from tests.unit.buffer.intake.test_annotate import RLOO, annotate, pushed, settle
-from tests.unit.builders import World, push, sampling, settings, uid, want
+from tests.unit.buffer.intake.test_annotate import RLOO, annotate, pushed
+from tests.unit.builders import World, push, sampling, settings, settle, uid, want
 from tests.unit.refusing_store import Refusals
 
 CONSUMERS = [{"name": "critic", "raw": True}, {"name": "actor", "unit": "group"}]

@@ -18,7 +18,7 @@ from experience_buffer_server.buffer.intake.push import Push, PushStatus
 from experience_buffer_server.buffer.state.candidate import Reason
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.store.interface import DamagedRecordError
-from tests.unit.builders import NUM_RESPONSE, World, experience, uid, want
+from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid, want
 
 GAE: dict[str, Any] = {
     "group_size": 2,
@@ -42,15 +42,6 @@ async def annotate(buffer: Buffer, uid: str, **fields: Any) -> tuple[AnnotateRea
     (outcome,) = await buffer.annotate([Annotation(uid=uid, **fields)])
     assert outcome.uid == uid
     return outcome.reason, outcome.message
-
-
-async def settle(buffer: Buffer) -> None:
-    deadline = time.monotonic() + 60
-    await buffer.drain()
-    while buffer.flow.computing.num_jobs:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
-        await buffer.drain()
 
 
 async def take(buffer: Buffer, consumer: str) -> int:

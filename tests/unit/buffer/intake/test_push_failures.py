@@ -14,8 +14,8 @@ from experience_buffer_server.buffer.state.candidate import Reason
 from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import WriteBatch
 from tests.unit.buffer.compute.test_races import PARTIAL
-from tests.unit.buffer.intake.test_annotate import pushed, settle
-from tests.unit.builders import World, push, uid
+from tests.unit.buffer.intake.test_annotate import pushed
+from tests.unit.builders import World, push, settle, uid
 from tests.unit.refusing_store import Refusals
 
 

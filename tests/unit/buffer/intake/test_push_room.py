@@ -12,8 +12,7 @@ import torch
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
-from tests.unit.buffer.intake.test_annotate import settle
-from tests.unit.builders import NUM_RESPONSE, World, eid, experience, push, settings, want
+from tests.unit.builders import NUM_RESPONSE, World, eid, experience, push, settings, settle, want
 
 FIVE = {"info": {"model_version": 5}}
 GROUPED: dict[str, Any] = {

@@ -14,8 +14,7 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store import StoreFullError
-from tests.unit.buffer.intake.test_annotate import settle
-from tests.unit.builders import World, experience, push, uid
+from tests.unit.builders import World, experience, push, settle, uid
 
 WITHHOLD: dict[str, Any] = {
     "group_size": 2,
