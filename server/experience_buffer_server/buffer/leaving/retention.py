@@ -174,13 +174,15 @@ class Retention:
         known: dict[int, bool] = {}
         for unit in units:
             entries = self._contents.by_seqs(unit.seqs)
-            if not entries or any(
-                entry.leaving or self._state.is_wanted(entry) for entry in entries
-            ):
+            if not entries or any(entry.leaving for entry in entries):
                 continue
             key = unit_key(entries[0])
             if key not in known:
-                known[key] = self._is_due(members_of(self._state, key), now)
+                members = members_of(self._state, key)
+                is_kept = self._is_kept(members)
+                if is_kept:
+                    self._offer_withheld(key, members)
+                known[key] = not is_kept and self._is_due(members, now)
             unit.gone = unit.gone or known[key]
 
     def take(self, units: Sequence[Unit], now: float) -> list[Unit]:
@@ -218,8 +220,9 @@ class Retention:
         members = members_of(self._state, key)
         this.num_members += len(members)
         held = is_held(self._state, members)
-        if held and key not in self._withheld:
+        if held and (key not in self._withheld or self._is_kept(members)):
             # It is judged when it can leave, which takes longer than to see that it can't.
+            self._offer_withheld(key, members)
             self._parked.add(key, this.now)
             return
         why = self._why(members, this.now)
@@ -260,7 +263,16 @@ class Retention:
         """A unit isn't due after all: an older policy was published again, or settings changed."""
         for entry in members:
             self._contents.add_version(entry)
+        self._offer_withheld(key, members)
+
+    def _is_kept(self, members: Sequence[Entry]) -> bool:
+        """Whether a rewind may bring any of it back, or has and it wasn't consumed since."""
+        return any(self._state.is_wanted(entry) for entry in members)
+
+    def _offer_withheld(self, key: int, members: Sequence[Entry]) -> None:
+        """A unit may stay for long: what came back of it is offered, as it would be after a restart."""
         if key in self._withheld:
+            self._withheld.discard(key)
             self._offers.offer_again(members)
 
     def _why(self, members: Sequence[Entry], now: float) -> Reason:

@@ -430,6 +430,35 @@ async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(
     assert await sample(buffer, 1)
 
 
+@pytest.mark.parametrize("order", ["acked first", "returned first"])
+async def test_what_comes_back_and_is_kept_for_a_rewind_is_offered(
+    world: World, clock: Clock, order: str
+) -> None:
+    """It stays until the rewind is out of reach: a restart would offer it meanwhile."""
+    consumers = [{"name": "trainer"}, {"name": "critic"}]
+    buffer = await world.create(
+        group_size=2, consumers=consumers, retention={"max_age_seconds": HOUR}
+    )
+    await buffer.push(push((1, 0), (1, 1)))
+    returned, acked = await sample(buffer, 1), await sample(buffer, 1, "critic")
+    await sample(buffer, 1)
+    clock.now += HOUR + 1
+    await settle(buffer, clock)
+
+    async def give_back() -> None:
+        await buffer.nack(returned, reason="test")
+
+    async def ack() -> None:
+        await buffer.ack(acked, step=1)
+
+    for work in (ack, give_back) if order == "acked first" else (give_back, ack):
+        await work()
+        await buffer.drain()
+    for now in (buffer, await world.restart(buffer)):
+        ready = now.state.consumer("trainer").ready
+        assert [entry.record.seq in ready for entry in now.state.contents] == [True, False]
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
     """Random pushes, leases, acks, rewinds, versions and clocks, against a model of a few lines."""
