@@ -365,7 +365,7 @@ class Buffer:
 
     # --- the buffer itself
 
-    def change_settings(self, new: BufferSettings) -> asyncio.Task[None]:
+    def change_settings(self, new: BufferSettings) -> asyncio.Future[None]:
         """Take over new settings and store them; the task ends when they are on disk.
 
         They hold at once, for what is pushed next. Nothing that could not be taken back happens

@@ -58,34 +58,34 @@ class Flow:
         payloads: PayloadReader,
         limits: ServerSection,
     ) -> None:
-        self.state = state = BufferState(row, limits, self)
-        self.store = store
-        self.metrics = metrics
         self.tasks = tasks = Tasks()
-        self._next_prune = 0.0
         self.changes = changes = Changes(store, tasks)
         """What is under way to the disk, or owed to it."""
+        self.state = state = BufferState(row, limits, self, changes)
+        self.store = store
+        self.metrics = metrics
+        self._next_prune = 0.0
         self.stored_row = StoredRow(state, self, changes, tasks)
         self.computing = Computing(
             state, self, self.stored_row, store, changes, computer, metrics, tasks
         )
         self.picking = picking = Picking(state)
-        self.line = Line(state, self, picking, store, metrics, tasks)
+        self.line = Line(state, self, picking, changes, metrics)
         self.offers = Offers(state, self, picking, self.line)
-        self.quarantine = Quarantine(state, self.offers, store, metrics, tasks)
-        self.leasing = Leasing(state, self, self.offers, self.quarantine, store, metrics, tasks)
+        self.quarantine = Quarantine(state, self.offers, changes, metrics)
+        self.leasing = Leasing(state, self, self.offers, self.quarantine, changes, metrics)
         self.delivery = Delivery(state, self.line, self.leasing, metrics)
-        self.timelines = Timelines(state, self.offers, self.leasing, store, tasks)
-        self.priorities = Priorities(state, self, store, tasks)
-        self.damage = Damage(state, self, self.leasing, store, tasks)
-        self.removal = Removal(state, self, self.offers, store, metrics, tasks)
-        self.grouping = Grouping(state, self, self.removal, store, metrics, tasks)
-        self.eviction = Eviction(state, self.removal, metrics, tasks)
-        self.retention = Retention(state, self.offers, self.removal, self.grouping, metrics, tasks)
+        self.timelines = Timelines(state, self.offers, self.leasing, changes)
+        self.priorities = Priorities(state, self, changes)
+        self.damage = Damage(state, self, self.leasing, changes)
+        self.removal = Removal(state, self, self.offers, changes, metrics)
+        self.grouping = Grouping(state, self, self.removal, changes, metrics, tasks)
+        self.eviction = Eviction(state, self.removal, metrics)
+        self.retention = Retention(state, self.offers, self.removal, self.grouping, metrics)
         self.pacing = Pacing(state, metrics)
         self.intake = Intake(state, self.eviction, self.pacing, metrics)
-        self.ingest = Ingest(state, self, self.intake, store, metrics, tasks, payloads)
-        self.annotating = Annotating(state, self, self.damage, store, tasks)
+        self.ingest = Ingest(state, self, self.intake, store, changes, metrics, payloads)
+        self.annotating = Annotating(state, self, self.damage, store, changes, tasks)
 
     # --- from stored to available
 
@@ -247,7 +247,6 @@ class Flow:
         self.changes.tick(now)
         self.leasing.expire(now)
         self.grouping.expire(now)
-        self.removal.tick(now)
         self.pacing.tick(now)
         self.eviction.tick(now)
         # What they remove could not be taken back.

@@ -77,7 +77,7 @@ def _go_on_in_time(state: StoredBuffer) -> None:
 
 def _remove_leftovers(flow: Flow, state: StoredBuffer) -> None:
     """Remove what a crash left between a change and what follows from it."""
-    batch = flow.store.batch()
+    batch = flow.changes.batch()
     seqs = [row.seq for row in state.progress if flow.state.contents.by_seq(row.seq) is None]
     for seq in seqs:
         batch.delete_progress(flow.state.id, seq)
@@ -85,5 +85,5 @@ def _remove_leftovers(flow: Flow, state: StoredBuffer) -> None:
     for name in gone:
         batch.delete_consumer(flow.state.id, name)
     if seqs or gone:
-        flow.tasks.spawn(flow.store.commit(batch))
+        flow.changes.spawn(batch)
     flow.removal.discard_done(entry for entry in flow.state.contents if entry.acked)

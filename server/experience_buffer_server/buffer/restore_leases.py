@@ -39,10 +39,10 @@ def restore_leases(flow: Flow, rows: Sequence[LeaseRow]) -> None:
             ended.append(row)
         _restore(flow, row, parts.get(row.id, []))
     if ended:
-        batch = flow.store.batch()
+        batch = flow.changes.batch()
         for row in ended:
             batch.put_lease(flow.state.id, row)
-        flow.tasks.spawn(flow.store.commit(batch))
+        flow.changes.spawn(batch)
 
 
 def _restore(flow: Flow, row: LeaseRow, parts: _Parts) -> None:

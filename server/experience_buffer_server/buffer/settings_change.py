@@ -6,7 +6,7 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
@@ -15,7 +15,7 @@ from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import ProgressRow, StoreFullError, WriteBatch
+from experience_buffer_server.store.interface import ProgressRow, WriteBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class SettingsChanges:
         self._flow = flow
         self._state = flow.state
         self._contents = flow.state.contents
-        self._store = flow.store
+        self._changes = flow.changes
         self._computer = computer
 
-    def start(self, new: BufferSettings) -> asyncio.Task[None]:
+    def start(self, new: BufferSettings) -> asyncio.Future[None]:
         """Let settings hold, and store them; see `Buffer.change_settings`."""
         state, old = self._state, self._state.settings
         consumers = state.consumers
@@ -55,7 +55,7 @@ class SettingsChanges:
         ]
         # Moments of another estimator are another quantity's.
         is_other = new.advantage.estimator != old.advantage.estimator
-        batch = self._store.batch()
+        batch = self._changes.batch()
         change = _Change(
             old=old,
             new=new,
@@ -72,21 +72,19 @@ class SettingsChanges:
         self._add_consumers(new, change.added)
         batch.put_buffer(state.row)
         self._state.num_pending_settings += 1
-        return self._flow.tasks.start(self._finish(change, self._store.commit(batch)))
 
-    async def _finish(self, change: _Change, stored: Awaitable[None]) -> None:
-        try:
-            await stored
-        except BaseException as error:
-            self._state.num_pending_settings -= 1
-            if not self._state.closed:
+        def stored() -> None:
+            state.num_pending_settings -= 1
+            if not state.closed:
+                self._carry_out(change)
+
+        def failed(error: BaseException) -> None:
+            state.num_pending_settings -= 1
+            if not state.closed:
                 self._take_back(change)
-                if isinstance(error, StoreFullError):
-                    self._flow.stored_row.taken_back()
-            raise
-        self._state.num_pending_settings -= 1
-        if not self._state.closed:
-            self._carry_out(change)
+                self._flow.stored_row.taken_back()
+
+        return self._changes.submit(batch, stored, failed)
 
     def _hold(self, old: BufferSettings, new: BufferSettings) -> None:
         """What can be taken back by holding the old settings."""
@@ -147,17 +145,13 @@ class SettingsChanges:
     def _count_anew(self, consumer: Consumer) -> None:
         """A limiter came, went, or has another ratio: what has left doesn't count for it."""
         self._flow.offers.count_anew(consumer)
-        batch = self._store.batch()
+        batch = self._changes.batch()
         self._state.progress.put_consumer(batch, consumer)
-        self._flow.tasks.spawn(self._stored_or_behind((), self._store.commit(batch)))
+        self._spawn_or_owe(batch, ())
 
-    async def _stored_or_behind(self, seqs: Iterable[int], committed: Awaitable[None]) -> None:
+    def _spawn_or_owe(self, batch: WriteBatch, seqs: Sequence[int]) -> None:
         """Rows of consumers, and of the progress of these, are stored now or later."""
-        try:
-            await committed
-        except BaseException:
-            self._state.progress.note_behind(seqs)
-            raise
+        self._changes.spawn(batch, None, lambda error: self._state.progress.note_behind(seqs))
 
     def _note_removed(self, batch: WriteBatch, name: str) -> Mapping[int, ProgressRow]:
         """Add a consumer's removal to a batch: nothing more is delivered to it.
@@ -180,9 +174,9 @@ class SettingsChanges:
         held = [lease.id for lease in self._state.leases.of_consumer(name)]
         self._flow.leasing.give_back(held, "consumer_removed")
         self._state.remove_consumer(name)
-        batch = self._store.batch()
+        batch = self._changes.batch()
         seqs = self._state.progress.forget_consumer(batch, name, rows)
-        self._flow.tasks.spawn(self._stored_or_behind(seqs, self._store.commit(batch)))
+        self._spawn_or_owe(batch, seqs)
 
     def _keep_consumer(self, name: str) -> None:
         """Its removal could not be stored: offer it also what came or came back meanwhile."""

@@ -139,7 +139,7 @@ async def test_what_all_consumed_leaves_once_there_is_room(
     assert len(buffer.state.contents) == 1
     assert "1 consumed experiences can't be removed yet" in caplog.text
     refusals.held = None
-    buffer.flow.leasing.expire(time.time() + 11.0)
+    buffer.tick(time.time() + 11.0)
     await buffer.drain()
     assert len(buffer.state.contents) == 0
 
@@ -218,7 +218,7 @@ async def test_an_end_is_stored_when_there_is_room(world: World, refusals: Refus
     with pytest.raises(StoreFullError):
         await buffer.nack(lease.id, reason="x")
     for seconds in (0.0, 0.5, 11.0):
-        buffer.flow.leasing.expire(time.time() + seconds)
+        buffer.tick(time.time() + seconds)
         await buffer.drain()
     fresh = await world.restart(buffer)
     consumer = fresh.state.consumer("c")
@@ -359,7 +359,7 @@ async def test_a_row_is_stored_after_all_if_the_removal_fails(
     await buffer.declare_safe("c", 1)
     with pytest.raises(StoreFullError):
         await delete
-    buffer.flow.leasing.expire(time.time())
+    buffer.tick(time.time())
     await buffer.drain()
     (state,) = world.store.load()
     assert [row.steps["c"] for row in state.progress] == [[]]

@@ -16,13 +16,12 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.lease_settlement import row_of
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.buffer.state.units import key_of
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import Store
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +39,13 @@ class Damage:
         state: BufferState,
         events: BufferEvents,
         leasing: Leasing,
-        store: Store,
-        tasks: Tasks,
+        changes: Changes,
     ) -> None:
         self._state = state
         self._events = events
         self._contents = state.contents
         self._leasing = leasing
-        self._store = store
-        self._tasks = tasks
+        self._changes = changes
 
     @property
     def num_experiences(self) -> int:
@@ -63,7 +60,7 @@ class Damage:
         """
         if self._state.closed:
             return  # Whatever of a deleted buffer is stored now would stay for ever.
-        batch = self._store.batch()
+        batch = self._changes.batch()
         damaged = [seq for seq, reason in reasons.items() if reason != LEFT]
         fresh = [e for e in self._contents.by_seqs(damaged) if not (e.damage or e.leaving)]
         for entry in fresh:
@@ -82,16 +79,16 @@ class Damage:
             self.hold_back(group)
         self._events.revalue(fresh)
         if fresh:
-            self._tasks.spawn(self._store.commit(batch))
+            self._changes.spawn(batch)
 
     def put_notes(self, entries: Iterable[Entry]) -> None:
         """Store the notes of entries that were set aside while an annotation was under way."""
-        batch = self._store.batch()
+        batch = self._changes.batch()
         noted = [entry for entry in entries if entry.damage and not entry.leaving]
         for entry in noted:
             batch.put_record(self._state.id, entry.record)
         if noted and not self._state.closed:
-            self._tasks.spawn(self._store.commit(batch))
+            self._changes.spawn(batch)
 
     def hold_back(self, group: Group) -> None:
         """Say of the members of a group that can't be computed any more why that is so."""
@@ -144,9 +141,9 @@ class Damage:
         for unit in units:
             if consumer.out.get(unit.key) is unit:
                 del consumer.out[unit.key]
-        batch = self._store.batch()
+        batch = self._changes.batch()
         batch.put_lease(self._state.id, row_of(lease))
-        self._tasks.spawn(self._store.commit(batch))
+        self._changes.spawn(batch)
 
 
 class Unreadable:

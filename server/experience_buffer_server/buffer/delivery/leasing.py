@@ -10,22 +10,22 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from experience_buffer_server.buffer.delivery.ack_rules import check_ack, not_found, step_of
 from experience_buffer_server.buffer.delivery.lease_settlement import Settlement, row_of
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
-from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import Store, WriteBatch
+from experience_buffer_server.store.interface import WriteBatch
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 ReturnReason = Literal[
@@ -47,22 +47,21 @@ class Leasing:
         events: BufferEvents,
         offers: Offers,
         quarantine: Quarantine,
-        store: Store,
+        changes: Changes,
         metrics: Metrics,
-        tasks: Tasks,
     ) -> None:
         self._state = state
         self._events = events
         self._offers = offers
         self._quarantine = quarantine
         self._retirement = state.retirement
-        self._store = store
+        self._changes = changes
         self._metrics = metrics
-        self._ending: dict[int, asyncio.Task[None]] = {}
-        self._acking: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._ending: dict[int, asyncio.Future[asyncio.Future[None] | None]] = {}
+        """By lease, acks on their way to the disk; each brings the removal that follows, if any."""
+        self._acking: dict[tuple[int, int], asyncio.Future[None]] = {}
         """By lease and rank, acks of parts on their way to the disk."""
-        self._tasks = tasks
-        self._settlement = Settlement(state, store, tasks)
+        self._settlement = Settlement(state, changes)
 
     async def grant(
         self,
@@ -92,10 +91,12 @@ class Leasing:
         deadline = clock.now() + seconds
         lease = self._state.leases.grant(consumer, units, deadline, part_sizes=part_sizes)
         self._offers.lent(lease)
-        batch = self._store.batch()
+        batch = self._changes.batch()
         self._settlement.bring_along(batch)
         batch.put_lease(self._state.id, row_of(lease))
-        granting = self._tasks.begin(self._granted(lease, self._store.commit(batch)))
+        granting = self._changes.submit(
+            batch, lambda: self._granted(lease), lambda error: self._refused(lease)
+        )
         try:
             if meanwhile is not None:
                 await meanwhile(lease)
@@ -108,14 +109,12 @@ class Leasing:
             raise
         return lease
 
-    async def _granted(self, lease: Lease, committed: Awaitable[None]) -> None:
-        try:
-            await committed
-        except BaseException:
-            if lease.state == "open":
-                self._end(lease, "nacked", redeliver=False)
-            raise
+    def _granted(self, lease: Lease) -> None:
         lease.is_stored = True
+
+    def _refused(self, lease: Lease) -> None:
+        if lease.state == "open":
+            self._end(lease, "nacked", redeliver=False)
 
     def _cancel(self, lease: Lease) -> None:
         """Nobody will hear of a lease: without this its units would wait for its expiry."""
@@ -125,11 +124,10 @@ class Leasing:
             and not self._state.closed
             and not (lease.world_size and lease.is_stored)
         ):
-            batch = self._store.batch()
+            batch = self._changes.batch()
             batch.put_lease(self._state.id, row_of(lease, state="nacked"))
-            stored = self._settlement.owe([lease], "nacked", self._store.commit(batch))
+            self._changes.log(self._settlement.submit(batch, [lease], "nacked"))
             self._end(lease, "nacked", redeliver=False)
-            self._tasks.spawn(stored)
 
     async def ack(
         self, lease_id: int, *, step: int | None = None, rank: int | None = None
@@ -157,71 +155,60 @@ class Leasing:
             elif rank is not None:
                 part = (lease_id, rank)
                 if part not in self._acking:
-                    self._acking[part] = self._tasks.start(self._store_part(lease, rank, step))
+                    self._acking[part] = self._store_part(lease, rank, step)
                 await asyncio.shield(self._acking[part])
                 # It may have been returned meanwhile.
                 self._find(lease_id, ("open", "ending", "acked"))
         if lease.state == "ending":
-            await asyncio.shield(self._ending[lease_id])
+            removal = await asyncio.shield(self._ending[lease_id])
+            if removal is not None:
+                # It may fail, and is owed then: the ack stands all the same.
+                await asyncio.wait([removal])
         return lease
 
     def _problem_with(self, lease: Lease) -> Callable[[int], str]:
         return functools.partial(self._retirement.problem_with, lease.consumer)
 
-    def _store_part(self, lease: Lease, rank: int, step: int | None) -> Awaitable[None]:
+    def _store_part(self, lease: Lease, rank: int, step: int | None) -> asyncio.Future[None]:
         is_new = rank not in lease.acked_parts
         lease.acked_parts = {rank: step} | lease.acked_parts
-        return self._part_stored(lease, rank, is_new, self._store_row(lease))
 
-    async def _part_stored(
-        self, lease: Lease, rank: int, is_new: bool, committed: Awaitable[None]
-    ) -> None:
-        try:
-            await committed
-        except BaseException:
+        def stored() -> None:
+            del self._acking[lease.id, rank]
+
+        def failed(error: BaseException) -> None:
+            del self._acking[lease.id, rank]
             if is_new:
                 lease.acked_parts.pop(rank, None)
                 # Another rank's row, stored meanwhile, says that it was acknowledged.
                 self._settlement.owe_row(lease)
-            raise
-        finally:
-            del self._acking[lease.id, rank]
+
+        return self._store_row(lease, stored, failed)
 
     def _begin_ack(self, lease: Lease, step: int | None) -> None:
         seqs = [seq for unit in lease.units for seq in unit.seqs]
-        batch = self._store.batch()
+        batch = self._changes.batch()
         batch.put_lease(self._state.id, row_of(lease, state="acked"))
         leaving = self._retirement.note_consumed(batch, seqs, lease.consumer, step=step)
         lease.state = "ending"
-        committed = self._store.commit(batch)
-        ending = self._tasks.start(self._finish_ack(lease, seqs, step, leaving, committed))
-        self._ending[lease.id] = ending
 
-    async def _finish_ack(
-        self,
-        lease: Lease,
-        seqs: list[int],
-        step: int | None,
-        leaving: list[Entry],
-        committed: Awaitable[None],
-    ) -> None:
-        try:
-            await committed
-        except BaseException:
+        def stored() -> asyncio.Future[None] | None:
+            del self._ending[lease.id]
+            self._retirement.ack_ended(seqs, lease.consumer)
+            units = self._close(lease, "acked")
+            self._events.returning(units)
+            self._offers.consumed(lease, units)
+            self._retirement.forget(leaving)
+            self._metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
+            return None if self._state.closed else self._settlement.leave_if_done(seqs)
+
+        def failed(error: BaseException) -> None:
+            del self._ending[lease.id]
             lease.state = "open"
             self._retirement.revert_consumed(seqs, lease.consumer, leaving, step=step)
             self._retirement.blame_again(lease.units, lease.consumer)
-            raise
-        finally:
-            del self._ending[lease.id]
-        self._retirement.ack_ended(seqs, lease.consumer)
-        units = self._close(lease, "acked")
-        self._events.returning(units)
-        self._offers.consumed(lease, units)
-        self._retirement.forget(leaving)
-        self._metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
-        if not self._state.closed:
-            await self._settlement.leave_if_done(seqs)
+
+        self._ending[lease.id] = self._changes.submit(batch, stored, failed)
 
     async def extend(self, lease_id: int, seconds: float) -> Lease:
         """Let a lease expire some seconds from now, never earlier than it would.
@@ -233,7 +220,7 @@ class Leasing:
         lease = self._find(lease_id, ("open", "ending"))
         if lease.state == "open":
             self._state.leases.extend(lease, clock.now() + seconds)
-            await self._tasks.finish(self._store_row(lease))
+            await self._store_row(lease)
         return lease
 
     async def nack(self, lease_id: int, *, reason: str, unread: bool = False) -> int:
@@ -248,7 +235,7 @@ class Leasing:
         if lease.state == "open":
             _log.info("lease %d of buffer %r nacked: %s", lease_id, self._state.name, reason)
             why: ReturnReason = "unread" if unread else "nacked"
-            await self._tasks.finish(self._give_back(lease, "nacked", why))
+            await self._give_back(lease, "nacked", why)
         return lease.num_experiences
 
     def is_open(self, lease_id: int) -> bool:
@@ -265,13 +252,12 @@ class Leasing:
         for lease_id in lease_ids:
             lease = self._state.leases.find(lease_id)
             if lease is not None and lease.state == "open" and not self._state.closed:
-                self._tasks.spawn(self._give_back(lease, "nacked", reason))
+                self._changes.log(self._give_back(lease, "nacked", reason))
 
     def expire(self, now: float) -> None:
         """End the leases past their deadline; their experiences are offered again."""
-        self._settlement.tick(now)
         for lease in self._state.leases.expired(now):
-            self._tasks.spawn(self._give_back(lease, "expired", "expired"))
+            self._changes.log(self._give_back(lease, "expired", "expired"))
 
     async def settle(self, consumer: str) -> None:
         """Wait until no ack of a consumer is on its way to the disk."""
@@ -285,7 +271,7 @@ class Leasing:
     def note_returns(self, batch: WriteBatch, consumer: str) -> list[Lease]:
         """Add the end of a consumer's open leases to a batch.
 
-        Once it is submitted follows `end_submitted`, or `end_returned` once it is on disk.
+        `submit_ends` follows.
         """
         leases = [
             lease for lease in self._state.leases.of_consumer(consumer) if lease.state == "open"
@@ -294,24 +280,28 @@ class Leasing:
             self._note_return(batch, lease, "nacked", "rewound")
         return leases
 
-    def end_returned(self, leases: Iterable[Lease]) -> None:
-        """Offer the experiences of leases again, whose end is on disk."""
+    def submit_ends(
+        self,
+        batch: WriteBatch,
+        leases: Sequence[Lease],
+        stored: Callable[[], _T],
+        failed: Callable[[BaseException], object],
+    ) -> asyncio.Future[_T]:
+        """Submit a batch with the ends of leases, and offer their experiences again."""
+        submitted = self._settlement.submit(batch, leases, "nacked", stored, failed)
         for lease in leases:
             self._end(lease, "nacked", redeliver=True)
+        return submitted
 
-    def end_submitted(self, leases: Sequence[Lease], committed: Awaitable[None]) -> Awaitable[None]:
-        """Offer the experiences of leases again; returns the commit of their end, to be awaited."""
-        stored = self._settlement.owe(leases, "nacked", committed)
-        self.end_returned(leases)
-        return stored
-
-    def _give_back(self, lease: Lease, state: LeaseState, reason: ReturnReason) -> Awaitable[None]:
+    def _give_back(
+        self, lease: Lease, state: LeaseState, reason: ReturnReason
+    ) -> asyncio.Future[None]:
         """Offer again first, store afterwards: after a crash in between the lease just expires."""
-        batch = self._store.batch()
+        batch = self._changes.batch()
         self._note_return(batch, lease, state, reason)
-        stored = self._settlement.owe([lease], state, self._store.commit(batch))
+        submitted = self._settlement.submit(batch, [lease], state)
         self._end(lease, state, redeliver=reason not in _UNSEEN)
-        return stored
+        return submitted
 
     def _note_return(
         self, batch: WriteBatch, lease: Lease, state: LeaseState, reason: ReturnReason
@@ -322,10 +312,15 @@ class Leasing:
             self._quarantine.blame(batch, lease.consumer, unit, reason)
         self._metrics.redelivered(self._state.name, lease.consumer, reason, lease.num_experiences)
 
-    def _store_row(self, lease: Lease) -> Awaitable[None]:
-        batch = self._store.batch()
+    def _store_row(
+        self,
+        lease: Lease,
+        stored: Callable[[], None] | None = None,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> asyncio.Future[None]:
+        batch = self._changes.batch()
         batch.put_lease(self._state.id, row_of(lease))
-        return self._store.commit(batch)
+        return self._changes.submit(batch, stored, failed)
 
     def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
         units = self._close(lease, state)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.store.interface import MAX_PRIORITY, Record, Store
+from experience_buffer_server.store.interface import MAX_PRIORITY, Record
 
 MAX_UPDATES = 10_000
 
@@ -48,14 +48,12 @@ class Priorities:
         self,
         state: BufferState,
         events: BufferEvents,
-        store: Store,
-        tasks: Tasks,
+        changes: Changes,
     ) -> None:
         self._id = state.id
         self._contents = state.contents
         self._revalue = events.revalue
-        self._store = store
-        self._tasks = tasks
+        self._changes = changes
 
     async def update(self, updates: Sequence[PriorityUpdate]) -> Updated:
         """Set the priorities that can be set, all or none of them.
@@ -80,12 +78,12 @@ class Priorities:
                 new = dataclasses.replace(entry.record, priority=priority, version=number)
                 changes.append((entry, new))
         if changes:
-            await self._tasks.finish(self._set(changes))
+            await self._set(changes)
         return Updated(num_updated=len(changes), unknown_uids=unknown, outdated_uids=outdated)
 
     def _set(self, changes: Sequence[tuple[Entry, Record]]) -> Awaitable[None]:
         """At once and submitted here and now: the next call compares with these generations."""
-        batch = self._store.batch()
+        batch = self._changes.batch()
         before = [(entry, entry.record, record) for entry, record in changes]
         for entry, record in changes:
             batch.put_record(self._id, record)
@@ -95,16 +93,7 @@ class Priorities:
         except BaseException:
             self._put_back(before)
             raise
-        return self._stored(before, self._store.commit(batch))
-
-    async def _stored(
-        self, before: Sequence[tuple[Entry, Record, Record]], committed: Awaitable[None]
-    ) -> None:
-        try:
-            await committed
-        except BaseException:
-            self._put_back(before)
-            raise
+        return self._changes.submit(batch, None, lambda error: self._put_back(before))
 
     def _put_back(self, before: Sequence[tuple[Entry, Record, Record]]) -> None:
         """Nothing was set, but for what has been set anew since."""

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import Store, WriteBatch
+from experience_buffer_server.store.interface import WriteBatch
 
 _log = logging.getLogger(__name__)
 
@@ -43,16 +43,14 @@ class Quarantine:
         self,
         state: BufferState,
         offers: Offers,
-        store: Store,
+        changes: Changes,
         metrics: Metrics,
-        tasks: Tasks,
     ) -> None:
         self._state = state
         self._offers = offers
         self._progress = state.progress
-        self._store = store
+        self._changes = changes
         self._metrics = metrics
-        self._tasks = tasks
 
     def blame(self, batch: WriteBatch, consumer_name: str, unit: Unit, reason: str) -> None:
         """A delivery ended badly: after `max_deliveries` of them the unit isn't offered any more."""
@@ -86,7 +84,7 @@ class Quarantine:
         keys = set(consumer.quarantined)
         if uids:
             keys = {self._key(consumer, uid) for uid in uids}
-        return await self._tasks.finish(self._release(consumer, sorted(keys)))
+        return await self._release(consumer, sorted(keys))
 
     def _key(self, consumer: Consumer, uid: str) -> int:
         entry = self._state.contents.by_uid(uid)
@@ -106,7 +104,7 @@ class Quarantine:
         return key
 
     def _release(self, consumer: Consumer, keys: Sequence[int]) -> Awaitable[int]:
-        batch = self._store.batch()
+        batch = self._changes.batch()
         units: list[_Released] = []
         for key in keys:
             entries = self._state.members(consumer.settings, key)
@@ -116,24 +114,18 @@ class Quarantine:
             times = self._progress.num_deliveries(entries[0].record.seq, consumer.name)
             units.append(_Released(key, entries, max(whys), times))
             self._progress.release(batch, consumer.name, entries)
-        return self._released(consumer, units, self._store.commit(batch))
 
-    async def _released(
-        self,
-        consumer: Consumer,
-        units: Sequence[_Released],
-        committed: Awaitable[None],
-    ) -> int:
-        try:
-            await committed
-        except BaseException:
+        def stored() -> int:
+            # Until now they were kept: nothing else has offered them meanwhile.
+            kept = [unit for unit in units if consumer.quarantined.pop(unit.key, "")]
+            for unit in kept:
+                staying = [entry for entry in unit.entries if entry.is_staying]
+                if staying and not consumer.has(unit.key):
+                    self._offers.offer_unit(consumer, unit.key, staying)
+            return len(kept)
+
+        def failed(error: BaseException) -> None:
             for unit in units:
                 self._progress.keep(consumer.name, unit.entries, unit.why, unit.num_deliveries)
-            raise
-        # Until now they were kept: nothing else has offered them meanwhile.
-        kept = [unit for unit in units if consumer.quarantined.pop(unit.key, "")]
-        for unit in kept:
-            staying = [entry for entry in unit.entries if entry.is_staying]
-            if staying and not consumer.has(unit.key):
-                self._offers.offer_unit(consumer, unit.key, staying)
-        return len(kept)
+
+        return self._changes.submit(batch, stored, failed)

@@ -6,20 +6,19 @@ to one buffer and its event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
-from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.store.interface import Store
 
 
 class Rewound(NamedTuple):
@@ -45,16 +44,14 @@ class Timelines:
         state: BufferState,
         offers: Offers,
         leasing: Leasing,
-        store: Store,
-        tasks: Tasks,
+        changes: Changes,
     ) -> None:
         self._state = state
         self._offers = offers
         self._progress = state.progress
         self._retirement = state.retirement
         self._leasing = leasing
-        self._store = store
-        self._tasks = tasks
+        self._changes = changes
 
     # --- back
 
@@ -80,11 +77,11 @@ class Timelines:
                 f"kept; rewind to {safe_step} or later",
                 subject="step",
             )
-        return await self._tasks.finish(self._rewind(consumer, step))
+        return await self._rewind(consumer, step)
 
-    def _rewind(self, consumer: Consumer, step: int) -> Awaitable[Rewound]:
+    def _rewind(self, consumer: Consumer, step: int) -> asyncio.Future[Rewound]:
         """Submitted here and now: no ack or lease can come in between."""
-        batch = self._store.batch()
+        batch = self._changes.batch()
         undone = consumer.timeline.rewind(step)
         entries = self._entries(undone)
         for seq, acked_step in undone:
@@ -97,32 +94,23 @@ class Timelines:
             self._progress.put(batch, entry)
         self._progress.put_consumer(batch, consumer)
         leases = self._leasing.note_returns(batch, consumer.name)
-        committed = self._leasing.end_submitted(leases, self._store.commit(batch))
-        return self._rewound(consumer, undone, entries, leases, committed)
 
-    async def _rewound(
-        self,
-        consumer: Consumer,
-        undone: Sequence[tuple[int, int]],
-        entries: dict[int, Entry],
-        leases: Sequence[Lease],
-        committed: Awaitable[None],
-    ) -> Rewound:
-        try:
-            await committed
-        except BaseException:
+        def stored() -> Rewound:
+            self._offers.offer_again(entries.values())
+            return Rewound(len(entries), len(leases))
+
+        def failed(error: BaseException) -> None:
             consumer.timeline.restore(undone)
-            for seq, step in undone:
+            for seq, acked_step in undone:
                 if seq in entries:
-                    self._progress.redo_ack(entries[seq], consumer.name, step)
+                    self._progress.redo_ack(entries[seq], consumer.name, acked_step)
             for key, times in _times(consumer, undone, entries).items():
                 consumer.tally.sampled(key, times)
             self._retirement.note_behind(entries)
             # By settings that are newer than an ack, it needn't have been enough.
             self._offers.offer_again(entries.values())
-            raise
-        self._offers.offer_again(entries.values())
-        return Rewound(len(entries), len(leases))
+
+        return self._leasing.submit_ends(batch, leases, stored, failed)
 
     # --- safe
 
@@ -140,7 +128,7 @@ class Timelines:
         last_step = consumer.timeline.last_step
         if last_step is None:
             return Released(0, consumer.timeline.safe_step)
-        count = await self._tasks.finish(self._release(consumer, min(step, last_step)))
+        count = await self._release(consumer, min(step, last_step))
         return Released(count, consumer.timeline.safe_step)
 
     def keep_newest(self, consumer: Consumer) -> None:
@@ -149,10 +137,10 @@ class Timelines:
         if last is not None and retain and last >= retain:
             safe = consumer.timeline.safe_step
             if safe is None or safe < last - retain:
-                self._tasks.spawn(self._release(consumer, last - retain))
+                self._changes.log(self._release(consumer, last - retain))
 
-    def _release(self, consumer: Consumer, step: int) -> Awaitable[int]:
-        batch = self._store.batch()
+    def _release(self, consumer: Consumer, step: int) -> asyncio.Future[int]:
+        batch = self._changes.batch()
         released = consumer.timeline.declare_safe(step)
         entries = self._entries(released)
         for seq, acked_step in released:
@@ -160,30 +148,21 @@ class Timelines:
                 self._progress.note_safe(entries[seq], consumer.name, acked_step)
         self._progress.put_consumer(batch, consumer)
         leaving = self._retirement.leave_if_done(batch, list(entries.values()))
-        committed = self._store.commit(batch)
-        return self._released(consumer, released, entries, leaving, committed)
 
-    async def _released(
-        self,
-        consumer: Consumer,
-        released: Sequence[tuple[int, int]],
-        entries: dict[int, Entry],
-        leaving: Sequence[Entry],
-        committed: Awaitable[None],
-    ) -> int:
-        try:
-            await committed
-        except BaseException:
+        def stored() -> int:
+            self._retirement.forget(leaving)
+            return len(released)
+
+        def failed(error: BaseException) -> None:
             # The step stays safe in memory: what it released leaves with the next release.
             consumer.timeline.restore(released)
-            for seq, step in released:
+            for seq, acked_step in released:
                 if seq in entries:
-                    self._progress.note_unsafe(entries[seq], consumer.name, step)
+                    self._progress.note_unsafe(entries[seq], consumer.name, acked_step)
             self._retirement.note_behind(entries)
             self._retirement.stay(leaving, "consumed")
-            raise
-        self._retirement.forget(leaving)
-        return len(released)
+
+        return self._changes.submit(batch, stored, failed)
 
     def _entries(self, acks: Sequence[tuple[int, int]]) -> dict[int, Entry]:
         """The experiences of acknowledgements, each once; some may have been deleted since."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
@@ -21,6 +21,7 @@ from experience_buffer_server.buffer.delivery.wait_reasons import (
     words_of_window,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import (
     Consumer,
     Cut,
@@ -34,10 +35,8 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.staleness import Verdict
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import Store
 
 
 class Line:
@@ -48,16 +47,14 @@ class Line:
         state: BufferState,
         events: BufferEvents,
         picking: Picking,
-        store: Store,
+        changes: Changes,
         metrics: Metrics,
-        tasks: Tasks,
     ) -> None:
         self._state = state
         self._events = events
         self._picking = picking
-        self._store = store
+        self._changes = changes
         self._metrics = metrics
-        self._tasks = tasks
 
     async def take(
         self, consumer: Consumer, want: Want, stop: asyncio.Event
@@ -244,27 +241,23 @@ class Line:
         if policy == "drop":
             units = self._events.drop_stale(units, consumer.name)
         if entries := [entry for unit in units for entry in unit]:
-            self._tasks.spawn(self._pass_over(consumer, entries))
+            self._pass_over(consumer, entries)
 
-    def _pass_over(self, consumer: Consumer, entries: Sequence[Entry]) -> Awaitable[None]:
-        batch = self._store.batch()
+    def _pass_over(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
+        batch = self._changes.batch()
         for key in {key_of(consumer.settings, entry) for entry in entries}:
             consumer.finished.add(key)
             if consumer.settings.limiter is not None:
                 consumer.tally.passed_over(key, consumer.settings.limiter.plan)
         self._state.progress.put_consumer(batch, consumer)
         leaving = self._state.retirement.pass_over(batch, entries, consumer.name)
-        return self._passed_over(leaving, self._store.commit(batch))
 
-    async def _passed_over(self, leaving: Sequence[Entry], committed: Awaitable[None]) -> None:
-        try:
-            await committed
-        except BaseException:
+        def failed(error: BaseException) -> None:
             # Passed over in memory all the same: after a restart it is judged again.
             self._state.retirement.stay(leaving, "consumed")
             self._events.postpone(leaving)
-            raise
-        self._state.retirement.forget(leaving)
+
+        self._changes.spawn(batch, lambda: self._state.retirement.forget(leaving), failed)
 
     # --- why a call waits
 

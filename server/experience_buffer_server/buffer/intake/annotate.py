@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from experience_buffer import errors
@@ -22,6 +22,7 @@ from experience_buffer_server.buffer.intake.annotation import (
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import COUNTED
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.tasks import Tasks
@@ -62,6 +63,7 @@ class Annotating:
         events: BufferEvents,
         damage: Damage,
         store: Store,
+        changes: Changes,
         tasks: Tasks,
     ) -> None:
         limits = state.limits
@@ -70,6 +72,7 @@ class Annotating:
         self._damage = damage
         self._contents = state.contents
         self._store = store
+        self._changes = changes
         self._tasks = tasks
         self._max_items = limits.max_push_items
         self._payload_limits = limits.payload_limits
@@ -229,18 +232,26 @@ class Annotating:
         scope = list({id(e): e for change in changes for e in change.scope}.values())
         were_available = [entry for entry in scope if entry.available]
         magnitudes = [entry.magnitude for entry in scope]
-        batch = self._store.batch()
+        batch = self._changes.batch()
         self._submit(batch, changes, scope)
-        try:
-            await self._committed(self._store.commit(batch))
-        except BaseException:
+
+        def failed(error: BaseException) -> None:
             for entry, magnitude in zip(scope, magnitudes, strict=True):
                 entry.changing = False
                 entry.magnitude = magnitude
             self._damage.put_notes(scope)
             self._events.make_available([entry for entry in were_available if not entry.damage])
             self._events.advance(scope)
-            raise
+            if isinstance(error, StoreFullError):
+                raise errors.BufferFullError(
+                    f"buffer {self._state.name!r}: {error}",
+                    subject=self._state.name,
+                    retry_delay_seconds=5.0,
+                ) from error
+
+        await self._changes.submit(batch, lambda: self._stored(changes, scope), failed)
+
+    def _stored(self, changes: Sequence[_Change], scope: Sequence[Entry]) -> None:
         for change in changes:
             # What was found damaged meanwhile stays set aside.
             record = dataclasses.replace(change.record, note=change.entry.record.note)
@@ -268,16 +279,6 @@ class Annotating:
             if entry.group is not None:
                 entry.group.available = False
         self._state.withdraw(scope, keep_raw=True)
-
-    async def _committed(self, commit: Awaitable[None]) -> None:
-        try:
-            await commit
-        except StoreFullError as error:
-            raise errors.BufferFullError(
-                f"buffer {self._state.name!r}: {error}",
-                subject=self._state.name,
-                retry_delay_seconds=5.0,
-            ) from error
 
 
 def _has_lost_members(entry: Entry) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
@@ -25,12 +26,12 @@ from experience_buffer_server.buffer.intake.push_reading import (
 )
 from experience_buffer_server.buffer.intake.push_room import Intake
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, groups_of, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Charge
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
 
 __all__ = ["Ingest", "Outcome", "Push", "PushStatus"]
@@ -48,20 +49,19 @@ class Ingest:
         events: BufferEvents,
         intake: Intake,
         store: Store,
+        changes: Changes,
         metrics: Metrics,
-        tasks: Tasks,
         payloads: PayloadReader,
     ) -> None:
         self._state = state
         self._events = events
         self._contents = state.contents
         self._intake = intake
-        self._store = store
+        self._changes = changes
         self._metrics = metrics
         self.reading = Reading(state, store, payloads)
         """Reads pushes."""
         self._joining = Joining(state, store, metrics)
-        self._tasks = tasks
         self.line = PushLine(state, intake.may_go, metrics)
         """Pushes that wait for room."""
 
@@ -93,7 +93,7 @@ class Ingest:
         arrived = self._read(push, charge, admitted)
         # Each experience alone can take many times its part of the request.
         del admitted
-        batch = self._store.batch()
+        batch = self._changes.batch()
         place: Place | None = None
         try:
             while shortage := self._intake.check(
@@ -170,7 +170,9 @@ class Ingest:
         if not entries and not pending:
             return
         # Submitted here and now: what is submitted later must come later in the store, too.
-        await self._tasks.finish(self._commit(self._store.commit(batch), entries))
+        await self._changes.submit(
+            batch, partial(self._stored, entries), partial(self._refused, entries)
+        )
         if any(not entry.durable for entry in pending):
             raise errors.BufferFullError(
                 f"buffer {self._state.name!r}: the first push of a repeated experience could not "
@@ -178,26 +180,24 @@ class Ingest:
                 retry_delay_seconds=1.0,
             )
 
-    async def _commit(self, committed: Awaitable[None], entries: list[Entry]) -> None:
-        try:
-            await committed
-        except BaseException as error:
-            self._withdraw(entries)
-            if isinstance(error, StoreFullError):
-                raise errors.BufferFullError(
-                    f"buffer {self._state.name!r}: {error}",
-                    subject=self._state.name,
-                    retry_delay_seconds=5.0,
-                ) from error
-            raise
+    def _stored(self, entries: list[Entry]) -> None:
         # Here, where it happens: the call that pushed may have been given up.
         if entries:
             self._metrics.pushed(self._state.name, _STORED, "", len(entries))
         self._events.stored(entries)
 
+    def _refused(self, entries: list[Entry], error: BaseException) -> None:
+        self._withdraw(entries)
+        if isinstance(error, StoreFullError):
+            raise errors.BufferFullError(
+                f"buffer {self._state.name!r}: {error}",
+                subject=self._state.name,
+                retry_delay_seconds=5.0,
+            ) from error
+
     def _withdraw(self, entries: list[Entry]) -> None:
         """The commit failed: forget its entries; what later pushes stored of their groups is wrong."""
-        batch = self._store.batch()
+        batch = self._changes.batch()
         for entry in entries:
             entry.leaving = True
             self._contents.remove(entry)
@@ -207,7 +207,7 @@ class Ingest:
         for group in groups:
             put_row(batch, self._state.id, group, now)
         if groups:
-            self._tasks.spawn(self._store.commit(batch))
+            self._changes.spawn(batch)
         for group in groups:
             self._events.check_whole(group)
 

@@ -8,7 +8,7 @@ brought back by one, or on its way somewhere stays. Belongs to one buffer and it
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from experience_buffer_server.buffer.leaving.removable_units import (
@@ -23,7 +23,6 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import value_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.selectors import Selector, make_selector
 from experience_buffer_server.sampling.units import Unit
 
@@ -73,13 +72,11 @@ class Eviction:
         state: BufferState,
         removal: Removal,
         metrics: Metrics,
-        tasks: Tasks,
     ) -> None:
         self._state = state
         self._contents = state.contents
         self._removal = removal
         self._metrics = metrics
-        self._tasks = tasks
         self._units: Selector | None = None
         """By number, the sound units that may be chosen."""
         self._damaged: dict[int, None] = {}
@@ -156,8 +153,9 @@ class Eviction:
         if chosen.entries:
             self.num_items += chosen.freed.num_items
             self.num_bytes += chosen.freed.num_bytes
-            gone = self._removal.remove_now(chosen.entries)
-            self._tasks.spawn(self._gone(chosen, gone))
+            self._removal.remove_now(
+                chosen.entries, lambda: self._gone(chosen), lambda: self._stay(chosen)
+            )
         return chosen.freed
 
     def _choose(self, num_items: int, num_bytes: int, *, most: int) -> _Chosen:
@@ -227,19 +225,20 @@ class Eviction:
             else:
                 self._units.add(key, self._value(members))
 
-    async def _gone(self, chosen: _Chosen, gone: Awaitable[None]) -> None:
-        try:
-            await gone
-        except BaseException:
-            self._put_back(chosen.keys)
-            raise
-        finally:
-            self.num_items -= chosen.freed.num_items
-            self.num_bytes -= chosen.freed.num_bytes
+    def _gone(self, chosen: _Chosen) -> None:
+        self._end(chosen)
         num_sound = chosen.freed.num_items - chosen.num_damaged
         for reason, count in (("evicted", num_sound), ("damaged", chosen.num_damaged)):
             if count:
                 self._metrics.dropped(self._state.name, reason, count)
+
+    def _stay(self, chosen: _Chosen) -> None:
+        self._put_back(chosen.keys)
+        self._end(chosen)
+
+    def _end(self, chosen: _Chosen) -> None:
+        self.num_items -= chosen.freed.num_items
+        self.num_bytes -= chosen.freed.num_bytes
 
     def _can_leave(self, members: Sequence[Entry]) -> bool:
         group = members[0].group

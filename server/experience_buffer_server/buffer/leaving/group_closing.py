@@ -5,23 +5,24 @@ Belongs to one buffer and its event loop. Who may join which group is in `state/
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import check_uid
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Closing, Entry, Group, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
+from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 
 _POSTPONE_SECONDS = 1.0
 """Until a deadline that met a lease is looked at again."""
-_RETRY_SECONDS = 1.0
-"""Between attempts to drop groups whose end found no room."""
 
 
 class Grouping:
@@ -32,7 +33,7 @@ class Grouping:
         state: BufferState,
         events: BufferEvents,
         removal: Removal,
-        store: Store,
+        changes: Changes,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
@@ -40,13 +41,11 @@ class Grouping:
         self._events = events
         self._removal = removal
         self._contents = state.contents
-        self._store = store
+        self._changes = changes
         self._metrics = metrics
         self._tasks = tasks
-        self._undone: dict[int, tuple[Group, str, str]] = {}
-        """Groups whose drop found no room, by id, with its reason and label."""
-        self._is_dropping_undone = False
-        self._next_retry = 0.0
+        self._undone: set[int] = set()
+        """Ids of groups whose drop found no room: it is owed to the disk, and not counted yet."""
 
     async def seal(self, key: str, size: int) -> Group:
         """Close a group with the members it has, or with `size` members once they are there.
@@ -80,19 +79,14 @@ class Grouping:
             group.row.size = size
         else:
             self._close(group, "sealed")
-        # Closed and submitted here and now: a drop or a push can't come in between.
-        stored = self._submit_row(group)
-        await self._tasks.finish(self._sealed(group, previous_size, stored))
-        return group
 
-    async def _sealed(self, group: Group, previous_size: int, stored: Awaitable[None]) -> None:
-        try:
-            await stored
-        except BaseException:
+        def failed(error: BaseException) -> None:
             if group.row.closed in ("", "sealed"):
                 self._contents.groups.reopen(group, size=previous_size)
-            raise
-        self._go_on(group)
+
+        # Closed and submitted here and now: a drop or a push can't come in between.
+        await self._submit_row(group, lambda: self._go_on(group), failed)
+        return group
 
     async def drop(self, key: str, reason: str) -> int:
         """Discard the newest group of a key, and treat later members as late.
@@ -113,9 +107,9 @@ class Grouping:
         group = self._contents.groups.get(key)
         if group is not None:
             return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
-        batch = self._store.batch()
+        batch = self._changes.batch()
         batch.remember(self._state.id, "group", key, b"dropped", clock.now())
-        await self._tasks.finish(self._store.commit(batch))
+        await self._changes.submit(batch)
         # Members may have come while nothing said yet that they are too late.
         group = self._contents.groups.get(key)
         if group is None:
@@ -123,14 +117,7 @@ class Grouping:
         return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
 
     def expire(self, now: float) -> None:
-        """Close, reduce or drop the groups past their deadline, by the buffer's policy.
-
-        Drops that found no room before are tried again, whatever they came from.
-        """
-        if self._undone and not self._is_dropping_undone and now >= self._next_retry:
-            self._next_retry = now + _RETRY_SECONDS
-            self._is_dropping_undone = True
-            self._tasks.spawn(self._drop_undone())
+        """Close, reduce or drop the groups past their deadline, by the buffer's policy."""
         settings = self._state.settings
         for group in self._contents.groups.deadlines.overdue(now):
             lacking = [entry for entry in group.votes if entry.missing and entry.is_staying]
@@ -158,26 +145,31 @@ class Grouping:
         was_open, previous_size = group.is_open, group.row.size
         if was_open:
             self._close(group, "deadline")
+        postpone = self._contents.groups.deadlines.postpone
+        is_closed = True
+
+        def failed(error: BaseException) -> None:
+            nonlocal is_closed
+            is_closed = False
+            if was_open and group.row.closed == "deadline":
+                self._contents.groups.reopen(group, size=previous_size)
+            # The deadline is looked at again.
+            postpone(group, clock.now() + _POSTPONE_SECONDS)
+
+        def stored() -> None:
+            postpone(group, clock.now() + _POSTPONE_SECONDS)
+            if not lacking:
+                self._go_on(group)
+
+        def removed() -> None:
+            if is_closed:
+                self._metrics.dropped(self._state.name, "missing_field", len(lacking))
+                self._go_on(group)
+
         # Submitted here and now: nobody can lease one of them in between.
-        row_stored = self._submit_row(group)
-        removed = self._removal.remove_now(lacking) if lacking else None
-
-        async def finish() -> None:
-            try:
-                await row_stored
-            except BaseException:
-                if was_open and group.row.closed == "deadline":
-                    self._contents.groups.reopen(group, size=previous_size)
-                raise
-            finally:
-                # Where that failed, the deadline is looked at again.
-                self._contents.groups.deadlines.postpone(group, clock.now() + _POSTPONE_SECONDS)
-                if removed is not None:
-                    await removed
-            self._metrics.dropped(self._state.name, "missing_field", len(lacking))
-            self._go_on(group)
-
-        self._tasks.spawn(finish())
+        self._changes.log(self._submit_row(group, stored, failed))
+        if lacking:
+            self._removal.remove_now(lacking, removed)
 
     def withhold(self, group: Group, batch: WriteBatch) -> Awaitable[int]:
         """Drop a group that has nothing to teach: all its rewards are equal.
@@ -196,7 +188,7 @@ class Grouping:
         for group in [group for group in self._contents.groups if not group.members]:
             self._contents.groups.left(group)
             if group.is_over:
-                self._tasks.spawn(self._submit_row(group))
+                self._changes.log(self._submit_row(group))
 
     def describe_missing(self) -> str:
         """Which fields are waited for, in words; empty when none are."""
@@ -226,33 +218,35 @@ class Grouping:
         self._contents.groups.close(group, reason, size=group.num_members)
         self._metrics.group_closed(self._state.name, reason)
 
-    async def _store_row(self, group: Group) -> None:
-        await self._submit_row(group)
-        self._go_on(group)
-
     def _go_on(self, group: Group) -> None:
         """The group's row is on disk."""
         self._contents.groups.left(group)
         self._events.check_whole(group)
 
-    def _submit_row(self, group: Group) -> Awaitable[None]:
-        batch = self._store.batch()
+    def _submit_row(
+        self,
+        group: Group,
+        stored: Callable[[], None] | None = None,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> asyncio.Future[None]:
+        batch = self._changes.batch()
         put_row(batch, self._state.id, group, clock.now())
-        return self._store.commit(batch)
+        return self._changes.submit(batch, stored, failed)
 
     async def _drop(self, group: Group, reason: str, label: str) -> int:
         is_new = self._close_dropped(group, reason) or group.row.id in self._undone
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
         self._state.withdraw(members)
-        stored = self._tasks.start(self._submit_row(group))
+        stored = self._submit_row(group)
         try:
             await self._removal.remove_free(members)
             await stored
         except StoreFullError:
             # Nobody is offered it any more: it can't stay half dropped until the next start.
-            self._undone[group.row.id] = (group, reason, label)
+            self._undone.add(group.row.id)
+            self._changes.owe_again(self._drop_again, [(group, reason, label)])
             raise
-        self._undone.pop(group.row.id, None)
+        self._undone.discard(group.row.id)
         self._contents.groups.left(group)
         num_dropped = sum(not entry.record.tombstone for entry in members)
         if is_new:
@@ -269,13 +263,16 @@ class Grouping:
         self._metrics.group_closed(self._state.name, "dropped")
         return True
 
-    async def _drop_undone(self) -> None:
+    def _drop_again(self, undone: Iterable[tuple[Group, str, str]]) -> None:
+        self._tasks.spawn(self._drop_undone(deque(undone)))
+
+    async def _drop_undone(self, undone: deque[tuple[Group, str, str]]) -> None:
         """Go on with what found no room; the first that finds none again ends it for now."""
         try:
-            while self._undone:
-                await self._drop(*next(iter(self._undone.values())))
+            while undone:
+                await self._drop(*undone.popleft())
         finally:
-            self._is_dropping_undone = False
+            self._changes.owe_again(self._drop_again, undone)
 
 
 def _not_whole(group: Group) -> str:

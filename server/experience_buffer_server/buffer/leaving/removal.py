@@ -6,20 +6,18 @@ business. Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.departure import LeaveReason
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import Store, StoreFullError
-
-_RETRY_SECONDS = 1.0
-"""Between attempts to discard what found no room."""
 
 
 class Removal:
@@ -30,23 +28,16 @@ class Removal:
         state: BufferState,
         events: BufferEvents,
         offers: Offers,
-        store: Store,
+        changes: Changes,
         metrics: Metrics,
-        tasks: Tasks,
     ) -> None:
         self._state = state
         self._events = events
         self._offers = offers
         self._contents = state.contents
         self._retirement = state.retirement
-        self._store = store
+        self._changes = changes
         self._metrics = metrics
-        self._tasks = tasks
-        self._unwanted: set[int] = set()
-        """Seqs of what nobody is to get any more, and what the store had no room to forget."""
-        self._done: set[int] = set()
-        """Seqs of what every consumer has done with; one that was added since may want it."""
-        self._next_retry = 0.0
 
     async def remove_free(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and let nobody else have the others.
@@ -57,41 +48,45 @@ class Removal:
         held = [entry for entry in entries if self._state.is_leased(entry)]
         if held:
             self._retirement.give_up(held)
-        await self.remove([entry for entry in entries if not self._state.is_leased(entry)])
+        free = [entry for entry in entries if not self._state.is_leased(entry)]
+        await self._submit_removal(free, "discarded")
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""
-        self._discard(entries, self._unwanted)
+        self._discard(entries, self._drop_again)
 
     def discard_done(self, entries: Iterable[Entry]) -> None:
         """Remove those of the entries that every consumer has done with."""
         self._discard(
-            [entry for entry in entries if self._state.progress.is_done(entry)], self._done
+            [entry for entry in entries if self._state.progress.is_done(entry)],
+            self._discard_done_again,
         )
 
     def drop(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and offer what is left of their groups."""
         self._state.withdraw([entry for entry in entries if not self._state.is_leased(entry)])
-        if not self._discard(entries, self._unwanted, look_again=True):
-            self._look_again_at(entries)
+        look = self._look_again_at
+        if not self._discard(entries, self._drop_again, stored=look):
+            look(entries)
 
     def postpone(self, entries: Iterable[Entry]) -> None:
         """Remove what every consumer has done with, as soon as there is room."""
-        self._done.update(entry.record.seq for entry in entries)
+        seqs = [entry.record.seq for entry in entries]
+        self._changes.owe_again(self._discard_done_again, seqs)
 
-    def tick(self, now: float) -> None:
-        """Try again to discard what the store had no room to forget."""
-        if (self._unwanted or self._done) and now >= self._next_retry:
-            self._next_retry = now + _RETRY_SECONDS
-            unwanted, done = self._contents.by_seqs(self._unwanted), list(self._done)
-            self._unwanted.clear()
-            self._done.clear()
-            # What is left of their groups may have waited for this.
-            self.drop(unwanted)
-            self.discard_done(self._contents.by_seqs(done))
+    def _drop_again(self, seqs: Sequence[int]) -> None:
+        # What is left of their groups may have waited for this.
+        self.drop(self._contents.by_seqs(seqs))
+
+    def _discard_done_again(self, seqs: Sequence[int]) -> None:
+        # A consumer that was added since may want it.
+        self.discard_done(self._contents.by_seqs(seqs))
 
     def _discard(
-        self, entries: Sequence[Entry], postponed: set[int], *, look_again: bool = False
+        self,
+        entries: Sequence[Entry],
+        again: Callable[[Sequence[int]], None],
+        stored: Callable[[Sequence[Entry]], None] | None = None,
     ) -> bool:
         """Submitted here and now: nobody can lease them in between. False if there is nothing to do."""
         free = [
@@ -99,27 +94,14 @@ class Removal:
         ]
         if not free or self._state.closed:
             return False
-        leaving, stored = self._submit_removal(free, "discarded")
-        self._tasks.spawn(self._discarded(free, leaving, stored, postponed, look_again=look_again))
-        return True
 
-    async def _discarded(
-        self,
-        entries: Sequence[Entry],
-        leaving: list[Entry],
-        stored: Awaitable[None],
-        postponed: set[int],
-        *,
-        look_again: bool,
-    ) -> None:
-        try:
-            await self._removed(leaving, stored, "discarded")
-        except StoreFullError:
+        def failed() -> None:
             # Nobody will ask for it again: it is tried again until there is room.
-            postponed.update(entry.record.seq for entry in entries)
-            raise
-        if look_again:
-            self._look_again_at(entries)
+            self._changes.owe_again(again, [entry.record.seq for entry in free])
+
+        then = None if stored is None else partial(stored, free)
+        self._changes.log(self._submit_removal(free, "discarded", then, failed))
+        return True
 
     def _look_again_at(self, entries: Sequence[Entry]) -> None:
         for group in groups_of(entries):
@@ -139,53 +121,52 @@ class Removal:
             if group is not None and group.row.closed == "dropped":
                 self._events.check_whole(group)
 
-    async def remove(self, entries: Sequence[Entry], reason: LeaveReason = "discarded") -> None:
-        """Remove durable entries that nobody holds.
-
-        Raises:
-            StoreFullError: The removal can't be stored; nothing is removed.
-        """
-        await self._removed(*self._submit_removal(entries, reason), reason)
-
     def _submit_removal(
-        self, entries: Sequence[Entry], reason: LeaveReason
-    ) -> tuple[list[Entry], Awaitable[None]]:
-        batch = self._store.batch()
+        self,
+        entries: Sequence[Entry],
+        reason: LeaveReason,
+        stored: Callable[[], None] | None = None,
+        failed: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Remove durable entries that nobody holds; what follows from how it ends comes last."""
+        batch = self._changes.batch()
         leaving = self._retirement.leave(batch, entries, reason)
-        return leaving, self._store.commit(batch)
 
-    async def _removed(
-        self, leaving: list[Entry], stored: Awaitable[None], reason: LeaveReason
-    ) -> None:
-        try:
-            await stored
-        except BaseException:
+        def on_disk() -> None:
+            self._retirement.forget(leaving)
+            # What they kept from being whole, or from being computed, may go on without them.
+            for group in groups_of(leaving):
+                self._events.check_whole(group)
+            if stored is not None:
+                stored()
+
+        def refused(error: BaseException) -> None:
             self._retirement.stay(leaving, reason)
-            raise
-        self._retirement.forget(leaving)
-        # What they kept from being whole, or from being computed, may go on without them.
-        for group in groups_of(leaving):
-            self._events.check_whole(group)
+            if failed is not None:
+                failed()
 
-    def remove_now(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        return self._changes.submit(batch, on_disk, refused)
+
+    def remove_now(
+        self,
+        entries: Sequence[Entry],
+        stored: Callable[[], None],
+        failed: Callable[[], None] | None = None,
+    ) -> None:
         """Remove durable entries that nobody holds; from this moment nobody can lease them.
 
-        The awaitable raises StoreFullError where that can't be stored; they are offered again.
+        Where that can't be stored, they are offered again.
         """
         self._state.withdraw(entries)
-        leaving, stored = self._submit_removal(entries, "discarded")
-        return self._removed_or_offered(entries, leaving, stored)
 
-    async def _removed_or_offered(
-        self, entries: Sequence[Entry], leaving: list[Entry], stored: Awaitable[None]
-    ) -> None:
-        try:
-            await self._removed(leaving, stored, "discarded")
-        except BaseException:
+        def stay() -> None:
             self._offers.offer_again(entries)
             # What came for them meanwhile, such as other settings, has passed them by.
             self._events.advance(entries)
-            raise
+            if failed is not None:
+                failed()
+
+        self._changes.log(self._submit_removal(entries, "discarded", stored, stay))
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
         """Remove entries that nobody holds, and offer again what is left of their groups.
@@ -200,22 +181,19 @@ class Removal:
         free = [entry for entry in entries if not (entry.leaving or self._state.is_leased(entry))]
         # Withdrawn and submitted here and now: nobody can lease them in between.
         self._state.withdraw(free)
-        leaving, stored = self._submit_removal(free, "deleted")
-        await self._tasks.finish(self._deleted(free, leaving, stored))
-        return held, len(free)
 
-    async def _deleted(
-        self, entries: Sequence[Entry], leaving: list[Entry], stored: Awaitable[None]
-    ) -> None:
-        try:
-            await self._removed(leaving, stored, "deleted")
-        finally:
-            for entry in entries:
+        def over() -> None:
+            for entry in free:
                 self._offers.offer_entry(entry)
-            for group in groups_of(entries):
-                self._look_again(group)
-        num_deleted = sum(not entry.record.tombstone for entry in entries)
-        self._metrics.dropped(self._state.name, "deleted", num_deleted)
+            self._look_again_at(free)
+
+        def stored() -> None:
+            over()
+            num_deleted = sum(not entry.record.tombstone for entry in free)
+            self._metrics.dropped(self._state.name, "deleted", num_deleted)
+
+        await self._submit_removal(free, "deleted", stored, over)
+        return held, len(free)
 
     def _look_again(self, group: Group) -> None:
         """Some members have been deleted: offer the rest, or compute it without them."""

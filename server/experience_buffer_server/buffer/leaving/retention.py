@@ -13,8 +13,9 @@ about once a second. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
 from experience_buffer_server.buffer.delivery.offers import Offers
@@ -30,7 +31,6 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import age_of
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.staleness import Window, judge
 from experience_buffer_server.sampling.units import Unit
 
@@ -77,7 +77,6 @@ class Retention:
         removal: Removal,
         grouping: Grouping,
         metrics: Metrics,
-        tasks: Tasks,
     ) -> None:
         self._state = state
         self._contents = state.contents
@@ -85,7 +84,6 @@ class Retention:
         self._removal = removal
         self._grouping = grouping
         self._metrics = metrics
-        self._tasks = tasks
         self._windows: tuple[Window, ...] = ()
         """What isn't too old, nor too far behind; empty: everything stays."""
         self._last_seen = 0
@@ -244,20 +242,19 @@ class Retention:
         for why, units in this.leaving.items():
             if units:
                 entries = [entry for members in units.values() for entry in members]
-                gone = self._removal.remove_now(entries)
-                self._tasks.spawn(self._gone(why, units, gone, this.now))
+                self._removal.remove_now(
+                    entries,
+                    partial(self._gone, why, entries),
+                    partial(self._stay, list(units), this.now),
+                )
 
-    async def _gone(
-        self, why: Reason, units: dict[int, list[Entry]], gone: Awaitable[None], now: float
-    ) -> None:
-        try:
-            await gone
-        except BaseException:
-            for key in units:
-                self._parked.add(key, now)
-            raise
-        count = sum(not e.record.tombstone for members in units.values() for e in members)
+    def _gone(self, why: Reason, entries: Sequence[Entry]) -> None:
+        count = sum(not entry.record.tombstone for entry in entries)
         self._metrics.dropped(self._state.name, why, count)
+
+    def _stay(self, keys: Sequence[int], now: float) -> None:
+        for key in keys:
+            self._parked.add(key, now)
 
     def _keep(self, key: int, members: Sequence[Entry]) -> None:
         """A unit isn't due after all: an older policy was published again, or settings changed."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from experience_buffer import errors
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.departure import Retirement
@@ -27,7 +28,9 @@ from experience_buffer_server.store.interface import BufferRow
 class BufferState:
     """The state of one buffer. Not thread-safe."""
 
-    def __init__(self, row: BufferRow, limits: ServerSection, events: BufferEvents) -> None:
+    def __init__(
+        self, row: BufferRow, limits: ServerSection, events: BufferEvents, changes: Changes
+    ) -> None:
         self.row = row
         """As it is stored, or is about to be."""
         self.limits = limits
@@ -42,8 +45,8 @@ class BufferState:
         self.contents = Contents(on_less=events.room_made, on_removed=events.removed)
         self.consumers: dict[str, Consumer] = {}
         """By name; rooms have views of it."""
-        self.progress = Progress(row.id, self.contents, self.consumers)
-        self.retirement = Retirement(row.id, self.contents, self.consumers, self.progress)
+        self.progress = Progress(row.id, self.contents, self.consumers, changes)
+        self.retirement = Retirement(row.id, self.contents, self.consumers, self.progress, changes)
         self.leases = LeaseTable()
         self.leases.reserve(row.lease_floor)
 

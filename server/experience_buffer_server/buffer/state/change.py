@@ -52,22 +52,22 @@ class Change(Generic[_T]):
         changes: Changes,
         stored: Callable[[], _T] | None,
         failed: Callable[[BaseException], object] | None,
-        told: asyncio.Future[_T | None] | None,
+        told: asyncio.Future[_T | None],
     ) -> None:
         self._changes = changes
         self._stored = stored
         self._failed = failed
-        self._told = told
-        """Who waits; None: nobody, and a failure is logged."""
+        self._told: asyncio.Future[_T | None] | None = told
 
     def ended(self, committed: asyncio.Future[None]) -> None:
         """The commit has ended: run what follows, and tell who waits."""
         told, self._told = self._told, None
+        assert told is not None
         error = asyncio.CancelledError() if committed.cancelled() else committed.exception()
         try:
             if error is None:
                 result = None if self._stored is None else self._stored()
-                if told is not None and not told.done():
+                if not told.done():
                     told.set_result(result)
             else:
                 self._changes.note_failure(error)
@@ -149,15 +149,23 @@ class Changes:
 
         Returns:
             What `stored` has returned, for one call to wait for. That call may be cancelled; of several
-            that wait each needs `asyncio.shield`. Nobody has to wait, but then failures are silent: see
-            `spawn`.
+            that wait each needs `asyncio.shield`. Where nobody waits, `log` tells of a failure.
 
         Raises:
             StoreFullError: From the future: no room; nothing of the batch is stored.
             StoreFailedError: From the future: the store can't go on.
         """
-        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._submit(batch, Change(self, stored, failed, told), rides=rides)
+        store, loop = self._store, asyncio.get_running_loop()
+        told: asyncio.Future[Any] = loop.create_future()
+        committed: asyncio.Future[Any]
+        try:
+            committed = asyncio.ensure_future(store.ride(batch) if rides else store.commit(batch))
+        except Exception as error:
+            # Memory is ahead of it all the same, and is set right as after any other failure.
+            committed = loop.create_future()
+            committed.set_exception(error)
+        committed.add_done_callback(Change(self, stored, failed, told).ended)
+        self._tasks.include(committed)
         return told
 
     def spawn(
@@ -165,23 +173,14 @@ class Changes:
         batch: WriteBatch,
         stored: Callable[[], object] | None = None,
         failed: Callable[[BaseException], object] | None = None,
-        *,
-        rides: bool = False,
     ) -> None:
         """Submit a batch that nobody waits for, as `submit` does; a failure is logged."""
-        self._submit(batch, Change(self, stored, failed, None), rides=rides)
+        self.log(self.submit(batch, stored, failed))
 
-    def _submit(self, batch: WriteBatch, change: Change[Any], *, rides: bool) -> None:
-        store = self._store
-        committed: asyncio.Future[Any]
-        try:
-            committed = asyncio.ensure_future(store.ride(batch) if rides else store.commit(batch))
-        except Exception as error:
-            # Memory is ahead of it all the same, and is set right as after any other failure.
-            committed = asyncio.get_running_loop().create_future()
-            committed.set_exception(error)
-        committed.add_done_callback(change.ended)
-        self._tasks.include(committed)
+    @staticmethod
+    def log(told: asyncio.Future[Any]) -> None:
+        """Nobody waits for what `submit` has returned: log it if it fails."""
+        told.add_done_callback(_log_failure)
 
     def note_failure(self, error: BaseException) -> None:
         """A change could not be stored."""
@@ -265,13 +264,15 @@ class Changes:
         self._again.clear()
 
 
-def _tell(told: asyncio.Future[Any] | None, error: BaseException) -> None:
-    if told is None:
-        if not isinstance(error, asyncio.CancelledError):
-            _log.warning("work in the background failed: %s", error, exc_info=error)
-    elif isinstance(error, asyncio.CancelledError):
+def _tell(told: asyncio.Future[Any], error: BaseException) -> None:
+    if isinstance(error, asyncio.CancelledError):
         told.cancel()
     elif not told.done():
         told.set_exception(error)
         # Whoever waited may be gone: a failure isn't to be reported for that.
         told.exception()
+
+
+def _log_failure(told: asyncio.Future[Any]) -> None:
+    if not told.cancelled() and (error := told.exception()) is not None:
+        _log.warning("work in the background failed: %s", error, exc_info=error)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
@@ -23,15 +24,6 @@ from experience_buffer_server.store.interface import WriteBatch
 
 LeaveReason = Literal["consumed", "discarded", "deleted"]
 """Why an experience leaves; a deleted one can be pushed again."""
-
-
-class Behind(NamedTuple):
-    """What the disk knows less of than memory."""
-
-    entries: list[Entry]
-    """Their progress."""
-    consumers: list[Consumer]
-    groups: list[Group]
 
 
 class Retirement:
@@ -47,17 +39,17 @@ class Retirement:
         contents: Contents,
         consumers: Mapping[str, Consumer],
         progress: Progress,
+        changes: Changes,
     ) -> None:
         self._id = buffer_id
         self._contents = contents
         self._consumers = consumers
         """A live view: the buffer's consumers now."""
         self._progress = progress
+        self._changes = changes
         self._departures = Departures(consumers, progress)
         self._noted_seq = 0
         """Up to here the store knows without any record which seqs were given."""
-        self._groups_behind: dict[Group, None] = {}
-        """Groups of which the disk may have another row, or none."""
 
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
         """Count a delivery that ended without an ack."""
@@ -104,27 +96,15 @@ class Retirement:
         """
         self._progress.note_behind(seqs)
 
-    def take_behind(self) -> Behind:
-        """What the disk knows less of than memory; the caller stores it now."""
-        groups = [g for g in self._groups_behind if self._contents.groups.by_id(g.row.id) is g]
-        # A row that is stored after its removal would stay for ever.
-        staying = [g for g in groups if any(not entry.leaving for entry in g.members)]
-        self._groups_behind = dict.fromkeys(group for group in groups if group not in staying)
-        return Behind(*self._progress.take_behind(), staying)
-
-    def put_behind(self, batch: WriteBatch, behind: Behind) -> None:
-        """Add what is known of it to a batch."""
-        for entry in behind.entries:
-            self._progress.put(batch, entry)
-        for consumer in behind.consumers:
-            self._progress.put_consumer(batch, consumer)
-        for group in behind.groups:
-            batch.put_group(self._id, group.row)
-
-    def stay_behind(self, behind: Behind) -> None:
-        """That commit has failed, too."""
-        self._progress.note_behind(entry.record.seq for entry in behind.entries)
-        self._groups_behind.update(dict.fromkeys(behind.groups))
+    def _put_groups(self, batch: WriteBatch, groups: Sequence[Group]) -> None:
+        for group in groups:
+            if self._contents.groups.by_id(group.row.id) is not group:
+                continue
+            if any(not entry.leaving for entry in group.members):
+                batch.put_group(self._id, group.row)
+            else:
+                # A row that is stored after its removal would stay for ever.
+                self._changes.owe(self._put_groups, [group])
 
     def revert_consumed(
         self, seqs: Sequence[int], consumer: str, leaving: Sequence[Entry], *, step: int | None
@@ -242,7 +222,7 @@ class Retirement:
         self._departures.stay(leaving)
         self._progress.note_behind(())
         # The last of a group that left meanwhile may have taken its row along.
-        self._groups_behind.update(dict.fromkeys(groups_of(leaving)))
+        self._changes.owe(self._put_groups, groups_of(leaving))
         for entry in leaving:
             entry.leaving = False
             if entry.group is None:

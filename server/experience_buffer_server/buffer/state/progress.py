@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import Entry
@@ -25,26 +26,27 @@ class Progress:
     """
 
     def __init__(
-        self, buffer_id: int, contents: Contents, consumers: Mapping[str, Consumer]
+        self,
+        buffer_id: int,
+        contents: Contents,
+        consumers: Mapping[str, Consumer],
+        changes: Changes,
     ) -> None:
         self._id = buffer_id
         self._contents = contents
         self._consumers = consumers
         """A live view: the buffer's consumers now."""
+        self._changes = changes
         self._rows: dict[int, ProgressRow] = {}
         self._acking: dict[int, set[str]] = {}
         """By seq, the consumers whose ack is on its way to the disk."""
         self._first_acks: set[tuple[int, str]] = set()
         """Of these, by seq and consumer, its first ack with a step."""
-        self._behind: set[int] = set()
-        """Seqs of rows of which the disk has another version, or none."""
-        self._are_consumers_behind = False
-        """The disk may have other versions of the consumers' rows, too."""
         self.usage = Usage()
 
     def clear(self) -> None:
         """Forget everything: the buffer was deleted."""
-        for known in (self._rows, self._acking, self._first_acks, self._behind):
+        for known in (self._rows, self._acking, self._first_acks):
             known.clear()
 
     def restore(self, rows: Iterable[ProgressRow], consumers: Iterable[ConsumerRow]) -> None:
@@ -115,7 +117,7 @@ class Progress:
             row = self._row(entry)
             row.quarantined[consumer] = reason
             row.num_deliveries[consumer] = times
-            self._behind.add(entry.record.seq)
+            self._changes.owe(self._put_again, [entry.record.seq])
 
     def num_deliveries(self, seq: int, consumer: str) -> int:
         """Deliveries of an experience to a consumer that ended badly, since its last ack."""
@@ -275,24 +277,24 @@ class Progress:
         """Add an experience's row to a batch, unless an earlier one removes the experience."""
         if entry.leaving:
             # Stored after its removal it would be the row of nothing; if that fails, it is missing.
-            self._behind.add(entry.record.seq)
+            self._changes.owe(self._put_again, [entry.record.seq])
             return
         row = self._row(entry)
         row.acked = sorted(entry.acked)
         batch.put_progress(self._id, row)
 
     def note_behind(self, seqs: Iterable[int]) -> None:
-        """The commit of rows has failed; others may have stored what was undone then."""
-        self._behind.update(seqs)
-        self._are_consumers_behind = True
+        """The disk may have other rows of these experiences, and of the consumers: it is owed them."""
+        self._changes.owe(self._put_again, seqs)
+        self._changes.owe(self._put_consumers, [self._id])
 
-    def take_behind(self) -> tuple[list[Entry], list[Consumer]]:
-        """The experiences that stay, and the consumers, whose rows the caller stores now."""
-        consumers = list(self._consumers.values()) if self._are_consumers_behind else []
-        self._are_consumers_behind = False
-        entries = self._contents.by_seqs(self._behind) if self._behind else []
-        self._behind = {entry.record.seq for entry in entries if entry.leaving}
-        return [entry for entry in entries if not entry.leaving], consumers
+    def _put_again(self, batch: WriteBatch, seqs: Sequence[int]) -> None:
+        for entry in self._contents.by_seqs(seqs):
+            self.put(batch, entry)
+
+    def _put_consumers(self, batch: WriteBatch, _: Sequence[int]) -> None:
+        for consumer in self._consumers.values():
+            self.put_consumer(batch, consumer)
 
     def put_consumer(self, batch: WriteBatch, consumer: Consumer) -> None:
         """Add a consumer's row to a batch."""
@@ -324,7 +326,6 @@ class Progress:
                 for step in steps if name in self._consumers else ():
                     retained.setdefault((name, step), []).append(seq)
             self._acking.pop(seq, None)
-            self._behind.discard(seq)
         # One call per step: each walks through what the step retains.
         for (name, step), gone in retained.items():
             self._consumers[name].timeline.forget(step, gone)

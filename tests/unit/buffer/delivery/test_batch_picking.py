@@ -8,6 +8,7 @@ import pytest
 
 from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
@@ -52,7 +53,9 @@ class Shelf:
             create_time=0.0,
         )
         limits = ServerSection.model_construct(max_leased_experiences=max_leased)
-        self.state = BufferState(row, limits, create_autospec(BufferEvents))
+        self.state = BufferState(
+            row, limits, create_autospec(BufferEvents), create_autospec(Changes)
+        )
         self.contents = self.state.contents
         self.consumer = Consumer(ConsumerSettings.model_validate({"name": "c"} | settings))
         self.picking = Picking(self.state)
