@@ -18,6 +18,7 @@ from experience_buffer.v1 import service_pb2_grpc, types_pb2
 from tests.unit.client.rpc import blocking
 from tests.unit.client.rpc.content_script import ContentScript
 from tests.unit.client.rpc.delivery_script import DeliveryScript
+from tests.unit.client.rpc.pushed import FAST
 
 
 class ScriptedServer(ContentScript, DeliveryScript, service_pb2_grpc.ExperienceBufferServicer):
@@ -314,3 +315,16 @@ def server() -> Iterator[tuple[ScriptedServer, str]]:
     running.start()
     yield script, f"127.0.0.1:{port}"
     running.stop(None).wait()
+
+
+@pytest.fixture
+def script(server: tuple[ScriptedServer, str]) -> ScriptedServer:
+    """What the server does and has been asked."""
+    return server[0]
+
+
+@pytest.fixture
+def buffer(server: tuple[ScriptedServer, str], connect: Any) -> Iterator[Client]:
+    """A client of either kind; see `connect`."""
+    with connect(server[1], token="secret", options=FAST) as client:
+        yield client

@@ -11,41 +11,13 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import (
-    EID,
-    AsyncClient,
-    CallCancelledError,
-    ClientOptions,
-    Experience,
-    RetryOptions,
-    trxp,
-)
-
-RETRY = RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05, reconnect_seconds=20)
-
-
-def experience(run: int) -> Experience:
-    return Experience(
-        eid=EID(3, 5, run, 0, "abcdef"),
-        tokens=list(range(7)),
-        logprobs=[0.5] * 5,
-        prompt_length=2,
-        reward=float(run),
-    )
-
-
-def payload(run: int) -> bytes:
-    return trxp.encode([experience(run)])
-
-
-@pytest.fixture
-def script(server: tuple[Any, str]) -> Any:
-    return server[0]
+from experience_buffer import AsyncClient, CallCancelledError, ClientOptions
+from tests.unit.client.rpc.pushed import FAST, experience, payload
 
 
 @pytest.fixture
 async def buffer(server: tuple[Any, str]) -> AsyncIterator[AsyncClient]:
-    options = ClientOptions(max_push_items=3, retry=RETRY)
+    options = ClientOptions(max_push_items=3, retry=FAST.retry)
     async with AsyncClient(server[1], token="secret", options=options) as client:
         yield client
 

@@ -17,7 +17,6 @@ from experience_buffer import (
     Client,
     ClientOptions,
     DeadlineExceededError,
-    Experience,
     InvalidRequestError,
     LeaseNotFoundError,
     MessageTooLargeError,
@@ -29,35 +28,7 @@ from experience_buffer import (
     WriterOptions,
     trxp,
 )
-
-FAST = ClientOptions(
-    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05, reconnect_seconds=20)
-)
-
-
-def experience(run: int, length: int = 7) -> Experience:
-    return Experience(
-        eid=EID(3, 5, run, 0, "abcdef"),
-        tokens=list(range(length)),
-        logprobs=[0.5] * (length - 2),
-        prompt_length=2,
-        reward=float(run),
-    )
-
-
-def payload(run: int) -> bytes:
-    return trxp.encode([experience(run)])
-
-
-@pytest.fixture
-def script(server: tuple[Any, str]) -> Any:
-    return server[0]
-
-
-@pytest.fixture
-def buffer(server: tuple[Any, str], connect: Any) -> Any:
-    with connect(server[1], token="secret", options=FAST) as client:
-        yield client
+from tests.unit.client.rpc.pushed import FAST, experience, payload
 
 
 def test_push_returns_outcomes_at_the_callers_positions(

@@ -7,50 +7,13 @@ from typing import Any
 import pytest
 
 from experience_buffer import (
-    EID,
     Client,
-    ClientOptions,
     DeadlineExceededError,
-    Experience,
     InvalidRequestError,
-    RetryOptions,
-    trxp,
 )
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
-
-FAST = ClientOptions(
-    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05, reconnect_seconds=20)
-)
-
-
-def experience(run: int) -> Experience:
-    return Experience(
-        eid=EID(3, 5, run, 0, "abcdef"),
-        tokens=list(range(7)),
-        logprobs=[0.5] * 5,
-        prompt_length=2,
-        reward=float(run),
-    )
-
-
-def payload(run: int) -> bytes:
-    return trxp.encode([experience(run)])
-
-
-@pytest.fixture
-def script(server: tuple[Any, str]) -> Any:
-    return server[0]
-
-
-@pytest.fixture
-def buffer(server: tuple[Any, str], connect: Any) -> Any:
-    with connect(server[1], options=FAST) as client:
-        yield client
-
-
-def of_kind(script: Any, kind: type) -> list[Any]:
-    return [request for request in script.requests if isinstance(request, kind)]
+from tests.unit.client.rpc.pushed import FAST, experience, of_kind, payload
 
 
 def test_a_stream_acks_with_the_step(script: Any, buffer: Client) -> None:

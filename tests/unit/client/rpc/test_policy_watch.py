@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,21 +19,7 @@ from experience_buffer import (
     UnavailableError,
 )
 from experience_buffer.v1 import service_pb2 as pb
-
-FAST = ClientOptions(
-    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05, reconnect_seconds=20)
-)
-
-
-@pytest.fixture
-def script(server: tuple[Any, str]) -> Any:
-    return server[0]
-
-
-@pytest.fixture
-def buffer(server: tuple[Any, str], connect: Any) -> Iterator[Client]:
-    with connect(server[1], options=FAST) as client:
-        yield client
+from tests.unit.client.rpc.pushed import FAST
 
 
 @pytest.fixture

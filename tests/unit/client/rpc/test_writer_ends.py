@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from experience_buffer import (
-    EID,
     BufferFullError,
     CallCancelledError,
     Client,
@@ -22,6 +21,7 @@ from experience_buffer import (
     TlsOptions,
     WriterOptions,
 )
+from tests.unit.client.rpc.pushed import experience
 
 
 class Hooked(list[Experience]):
@@ -32,15 +32,6 @@ class Hooked(list[Experience]):
     def __getitem__(self, place: Any) -> Any:
         self.hook()
         return super().__getitem__(place)
-
-
-def experience(run: int, length: int = 7) -> Experience:
-    return Experience(
-        eid=EID(3, 5, run, 0, "abcdef"),
-        tokens=list(range(length)),
-        logprobs=[0.5] * (length - 2),
-        prompt_length=2,
-    )
 
 
 def until(condition: Callable[[], Any]) -> None:
