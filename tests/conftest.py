@@ -1,10 +1,14 @@
-"""What holds for all tests: modules are compiled once."""
+"""What holds for all tests: modules are compiled once; what is asked of either client."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 _CACHE = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
 
@@ -15,3 +19,23 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = str(_CACHE)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(_CACHE)
+
+
+@pytest.fixture(scope="session")
+def event_loop_thread() -> Iterator[None]:
+    from tests import blocking
+
+    with blocking.running_loop():
+        yield
+
+
+@pytest.fixture(params=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Any:
+    """What makes a client as `Client` does: that one, or the async one that is used like it."""
+    from experience_buffer import Client
+    from tests import blocking
+
+    if request.param == "sync":
+        return Client
+    request.getfixturevalue("event_loop_thread")
+    return blocking.connect

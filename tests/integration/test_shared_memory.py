@@ -5,7 +5,6 @@ Whatever a client says of it, true or not, costs its own stream at most.
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import os
 import queue
@@ -21,7 +20,6 @@ import torch
 
 from experience_buffer import (
     EID,
-    AsyncClient,
     BufferConfig,
     Client,
     ClientOptions,
@@ -84,6 +82,13 @@ def shared_streams(server: Server) -> float:
 
 
 @pytest.fixture
+def either(shared_server: Server, connect: Any) -> Iterator[Client]:
+    """A client of either kind."""
+    with connect(shared_server.address) as connected:
+        yield connected
+
+
+@pytest.fixture
 def client(shared_server: Server) -> Iterator[Client]:
     with Client(shared_server.address) as connected:
         yield connected
@@ -124,14 +129,14 @@ def sampled(client: Client, name: str, consumer: str) -> dict[str, bytes]:
 
 
 def test_what_goes_through_shared_memory_is_what_goes_over_grpc(
-    shared_server: Server, client: Client, name: str
+    shared_server: Server, either: Client, name: str
 ) -> None:
-    client.create_buffer(config(name))
+    either.create_buffer(config(name))
     before = shared_streams(shared_server)
-    written(client, name)
+    written(either, name)
     with Client(shared_server.address, options=OVER_GRPC) as other:
         for consumer in FORMATS:
-            assert sampled(client, name, consumer) == PAYLOADS
+            assert sampled(either, name, consumer) == PAYLOADS
         assert shared_streams(shared_server) == before + 3
         for again in ("packed2", "trxp2"):
             assert sampled(other, name, again) == PAYLOADS
@@ -168,9 +173,9 @@ def larger(client: Client, name: str) -> None:
 
 @pytest.mark.parametrize("options", [None, OVER_GRPC], ids=["shared", "grpc"])
 def test_a_batch_larger_than_the_memory_lies_there_as_far_as_it_has_room(
-    shared_server: Server, name: str, options: ClientOptions | None
+    shared_server: Server, name: str, options: ClientOptions | None, connect: Any
 ) -> None:
-    with Client(shared_server.address, options=options) as client:
+    with connect(shared_server.address, options=options) as client:
         larger(client, name)
         with client.stream(5, buffer=name, consumer="packed", format="packed") as stream:
             batches = [next(stream) for _ in range(2)]
@@ -180,20 +185,6 @@ def test_a_batch_larger_than_the_memory_lies_there_as_far_as_it_has_room(
     for batch, expected in zip(batches, (LARGER[:5], LARGER[5:]), strict=True):
         logprobs = [one.logprobs for one in expected if one.logprobs is not None]
         assert torch.equal(batch.packed.tensor("logprobs"), torch.cat(logprobs))
-
-
-async def test_a_batch_larger_than_the_memory_comes_to_the_async_client_too(
-    shared_server: Server, client: Client, name: str
-) -> None:
-    larger(client, name)
-    async with AsyncClient(shared_server.address) as other:
-        stream = other.stream(5, buffer=name, consumer="packed", format="packed")
-        async with stream:
-            batches = [await anext(stream) for _ in range(2)]
-    for batch, expected in zip(batches, (LARGER[:5], LARGER[5:]), strict=True):
-        assert torch.equal(
-            batch.packed.tensor("tokens"), torch.cat([one.tokens for one in expected])
-        )
 
 
 def test_parts_of_a_batch_have_room_again_once_it_is_whole(
@@ -226,10 +217,10 @@ LINGERING = WriterOptions(linger_seconds=60, max_pending_bytes=250_000)
 
 
 def test_what_waits_lies_in_the_memory_already(
-    shared_server: Server, client: Client, name: str
+    shared_server: Server, either: Client, name: str
 ) -> None:
-    client.create_buffer(config(name))
-    with client.writer(buffer=name, options=LINGERING) as writer:
+    either.create_buffer(config(name))
+    with either.writer(buffer=name, options=LINGERING) as writer:
         writer.append(GROUPS[0][0])
         writer.flush()
         memory = writer._memory
@@ -244,32 +235,7 @@ def test_what_waits_lies_in_the_memory_already(
         writer.flush()
         assert memory._free.num_bytes == whole
     for one in GROUPS[1]:
-        assert client.get(one.eid.uid, buffer=name).payload == PAYLOADS[one.eid.uid]
-
-
-async def test_what_waits_in_an_async_writer_lies_there_too(
-    shared_server: Server, name: str
-) -> None:
-    async with AsyncClient(shared_server.address) as client:
-        await client.create_buffer(config(name))
-        async with client.writer(buffer=name, options=LINGERING) as writer:
-            await writer.append(GROUPS[0][0])
-            await writer.flush()
-            memory = writer._memory
-            while memory._memory is None:
-                await asyncio.sleep(0.01)
-            whole = memory._free.num_bytes
-            await writer.append(GROUPS[1])
-            taken = whole - memory._free.num_bytes
-            assert taken >= len(trxp.encode(GROUPS[1]))
-            with pytest.raises(DeadlineExceededError):
-                await writer.append(GROUPS[2], timeout=0.05)
-            assert whole - memory._free.num_bytes == taken
-            await writer.flush()
-            assert memory._free.num_bytes == whole
-        for one in GROUPS[1]:
-            found = await client.get(one.eid.uid, buffer=name)
-            assert found.payload == PAYLOADS[one.eid.uid]
+        assert either.get(one.eid.uid, buffer=name).payload == PAYLOADS[one.eid.uid]
 
 
 MANY_LARGE = [member(task, 0, 350_003) for task in range(14)]
@@ -292,62 +258,20 @@ def by_message(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_more_than_the_memory_holds_waits_for_room_there(
-    shared_server: Server, client: Client, name: str, by_message: list[int]
+    shared_server: Server, either: Client, name: str, by_message: list[int]
 ) -> None:
-    client.create_buffer(BufferConfig(name, group_by="none"))
-    with client.writer(buffer=name) as writer:
+    either.create_buffer(BufferConfig(name, group_by="none"))
+    with either.writer(buffer=name) as writer:
         writer.append(member(99, 0, 20))
         eventually(lambda: writer._memory._memory is not None, "shared memory")
-        for one in MANY_LARGE:
+        writer.append(MANY_LARGE[:5])
+        for one in MANY_LARGE[5:]:
             writer.append(one)
         writer.flush()
         assert writer.counts.num_stored == 1 + len(MANY_LARGE)
     assert by_message == []
     for one in MANY_LARGE:
-        assert client.get(one.eid.uid, buffer=name).payload == trxp.encode([one])
-
-
-async def test_more_than_the_memory_holds_waits_in_an_async_writer_too(
-    shared_server: Server, name: str, by_message: list[int]
-) -> None:
-    async with AsyncClient(shared_server.address) as client:
-        await client.create_buffer(BufferConfig(name, group_by="none"))
-        async with client.writer(buffer=name) as writer:
-            await writer.append(member(99, 0, 20))
-            while writer._memory._memory is None:
-                await asyncio.sleep(0.01)
-            await writer.append(MANY_LARGE)
-            await writer.flush()
-            assert writer.counts.num_stored == 1 + len(MANY_LARGE)
-        assert by_message == []
-        for one in MANY_LARGE:
-            found = await client.get(one.eid.uid, buffer=name)
-            assert found.payload == trxp.encode([one])
-
-
-async def test_the_async_client_shares_memory_too(shared_server: Server, name: str) -> None:
-    before = shared_streams(shared_server)
-    async with AsyncClient(shared_server.address) as client:
-        await client.create_buffer(config(name))
-        async with client.writer(buffer=name) as writer:
-            for group in GROUPS:
-                await writer.append(group)
-                await writer.flush()
-        for consumer in FORMATS:
-            found: dict[str, bytes] = {}
-            stream = client.stream(
-                3, buffer=name, consumer=consumer, format=consumer, timeout=0.2, min_batch_size=1
-            )
-            async with stream:
-                async for batch in stream:
-                    found |= {one.eid.uid: trxp.encode([one]) for one in batch.experiences}
-                    await batch.ack()
-                    assert stream._memory._memory is not None
-                    if len(found) == len(PAYLOADS):
-                        break
-            assert stream._memory._memory is None, "a closed stream keeps none"
-            assert found == PAYLOADS
-    assert shared_streams(shared_server) == before + 3
+        assert either.get(one.eid.uid, buffer=name).payload == trxp.encode([one])
 
 
 def test_larger_than_the_memory_goes_over_grpc(

@@ -15,7 +15,6 @@ from experience_buffer import Client, packed, status, trxp
 from experience_buffer.errors import ExperienceBufferError, LeaseNotFoundError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import service_pb2_grpc, types_pb2
-from tests.unit.client.rpc import blocking
 from tests.unit.client.rpc.content_script import ContentScript
 from tests.unit.client.rpc.delivery_script import DeliveryScript
 from tests.unit.client.rpc.pushed import FAST
@@ -288,21 +287,6 @@ def uid(payload: bytes) -> str:
     [item] = trxp.read(payload)
     assert not isinstance(item, ExperienceBufferError)
     return item.eid.uid
-
-
-@pytest.fixture(scope="session")
-def event_loop_thread() -> Iterator[None]:
-    with blocking.running_loop():
-        yield
-
-
-@pytest.fixture(params=["sync", "async"])
-def connect(request: pytest.FixtureRequest) -> Any:
-    """What makes a client as `Client` does: that one, or the async one that is used like it."""
-    if request.param == "sync":
-        return Client
-    request.getfixturevalue("event_loop_thread")
-    return blocking.connect
 
 
 @pytest.fixture

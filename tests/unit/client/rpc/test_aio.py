@@ -1,6 +1,6 @@
 """What only the async client does: event loops, cancelled tasks, several that wait at once.
 
-All else is tested of both clients at once; see `blocking.py`.
+All else is tested of both clients at once; see `tests/blocking.py`.
 """
 
 from __future__ import annotations
