@@ -168,7 +168,7 @@ def _calls(
 async def _own(data: Path, options: argparse.Namespace) -> None:
     store = await LmdbStore.open(data)
     settings, metrics = Settings(), Metrics()
-    registry = Registry(settings, store, Computer(ComputeSection(), data, metrics), metrics)
+    registry = Registry(settings, store, Computer(ComputeSection(), str(data), metrics), metrics)
     try:
         started = time.perf_counter()
         with loading():

@@ -22,11 +22,8 @@ from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.memory import calm_collector, loading
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.server import ServerSection, Settings
-from experience_buffer_server.store.lmdb.disk import private_files
-from experience_buffer_server.store.lmdb.gauges import StoreGauges
-from experience_buffer_server.store.lmdb.snapshots.restore import check_not_interrupted
-from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
-from experience_buffer_server.store.lmdb.store import LmdbStore
+from experience_buffer_server.store.engines import open_store, snapshots_of
+from experience_buffer_server.store.interface import Store
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +53,14 @@ async def serve(settings: Settings) -> int:
     metrics = Metrics()
     entrance = Entrance(settings, metrics)
     async with AsyncExitStack() as stack:
-        store = await _open_store(settings, metrics)
+        store = await open_store(settings.store, metrics)
         stack.push_async_callback(store.close)
         computer = Computer(
-            settings.compute, settings.store.path, metrics, estimators=settings.estimators
+            settings.compute,
+            store.reader_spec,
+            metrics,
+            payloads=None if store.reader_spec else store.payloads,
+            estimators=settings.estimators,
         )
         computer.start()
         stack.push_async_callback(computer.close)
@@ -72,9 +73,10 @@ async def serve(settings: Settings) -> int:
             if server_settings.compiled_reader:
                 await reader_loading.start()
             await registry.load()
-        snapshots = Snapshots(settings.snapshots, settings.store.path, metrics)
-        stack.push_async_callback(snapshots.close)
-        await snapshots.start()
+        snapshots = snapshots_of(settings, metrics)
+        if snapshots is not None:
+            stack.push_async_callback(snapshots.close)
+            await snapshots.start()
         backend = Backend(registry, store, server_settings, asyncio.Event(), snapshots)
         metrics_port = _start_metrics(server_settings, metrics, registry, entrance, stack)
         listening = await server.start(backend, metrics, entrance.guard, entrance.certificates)
@@ -84,13 +86,14 @@ async def serve(settings: Settings) -> int:
         place = {
             "address": listening.address,
             "metrics_port": metrics_port,
-            "store": settings.store.path,
+            "store": store.place,
         }
         _log.info("listening", extra=place | {"version": __version__})
         failed = await _wait(stop, store, (clock, following))
         _log.info("draining")
         backend.draining.set()
-        await snapshots.close()
+        if snapshots is not None:
+            await snapshots.close()
         await listening.server.stop(server_settings.shutdown_grace_seconds)
         clock.cancel()
         following.cancel()
@@ -101,31 +104,6 @@ async def serve(settings: Settings) -> int:
         failed = True
     _log.info("stopped")
     return 1 if failed else 0
-
-
-async def _open_store(settings: Settings, metrics: Metrics) -> LmdbStore:
-    check_not_interrupted(settings.store.path)
-    if settings.store.path.exists() and private_files.others_may_enter(settings.store.path):
-        _log.warning(
-            "every user of this machine may enter the store's folder %s and read what is pushed: "
-            "chmod 700",
-            settings.store.path,
-        )
-    store = await LmdbStore.open(
-        settings.store.path,
-        durability=settings.store.durability,
-        interval_seconds=settings.store.sync_interval_seconds,
-        max_map_bytes=settings.store.max_map_bytes,
-    )
-    store.on_work = lambda work: metrics.written(
-        num_transactions=work.num_transactions,
-        num_batches=work.num_batches,
-        seconds=work.apply_seconds + work.commit_seconds,
-    )
-    metrics.registry.register(
-        StoreGauges(store.stats, settings.store.path, limit_bytes=settings.store.max_map_bytes)
-    )
-    return store
 
 
 def _start_metrics(
@@ -161,9 +139,7 @@ async def _tick(registry: Registry) -> None:
         registry.tick(steady_clock.now())
 
 
-async def _wait(
-    stop: asyncio.Event, store: LmdbStore, clocks: Sequence[asyncio.Task[None]]
-) -> bool:
+async def _wait(stop: asyncio.Event, store: Store, clocks: Sequence[asyncio.Task[None]]) -> bool:
     """Wait for the end; True when it came because the server can't go on."""
     loop = asyncio.get_running_loop()
     waits = [

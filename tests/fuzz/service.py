@@ -83,7 +83,7 @@ class World:
         settings = Settings(store={"path": path}, buffers=_CONFIG)
         metrics = Metrics()
         self.store = await LmdbStore.open(path, durability="interval", initial_map_bytes=16 << 20)
-        computer = Computer(ComputeSection(device="cpu"), path, metrics)
+        computer = Computer(ComputeSection(device="cpu"), str(path), metrics)
         self.registry = Registry(settings, self.store, computer, metrics)
         await self.registry.load()
         snapshots = Snapshots(settings.snapshots, path, metrics)

@@ -14,7 +14,7 @@ from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store import LmdbStore
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.models import buffer_view
 from tests.models.model import Model
 from tests.models.model_place import Reader

@@ -25,7 +25,8 @@ from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.server import ComputeSection, ServerSection
-from experience_buffer_server.store import BufferRow, LmdbStore
+from experience_buffer_server.store import BufferRow
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.local_worker import LocalWorker
 
 DATA = Path(__file__).parents[1] / "data" / "trxp"
@@ -119,7 +120,7 @@ class World:
         self.path = path
         self.metrics = Metrics()
         self.computer = Computer(
-            ComputeSection(device="cpu", max_latency_seconds=0.0), path, self.metrics
+            ComputeSection(device="cpu", max_latency_seconds=0.0), str(path), self.metrics
         )
         if not worker_process:
             setattr(self.computer, "_spawn", self._worker)  # noqa: B010

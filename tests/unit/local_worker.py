@@ -11,7 +11,7 @@ import msgpack
 
 from experience_buffer_server.buffer.compute.worker import compute_launch
 from experience_buffer_server.runtime.child_process import ChildGoneError
-from experience_buffer_server.store import LmdbReader
+from experience_buffer_server.store.lmdb.reader import LmdbReader
 
 
 class LocalWorker:

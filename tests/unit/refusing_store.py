@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from experience_buffer_server.store import LmdbStore, StoreFullError
+from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import WriteBatch
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 
 class Refusals:

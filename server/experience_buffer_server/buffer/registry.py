@@ -92,6 +92,7 @@ class Registry:
                 ) from error
             restore(buffer, state, self._store)
         self._last_id = max(self._last_id, self._store.last_buffer_id)
+        await asyncio.gather(*(self._store.claim(buffer.id) for buffer in self._buffers.values()))
         for state in deleted:
             group_ids = [group.id for group in state.groups]
             on_disk = Deletion(self._store, state.row)
@@ -199,6 +200,7 @@ class Registry:
             batch = self._store.batch()
             batch.put_buffer(row)
             await self._store.commit(batch)
+            await self._store.claim(row.id)
             self._buffers[name] = buffer
         finally:
             del self._coming[name]

@@ -32,6 +32,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0: a free one [50051].")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the store [./data].")] = None,
+    memory: Annotated[
+        bool | None,
+        typer.Option("--memory", help="Store nothing on a disk: nothing survives the server."),
+    ] = None,
     metrics_host: Annotated[
         str | None, typer.Option(help="Address of /metrics [127.0.0.1].")
     ] = None,
@@ -50,7 +54,8 @@ def serve(
     import uvloop
 
     from experience_buffer_server import app as server
-    from experience_buffer_server.runtime import logs, memory
+    from experience_buffer_server.runtime import logs
+    from experience_buffer_server.runtime.memory import keep_large_blocks
 
     try:
         settings = load_settings(
@@ -63,10 +68,10 @@ def serve(
                 "insecure": insecure,
                 "update_buffers": update_buffers,
             },
-            store={"path": data},
+            store={"path": data, "memory": memory},
         )
         logs.configure(settings.server.log_format, settings.server.log_level)
-        memory.keep_large_blocks()
+        keep_large_blocks()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             raise SystemExit(runner.run(server.serve(settings)))
     except (ConfigurationError, StoreError) as error:

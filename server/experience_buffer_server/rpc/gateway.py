@@ -26,8 +26,7 @@ from experience_buffer_server.runtime.shared_memory import SharedMemory
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
-from experience_buffer_server.store.lmdb.store import LmdbStore
+from experience_buffer_server.store.interface import Snapshots, Store
 
 _MAX_TIMEOUT_SECONDS = 3600.0
 _MAX_BATCH_SIZE = 65_536
@@ -42,11 +41,12 @@ class Backend:
     """What the service and its streams work on."""
 
     registry: Registry
-    store: LmdbStore
+    store: Store
     limits: ServerSection
     draining: asyncio.Event
     """Set when the server stops: waits end, pushes are refused."""
-    snapshots: Snapshots
+    snapshots: Snapshots | None
+    """None: the store's engine has none."""
     quotas: Quotas = field(init=False)
     """What clients and buffers may hold at once."""
     responses: Responses = field(init=False)
@@ -118,7 +118,7 @@ class Backend:
                 is_lent=request.is_lent,
             )
             admitted = await buffer.admit(push, turn)
-            await self.store.backlog.until_short()
+            await self.store.until_short()
         finally:
             turn.end()
         # What follows, up to the commit, belongs to the turn: nothing is waited for.
@@ -176,9 +176,9 @@ class Backend:
             raise errors.UnavailableError(
                 "the server is stopping; send it again elsewhere or later", retry_delay_seconds=1.0
             )
-        if self.store.backlog.num_bytes > self.limits.max_pending_bytes:
+        if self.store.pending_bytes > self.limits.max_pending_bytes:
             raise errors.ResourceExhaustedError(
-                f"{self.store.backlog.num_bytes} bytes wait for their commit, the limit "
+                f"{self.store.pending_bytes} bytes wait for their commit, the limit "
                 f"server.max_pending_bytes is {self.limits.max_pending_bytes}",
                 retry_delay_seconds=0.1,
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, service_pb2_grpc
 from experience_buffer_server import __version__
 from experience_buffer_server.buffer.buffer import Buffer
@@ -277,6 +278,11 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.SnapshotRequest, context: Context
     ) -> service_pb2.SnapshotResponse:
         """Take a snapshot of the store."""
+        if self._backend.snapshots is None:
+            raise errors.UnsupportedError(
+                "this server's store is in memory and has no snapshots: serve without --memory",
+                subject="snapshots",
+            )
         taken = await self._backend.snapshots.take(request.label)
         return messages.filled(service_pb2.SnapshotResponse, taken)
 

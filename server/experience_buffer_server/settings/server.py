@@ -127,6 +127,8 @@ class StoreSection(Section):
     """The durable store."""
 
     path: Path = Path("data")
+    memory: bool = False
+    """Keep nothing on a disk: nothing survives the process. For trying out, and for tests."""
     durability: Literal["commit", "interval"] = "commit"
     """commit: an ack follows the fsync; interval: the disk follows within `sync_interval_seconds`."""
     sync_interval_seconds: float = Field(1.0, gt=0)

@@ -1,4 +1,4 @@
-"""What is durable: the store's interface and the LMDB implementation behind it."""
+"""What is durable: the store's interface, and the engines behind it."""
 
 from experience_buffer_server.store.interface import (
     MAX_KEY_BYTES,
@@ -16,12 +16,12 @@ from experience_buffer_server.store.interface import (
     StoredBuffer,
     StoreError,
     StoreFailedError,
+    StoreFencedError,
     StoreFormatError,
     StoreFullError,
+    StoreStats,
     WriteBatch,
 )
-from experience_buffer_server.store.lmdb.reader import LmdbReader
-from experience_buffer_server.store.lmdb.store import LmdbStore, StoreStats
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -33,13 +33,12 @@ __all__ = [
     "Found",
     "GroupRow",
     "LeaseRow",
-    "LmdbReader",
-    "LmdbStore",
     "ProgressRow",
     "Record",
     "Store",
     "StoreError",
     "StoreFailedError",
+    "StoreFencedError",
     "StoreFormatError",
     "StoreFullError",
     "StoreStats",

@@ -85,13 +85,16 @@ class WriteBatch:
         pack: Encodes rows.
     """
 
-    __slots__ = ("_pack", "has_appends", "operations")
+    __slots__ = ("_pack", "has_appends", "numbers", "operations")
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
         self.operations: list[Operation] = []
         self.has_appends = False
         """Whether it brings experiences: such a batch is refused while others still have room."""
+        self.numbers: dict[int, int] = {}
+        """Of the commit in each claimed buffer that it changes, by the buffer's id; known once it is
+        submitted. See `interface.Store.last_number`."""
 
     def put_buffer(self, row: BufferRow) -> None:
         """Insert or replace a buffer's row."""

@@ -15,6 +15,10 @@ class StoreFailedError(StoreError):
     """The store can't go on (I/O error, writer process gone); the server must restart."""
 
 
+class StoreFencedError(StoreError):
+    """Another owner has claimed the buffer; nothing of the batch is stored, and nothing will be."""
+
+
 class StoreFormatError(StoreError):
     """The directory holds a store of another format version, or no store at all."""
 

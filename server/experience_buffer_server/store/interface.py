@@ -7,14 +7,17 @@ chooses one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from experience_buffer_server.store.batch import WriteBatch as WriteBatch
 from experience_buffer_server.store.errors import DamagedRecordError as DamagedRecordError
 from experience_buffer_server.store.errors import StoreError as StoreError
 from experience_buffer_server.store.errors import StoreFailedError as StoreFailedError
+from experience_buffer_server.store.errors import StoreFencedError as StoreFencedError
 from experience_buffer_server.store.errors import StoreFormatError as StoreFormatError
 from experience_buffer_server.store.errors import StoreFullError as StoreFullError
 from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
@@ -37,6 +40,29 @@ from experience_buffer_server.store.rows import ProgressRow as ProgressRow
 from experience_buffer_server.store.rows import StoredBuffer as StoredBuffer
 
 
+@dataclass(slots=True, kw_only=True)
+class StoreStats:
+    """What was written since the store was opened, and how full it is."""
+
+    num_transactions: int = 0
+    num_batches: int = 0
+    """Batches that were written; over `num_transactions`, the size of the group commit."""
+    num_operations: int = 0
+    """Rows put or deleted."""
+    num_full: int = 0
+    """Batches refused for lack of room."""
+    apply_seconds: float = 0.0
+    """Time in puts and deletes."""
+    commit_seconds: float = 0.0
+    """Time in commits: writing and, if durability is "commit", fsync."""
+    live_bytes: int = 0
+    """What holds rows and payloads; counted every half a second while something is written."""
+    file_bytes: int = 0
+    """Room that was ever in use; the difference to `live_bytes` can be reused. 0: not known yet."""
+    map_bytes: int = 0
+    """Address space set aside; 0 where none is."""
+
+
 class Expected(Protocol):
     """Payloads that are read ahead."""
 
@@ -44,8 +70,63 @@ class Expected(Protocol):
         """Those that weren't asked for won't be. Idempotent."""
 
 
+class PayloadReader(Protocol):
+    """Reads payloads in another process than the owner's."""
+
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
+        """The stored payloads in the order asked, committed ones only. Blocks."""
+
+
 class Store(Protocol):
-    """A durable store with one owner. All methods belong to the owner's event loop thread."""
+    """A store, as the owner of buffers has it. All methods belong to its event loop's thread.
+
+    An owner claims a buffer, loads it, keeps all that decides about it in memory, and commits what
+    changes. Each engine opens in its own way (`engines`), and raises then: StoreFormatError for what
+    isn't its store, StoreFullError where there is no room, StoreFailedError where somebody else has it.
+
+    No verb waits for the disk on the event loop, as long as what is read was asked for by `fetched` or
+    `at_hand` before.
+    """
+
+    place: str
+    """Where it is, for people."""
+    reader_spec: str | None
+    """What `engines.open_reader` needs in another process; None: nobody else can read it, and payloads
+    have to be sent along."""
+    limit_bytes: int
+    """What it may grow to."""
+    failed: asyncio.Event
+    """Set when the store can't go on; watch it to shut down. `failure` says why."""
+    failure: StoreFailedError | None
+    stats: StoreStats
+
+    # --- ownership
+
+    def claim(self, buffer_id: int) -> Awaitable[int]:
+        """Own a buffer from now on, stored or not; the awaitable brings its new epoch, from 1.
+
+        Commits of whoever owned it before are refused, however late they come: each carries its
+        owner's epoch, and the store compares. Commits to a buffer that was never claimed by this
+        engine carry none and aren't compared: only where nobody else can open the store.
+
+        Raises:
+            StoreFailedError: The store can't go on.
+        """
+
+    def last_number(self, buffer_id: int) -> Awaitable[int]:
+        """The number of the last commit that is stored of a claimed buffer; 0: there was none.
+
+        Each commit to it has a number (`WriteBatch.numbers`), in the order of submission, over all
+        lives of the store. One whose outcome isn't known is stored if its number isn't above this one:
+        none was refused in between without its awaitable having said so. It says what the next start
+        will find if durability is "commit" and the store was opened again since; before that, what
+        the next reader finds. A number that was refused isn't given again.
+
+        Raises:
+            StoreFailedError: The store can't be read.
+        """
+
+    # --- writing
 
     def batch(self) -> WriteBatch:
         """Start a batch of changes."""
@@ -53,11 +134,18 @@ class Store(Protocol):
     def commit(self, batch: WriteBatch) -> Awaitable[None]:
         """Submit a batch now; the awaitable ends when it is on disk (`durability = "commit"`).
 
-        Batches commit in the order of submission. Several may share one transaction.
+        Batches commit in the order of submission, each whole or not at all, and are read from then
+        on. Several may share one transaction. Submission needs no awaiting, and cancelling who awaits
+        does not withdraw it.
 
         Raises:
-            StoreFullError: No room; nothing of this batch is stored, others are not affected.
-            StoreFailedError: The store can't go on.
+            StoreFullError: From the awaitable: no room; nothing of this batch is stored, others are not
+                affected. Batches without appends find room where appends don't.
+            StoreError: From the awaitable: a seq is taken; nothing of this batch is stored.
+            StoreFencedError: From the awaitable: another owner has claimed a buffer of it; nothing of
+                this batch is stored.
+            StoreFailedError: From the awaitable: the store can't go on; whether the batch is stored,
+                `last_number` says.
         """
 
     def ride(self, batch: WriteBatch) -> Awaitable[None]:
@@ -68,7 +156,14 @@ class Store(Protocol):
         submitted at once, or after a moment.
 
         Raises:
-            StoreFullError: No room, for this batch or for the append; nothing of it is stored.
+            StoreError: As `commit`; also where the append is refused.
+            TypeError: The batch has appends.
+        """
+
+    def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
+        """Forget up to `limit` remembered values older than `before_time`; how many were forgotten.
+
+        Raises:
             StoreFailedError: The store can't go on.
         """
 
@@ -76,8 +171,21 @@ class Store(Protocol):
     def is_taking_in(self) -> bool:
         """Whether experiences are being appended now."""
 
+    @property
+    def pending_bytes(self) -> int:
+        """Of the batches that were submitted and have not ended."""
+
+    async def until_short(self) -> None:
+        """Wait until an append, submitted now, finds room and keeps no small batch waiting for long."""
+
+    # --- reading: committed rows only, in the order asked
+
     def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
-        """The stored payloads, committed ones only."""
+        """The stored payloads; see `fetched` for not waiting for them.
+
+        Raises:
+            ValueError: A uid is longer than any that can be stored.
+        """
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed."""
@@ -114,15 +222,57 @@ class Store(Protocol):
     def payload_uids(self, buffer_id: int) -> Iterator[str]:
         """The uids of all stored payloads, for a start after damage; it may take seconds."""
 
-    def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
-        """Forget up to `limit` remembered values older than `before_time`; how many were forgotten."""
+    # --- the start, and the end
 
-    def load(self) -> Iterator[StoredBuffer]:
-        """Read the state of every buffer, by id; for the start, before the first commit."""
+    def load(self, buffer_id: int | None = None) -> Iterator[StoredBuffer]:
+        """Read the state of every buffer, by id, or of one; for their owner, before its first commit.
+
+        A row that can't be read back is left out and named in `damaged`. Blocks; of a million
+        experiences for seconds.
+
+        Raises:
+            StoreFailedError: The store is damaged so that rows can't all be reached.
+        """
+
+    @property
+    def damaged(self) -> list[str]:
+        """The rows that the last `load` could not read and left out: table, buffer and number of each."""
 
     @property
     def last_buffer_id(self) -> int:
         """Highest id that a buffer was given, also one that is gone; known after `load`."""
 
+    def disk_free_bytes(self) -> int | None:
+        """Free space where it is kept; None where that is no disk. From any thread."""
+
     async def close(self) -> None:
-        """Finish what was submitted and release the store. Idempotent."""
+        """Finish what was submitted and release the store. Idempotent.
+
+        `failure` says afterwards whether the last of it could not be written.
+        """
+
+
+class SnapshotFacts(Protocol):
+    """A snapshot that was taken."""
+
+    name: str
+    message: str
+    num_bytes: int
+    num_experiences: int
+    create_time: float
+    seconds: float
+    copy_seconds: float
+    removed: list[str]
+
+
+class Snapshots(Protocol):
+    """Takes snapshots of an engine's store, where it has any."""
+
+    async def start(self) -> None:
+        """Begin to take them by the clock."""
+
+    async def take(self, label: str = "") -> SnapshotFacts:
+        """Take one; see `lmdb.snapshots.snapshots.Snapshots.take` for what it raises."""
+
+    async def close(self) -> None:
+        """Give up the one under way. Idempotent."""

@@ -17,7 +17,8 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.response_bytes import Hold
-from experience_buffer_server.store import LmdbStore, StoreFullError
+from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.builders import World, experience, push, uid
 from tests.unit.refusing_store import Refusals

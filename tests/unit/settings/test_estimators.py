@@ -85,7 +85,7 @@ def declare(**changes: Any) -> dict[str, EstimatorSettings]:
 
 def own_computer(world: World, estimators: dict[str, EstimatorSettings], **compute: Any) -> None:
     settings = ComputeSection(**({"device": "cpu", "max_latency_seconds": 0.0} | compute))
-    world.computer = Computer(settings, world.path, world.metrics, estimators=estimators)
+    world.computer = Computer(settings, str(world.path), world.metrics, estimators=estimators)
 
 
 # --- the configuration

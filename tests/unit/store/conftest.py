@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.store import BufferRow, LmdbStore, Record
+from experience_buffer_server.store import BufferRow, Record
 from experience_buffer_server.store.interface import cut_of
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., Awaitable[LmdbStore]]

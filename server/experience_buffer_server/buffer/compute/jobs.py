@@ -5,12 +5,12 @@ Plain values and the interface of the buffer they belong to; scheduling is in `s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.store.interface import AdvantageRow
+from experience_buffer_server.store.interface import AdvantageRow, Found
 
 
 @dataclass(slots=True, eq=False)
@@ -129,3 +129,16 @@ def request_of(launch: Sequence[Work]) -> dict[str, Any]:
         "counted": [job.counts for _, _, job in jobs],
         "moments": first.moments if first.uses_moments else None,
     }
+
+
+def sent_payloads(
+    request: Mapping[str, Any], read: Callable[[int, Sequence[str]], Sequence[Found[bytes]]]
+) -> list[list[bytes | None]]:
+    """What a worker that can't read the store gets along with a request: payloads, by group."""
+    return [
+        [
+            payload if isinstance(payload, bytes) else None
+            for payload in read(buffer_id, [uid for uid, _ in members])
+        ]
+        for buffer_id, members in request["groups"]
+    ]

@@ -13,16 +13,22 @@ import itertools
 import json
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experience_buffer_server.buffer.compute.jobs import Job, Result, Submitter, Work, request_of
+from experience_buffer_server.buffer.compute.jobs import (
+    Job,
+    Result,
+    Submitter,
+    Work,
+    request_of,
+    sent_payloads,
+)
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError, ChildRefusedError
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.estimators import EstimatorSettings
 from experience_buffer_server.settings.server import ComputeSection, ConfigurationError
-from experience_buffer_server.store.interface import AdvantageRow
+from experience_buffer_server.store.interface import AdvantageRow, Found
 
 _log = logging.getLogger(__name__)
 
@@ -38,19 +44,29 @@ _MAX_ATTEMPTS = 2
 
 
 class Computer:
-    """Sends work to the worker, much of it per launch. Not thread-safe; belongs to the event loop."""
+    """Sends work to the worker, much of it per launch. Not thread-safe; belongs to the event loop.
+
+    Args:
+        settings: Of the worker.
+        reader_spec: With which it reads the store, see `Store.reader_spec`.
+        metrics: Where launches are counted.
+        payloads: Reads what is sent along with the work; None: the worker reads it.
+        estimators: The operator's own.
+    """
 
     def __init__(
         self,
         settings: ComputeSection,
-        store_path: Path,
+        reader_spec: str | None,
         metrics: Metrics,
         *,
+        payloads: Callable[[int, Sequence[str]], Sequence[Found[bytes]]] | None = None,
         estimators: Mapping[str, EstimatorSettings] | None = None,
     ) -> None:
         self._settings = settings
         self._estimators = dict(estimators or {})
-        self._store_path = store_path
+        self._reader_spec = reader_spec
+        self._payloads = payloads
         self._metrics = metrics
         self._lanes: dict[tuple[object, ...], deque[Work]] = {}
         self._held: set[int] = set()
@@ -182,7 +198,10 @@ class Computer:
             child = await self._worker()
             if launch[0].uses_moments:
                 launch[0].moments = launch[0].owner.moments(launch[0].estimator)
-            answer = await child.request(request_of(launch))
+            request = request_of(launch)
+            if self._payloads is not None:
+                request["payloads"] = sent_payloads(request, self._payloads)
+            answer = await child.request(request)
         except ChildGoneError as error:
             self._retry(launch, error)
             return
@@ -299,7 +318,7 @@ class Computer:
         declared = {name: section.model_dump() for name, section in self._estimators.items()}
         return await Child.start(
             "experience_buffer_server.buffer.compute.worker",
-            str(self._store_path),
+            self._reader_spec or "",
             self._settings.device,
             str(self._settings.threads),
             json.dumps(declared),

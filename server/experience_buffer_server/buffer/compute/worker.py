@@ -1,6 +1,6 @@
 """The process that computes advantages: `python -m experience_buffer_server.buffer.compute.worker`.
 
-It reads payloads from the store, gives what an estimator needs to `advantages`, and answers with
+It reads payloads from the store, or gets them with the work, gives what an estimator needs to `advantages`, and answers with
 float32 bytes. It keeps no state: a new worker continues where a dead one stopped.
 """
 
@@ -14,7 +14,6 @@ import os
 import sys
 from array import array
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from experience_buffer import trxp
@@ -43,7 +42,8 @@ from experience_buffer_server.advantages.isolation import isolate
 from experience_buffer_server.advantages.kernels.devices import warm_up
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 from experience_buffer_server.runtime.child_process import Parent
-from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.engines import open_reader
+from experience_buffer_server.store.interface import Found, PayloadReader
 
 _NICENESS = 10
 """Acknowledging pushes comes first where there are too few cores for everything."""
@@ -63,15 +63,38 @@ class _DamagedError(Exception):
         self.reasons = reasons
 
 
+class _Sent:
+    """The payloads that came with a request, by buffer and uid."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._payloads: dict[tuple[int, str], bytes | None] = {
+            (buffer_id, uid): payload
+            for (buffer_id, members), payloads in zip(
+                request["groups"], request["payloads"], strict=True
+            )
+            for (uid, _), payload in zip(members, payloads, strict=True)
+        }
+
+    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
+        """See `PayloadReader.payloads`."""
+        return [self._payloads[buffer_id, uid] for uid in uids]
+
+
 def compute_launch(
-    reader: LmdbReader,
+    reader: PayloadReader | None,
     request: Mapping[str, Any],
     *,
     device: str,
     threads: int,
     custom: Mapping[str, tuple[EstimatorSpec, Estimator]] | None = None,
 ) -> dict[str, Any]:
-    """Compute one launch; one answer per group, an error where a group can't be computed."""
+    """Compute one launch; one answer per group, an error where a group can't be computed.
+
+    Payloads that don't come with the request are read by `reader`.
+    """
+    if "payloads" in request:
+        reader = _Sent(request)
+    assert reader is not None, "payloads are sent along where nobody else can read the store"
     known = {name: spec for name, (spec, _) in (custom or {}).items()}
     plan = advantages.plan(request["estimator"], request["parameters"], known)
     names = read_inputs(plan)
@@ -188,7 +211,7 @@ def _column(item: trxp.Item, info: Mapping[str, Any], name: str) -> Column | Non
 
 
 def _inputs(
-    reader: LmdbReader, buffer_id: int, members: list[Any], *, names: Collection[str]
+    reader: PayloadReader, buffer_id: int, members: list[Any], *, names: Collection[str]
 ) -> list[ExperienceInput]:
     payloads = reader.payloads(buffer_id, [uid for uid, _ in members])
     inputs = []
@@ -231,7 +254,7 @@ def _answer(result: GroupResult | GroupFailure) -> dict[str, Any]:
 
 def main() -> None:
     """Serve until the server closes the socket."""
-    descriptor, path, device, threads, declared = sys.argv[1:]
+    descriptor, spec, device, threads, declared = sys.argv[1:]
     parent = Parent(int(descriptor))
     os.nice(_NICENESS)
     try:
@@ -241,7 +264,7 @@ def main() -> None:
         return
     # A device that isn't there ends the worker before it is ready.
     device = warm_up(device, threads=int(threads))
-    reader = LmdbReader(Path(path))
+    reader = open_reader(spec) if spec else None
     # A launch makes many small objects and no cycles: the collector would go through all modules'
     # objects again and again for nothing.
     gc.freeze()

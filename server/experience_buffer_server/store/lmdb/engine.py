@@ -21,6 +21,7 @@ from experience_buffer_server.store.lmdb.disk.disk_room import FULL_CODES, Room
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.meta_pages import check_length, explain_unopenable
 from experience_buffer_server.store.lmdb.disk.opening import CURE
+from experience_buffer_server.store.lmdb.fences import FencedError, Fences
 from experience_buffer_server.store.lmdb.large.writes import (
     LargeWrites,
     check_no_payloads,
@@ -31,7 +32,7 @@ from experience_buffer_server.store.lmdb.writer_protocol import Request, Result,
 
 _ADVANCE_BYTES = 256 * 1024
 _BATCH_ERRORS = (
-    lmdb.MapFullError, lmdb.TxnFullError, lmdb.BadValsizeError, lmdb.KeyExistsError
+    lmdb.MapFullError, lmdb.TxnFullError, lmdb.BadValsizeError, lmdb.KeyExistsError, FencedError
 )  # fmt: skip
 """Of a batch that is too large, or of one of its rows."""
 _PROBE_BYTES = 1 << 20
@@ -86,6 +87,7 @@ class Engine:
         with self._env.begin(buffers=True) as txn:
             if problem := commit_problem(txn, self._tables[Table.META], path):
                 raise StoreFormatError(f"{path}: {problem}; {CURE}")
+        self._fences = Fences(self._tables[Table.META])
         # What a writer with `sync=False` has answered and, killed, has left to the system.
         self._large = LargeWrites(
             self._env, self._tables, path, syncs=sync, most_bytes=self._max_map_bytes
@@ -123,14 +125,17 @@ class Engine:
     def write(self, requests: Sequence[Request]) -> tuple[list[Result], Work]:
         """Commit the batches in order, in one transaction if they all fit.
 
+        After one that was refused none is committed before the owner could hear of it: of a commit in
+        doubt, the number of the last one that is stored tells what became of it.
+
         Returns:
-            A result per batch, in order, and what was done.
+            A result for each of the first batches, in order, and what was done.
         """
         self._work = Work()
         results: dict[int, Result] = {}
         admitted: list[Request] = []
         planned_bytes = planned_large_bytes = 0
-        for request in requests:
+        for place, request in enumerate(requests):
             refusal = ""
             if request.append_bytes:
                 num_bytes = planned_bytes + request.append_bytes
@@ -142,13 +147,17 @@ class Engine:
             if refusal:
                 results[request.number] = Result(request.number, Status.FULL, refusal)
                 continue
+            if results:
+                requests = requests[:place]
+                break
             admitted.append(request)
             if request.append_bytes:
                 planned_bytes, planned_large_bytes = num_bytes, num_large_bytes
-        for result in self._write_admitted(admitted):
-            results[result.number] = result
-        self._work = self._work._replace(num_batches=len(admitted))
-        return [results[request.number] for request in requests], self._with_sizes(self._work)
+        written = self._write_admitted(admitted)
+        self._work = self._work._replace(num_batches=len(written))
+        if len(written) == len(admitted):
+            written += [results[request.number] for request in requests[len(admitted) :]]
+        return written, self._with_sizes(self._work)
 
     def _refusal(self, num_bytes: int, num_large_bytes: int) -> str:
         """Why appends don't fit, see `Room.refusal`, even if what was freed is taken back.
@@ -189,7 +198,7 @@ class Engine:
             except _TheEndError as end:
                 return results + self._fail(requests[place:], end.cause)
             except (lmdb.Error, OSError) as error:
-                results.append(_refusal(request, error))
+                return [*results, _refusal(request, error)]
         return results
 
     def _is_the_end(self, error: lmdb.Error | OSError) -> bool:
@@ -246,7 +255,10 @@ class Engine:
         self._append_bytes = 0
         txn = self._env.begin(write=True)
         try:
-            counts = [apply(txn, self._tables, self._large, request) for request in requests]
+            answers = [
+                apply(txn, self._tables, self._large, self._fences, request) for request in requests
+            ]
+            self._fences.write(txn)
             sign_commit(txn, self._tables[Table.META])
             applied = time.monotonic()
             self._large.write()
@@ -257,8 +269,10 @@ class Engine:
                 # No room is given back: the next start may find that the commit has succeeded.
                 raise _TheEndError(error) from error
             self._large.rollback()
+            self._fences.rollback()
             raise
         self._large.commit()
+        self._fences.commit()
         ended = time.monotonic()
         self._note_size()
         self._append_bytes = sum(r.append_bytes - _large_bytes(r) for r in requests)
@@ -269,8 +283,8 @@ class Engine:
             commit_seconds=self._work.commit_seconds + ended - applied,
         )
         return [
-            Result(request.number, Status.OK, "", count)
-            for request, count in zip(requests, counts, strict=True)
+            Result(request.number, Status.OK, "", answer)
+            for request, answer in zip(requests, answers, strict=True)
         ]
 
     def _free_pending(self) -> None:
@@ -361,6 +375,8 @@ def _refusal(request: Request, error: lmdb.Error | OSError) -> Result:
     """How a batch ended that could not be stored, and that others are not affected by."""
     if isinstance(error, lmdb.BadValsizeError):
         return Result(request.number, Status.REFUSED, f"a key or value is too long: {error}")
+    if isinstance(error, FencedError):
+        return Result(request.number, Status.FENCED, str(error))
     if isinstance(error, lmdb.KeyExistsError):
         return Result(request.number, Status.REFUSED, f"a number was given twice: {error}")
     if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):

@@ -68,18 +68,26 @@ class Loading:
         self._tables = tables
         self._transaction = transaction
         self._advantages = advantages
+        self._prefix = b""
+        """Of the keys that are read; empty: all are."""
         self.damaged: list[str] = []
         """The rows that could not be read and were left out."""
         self.last_buffer_id = 0
         """Highest id that a buffer was given, also one that is gone or can't be read."""
 
-    def run(self) -> Iterator[StoredBuffer]:
-        """Read all tables; the buffers' states, by id.
+    def run(self, buffer_id: int | None = None) -> Iterator[StoredBuffer]:
+        """Read all tables, or what one buffer has in them; the buffers' states, by id.
+
+        Of one alone, its rows whose buffer is the damaged part of their key are missed: a server reads
+        all of them at its start.
 
         Raises:
             StoreFailedError: A page is damaged.
         """
         buffers = self._buffers()
+        if buffer_id is not None:
+            self._prefix = disk.buffer_key(buffer_id)
+            buffers = {id_: row for id_, row in buffers.items() if id_ == buffer_id}
         known = frozenset(map(disk.buffer_key, buffers))
         records = self._rows(Table.RECORDS, _record_decoder(), known)
         groups = self._rows(Table.GROUPS, row_codec.decode_group, known)
@@ -88,9 +96,9 @@ class Loading:
         consumers = self._rows(Table.CONSUMERS, row_codec.decode_consumer, known)
         counters = self._rows(Table.COUNTERS, disk.decode_counter, known)
         computed = self._computed()
-        for buffer_id in sorted(buffers):
-            key = disk.buffer_key(buffer_id)
-            row, rows = buffers[buffer_id], records.of.pop(key, [])
+        for id_ in sorted(buffers):
+            key = disk.buffer_key(id_)
+            row, rows = buffers[id_], records.of.pop(key, [])
             last_seq = max([*counters.of.get(key, []), rows[-1].seq if rows else 0])
             damaged = DamagedRows(
                 records=plausible(records.lost.get(key, []), last_seq),
@@ -199,15 +207,19 @@ class Loading:
         try:
             with self._transaction() as txn, txn.cursor(self._tables[table]) as cursor:
                 entries = txn.stat(self._tables[table])["entries"]
+                if self._prefix:
+                    cursor.set_range(self._prefix)
                 for found, stored in cursor:
                     number += 1
                     key = bytes(found)
+                    if not key.startswith(self._prefix):
+                        return
                     if key <= last:
                         what = f"{disk.row_name(table, key)} comes after {last.hex()}"
                         raise DamagedRecordError(f"rows are out of order: {what}")
                     last = key
                     yield key, stored
-            if number != entries:
+            if number != entries and not self._prefix:
                 raise DamagedRecordError(f"{number} rows can be reached of {entries}")
         except DamagedRecordError as error:
             raise StoreFailedError(

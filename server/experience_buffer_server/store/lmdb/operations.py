@@ -11,6 +11,7 @@ from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, seal, seal_in_place, unseal
+from experience_buffer_server.store.lmdb.fences import Fences
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
 from experience_buffer_server.store.lmdb.large.writes import (
     LargeWrites,
@@ -19,6 +20,7 @@ from experience_buffer_server.store.lmdb.large.writes import (
     large_bytes,
 )
 from experience_buffer_server.store.lmdb.writer_protocol import (
+    CLAIM,
     DELETE_BUFFER,
     INSERT_RECORD,
     PRUNE,
@@ -32,19 +34,23 @@ _SPARSE = (Table.ADVANTAGES, Table.MAGNITUDES, Table.PROGRESS)
 """Tables in which an experience may have a row."""
 
 
-def apply(txn: Transaction, tables: Tables, large: LargeWrites, request: Request) -> int:
-    """Carry out a batch's operations in order; how many remembered values were forgotten.
+def apply(
+    txn: Transaction, tables: Tables, large: LargeWrites, fences: Fences, request: Request
+) -> int:
+    """Carry out a batch's operations in order; see `Result.answer`.
 
     Args:
         txn: The transaction; the caller ends it.
         tables: Handles, by `Table`.
         large: Stores large payloads; the caller has it write them.
+        fences: Says whether the batch may change its buffers.
         request: The batch.
 
     Raises:
-        lmdb.Error: No room, a key or value that is too long, or a record whose number is taken; the
-            transaction can't be committed then.
+        lmdb.Error: No room, a key or value that is too long, a record whose number is taken, or
+            `FencedError`; the transaction can't be committed then.
     """
+    fences.admit(txn, request)
     count = 0
     put, delete = txn.put, txn.delete
     has_extents = bool(txn.stat(tables[Table.EXTENTS])["entries"])
@@ -53,6 +59,7 @@ def apply(txn: Transaction, tables: Tables, large: LargeWrites, request: Request
         if table == DELETE_BUFFER:
             large.remove_all(txn, key)
             _delete_buffer(txn, tables, key)
+            fences.remove(txn, int.from_bytes(key, "big"))
         elif value is None:
             delete(key, db=tables[table])
         elif isinstance(value, Aligned):
@@ -82,6 +89,8 @@ def apply(txn: Transaction, tables: Tables, large: LargeWrites, request: Request
         elif table == PRUNE:
             before, limit = PRUNE_LIMITS.unpack(value)
             count += _prune(txn, tables, key, before, limit)
+        elif table == CLAIM:
+            count = fences.claim(txn, int.from_bytes(key, "big"))
         elif table == INSERT_RECORD:
             row = seal(Table.RECORDS, key, value)
             if not put(key, row, overwrite=False, db=tables[Table.RECORDS]):

@@ -68,6 +68,9 @@ class Riders:
         self._append_time = time.monotonic()
         riders, self._waiting = self._waiting, []
         batch.operations[:0] = [op for rider in riders for op in rider.batch.operations]
+        # They were numbered before: of one buffer the last number counts.
+        for rider in reversed(riders):
+            batch.numbers = rider.batch.numbers | batch.numbers
         return riders
 
     def dismount(self) -> None:

@@ -24,6 +24,7 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
+from experience_buffer_server.store.lmdb.disk.ownership import Ownership, read_ownership
 from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.large.reads import (
     Fetched,
@@ -215,6 +216,11 @@ class LmdbReader:
                 _log.error("forgotten early: %s in %s", value, self._path)
         return [value if isinstance(value, bytes) else None for value in values]
 
+    def ownership(self, buffer_id: int) -> Ownership:
+        """Who owns a buffer, and which of its commits was the last."""
+        with self._transaction() as txn:
+            return read_ownership(txn, self._tables[Table.META], buffer_id)
+
     def payload_uids(self, buffer_id: int) -> Iterator[str]:
         """The uids of all stored payloads; the payloads themselves aren't read."""
         prefix = disk.buffer_key(buffer_id)
@@ -245,8 +251,8 @@ class LmdbReader:
             return [None] * len(keys)
         return [_read(table, key, txn.get(key, None, db), decode) for key in keys]
 
-    def load(self) -> Iterator[StoredBuffer]:
-        """Read the state of every buffer, by id; see `loading.Loading`.
+    def load(self, buffer_id: int | None = None) -> Iterator[StoredBuffer]:
+        """Read the state of every buffer, by id, or of one; see `loading.Loading`.
 
         A row that can't be read back is left out, logged and named in `damaged`, so that one bad
         row doesn't keep all the others from being served.
@@ -257,7 +263,7 @@ class LmdbReader:
         """
         loading = Loading(self._path, self._tables, self._transaction, self._get_advantages)
         self.damaged = loading.damaged
-        yield from loading.run()
+        yield from loading.run(buffer_id)
         self.last_buffer_id = loading.last_buffer_id
 
     def _get_advantages(self, keys: Sequence[bytes]) -> list[Found[AdvantageRow]]:

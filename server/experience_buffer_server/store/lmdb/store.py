@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -14,25 +13,31 @@ import msgpack
 
 from experience_buffer_server.runtime.memory_arena import Place
 from experience_buffer_server.store.interface import (
-    AdvantageRow,
-    Found,
-    StoredBuffer,
     StoreError,
     StoreFailedError,
+    StoreFencedError,
     StoreFormatError,
     StoreFullError,
+    StoreStats,
     WriteBatch,
 )
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
+from experience_buffer_server.store.lmdb.disk.ownership import Ownership
+from experience_buffer_server.store.lmdb.owner_reads import OwnerReads
 from experience_buffer_server.store.lmdb.piggyback import Riders
-from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.shared_outbox import Outbox
 from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.writer_link import WriterLink, start_writer
-from experience_buffer_server.store.lmdb.writer_protocol import PRUNE, PRUNE_LIMITS, Status, Work
+from experience_buffer_server.store.lmdb.writer_protocol import (
+    CLAIM,
+    PRUNE,
+    PRUNE_LIMITS,
+    Stamp,
+    Status,
+    Work,
+)
 
 GIBI = 1 << 30
 _ERRORS: dict[int, type[StoreError]] = {
@@ -41,42 +46,20 @@ _ERRORS: dict[int, type[StoreError]] = {
     Status.FAILED: StoreFailedError,
     Status.FORMAT: StoreFormatError,
     Status.BUSY: StoreFailedError,
+    Status.FENCED: StoreFencedError,
 }
-
-
-@dataclass(slots=True, kw_only=True)
-class StoreStats:
-    """What the writer has done since the store was opened, and how full the store is."""
-
-    num_transactions: int = 0
-    num_batches: int = 0
-    """Batches that were written; over `num_transactions`, the size of the group commit."""
-    num_operations: int = 0
-    """Rows put or deleted."""
-    num_full: int = 0
-    """Batches refused for lack of room."""
-    apply_seconds: float = 0.0
-    """Time in puts and deletes."""
-    commit_seconds: float = 0.0
-    """Time in commits: writing and, if durability is "commit", fsync."""
-    live_bytes: int = 0
-    """Pages that hold rows; counted every half a second while something is written."""
-    file_bytes: int = 0
-    """Room that was ever in use, in both files; the difference to `live_bytes` can be reused."""
-    map_bytes: int = 0
-    """Current size of the map."""
 
 
 class _Pending(NamedTuple):
     done: asyncio.Future[Any]
     load: Load
-    counts: bool
-    """The result is what was pruned."""
+    answers: bool
+    """The result is what the writer answers."""
     lent: Sequence[Place | None]
     """Its large values' places in the outbox."""
 
 
-class LmdbStore:
+class LmdbStore(OwnerReads):
     """A store in a directory, for one owner; see `experience_buffer_server.store.interface.Store`.
 
     Durability: with "commit", a batch is on disk (fsync) before its commit ends: it survives the
@@ -88,9 +71,15 @@ class LmdbStore:
     Belongs to one event loop's thread; `reader` can be used from any thread.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limit_bytes: int) -> None:
         """Use `LmdbStore.open`."""
-        self._path = path
+        super().__init__(path)
+        self.place = str(path)
+        self.reader_spec: str | None = self.place
+        """For `LmdbReader`."""
+        self.limit_bytes = limit_bytes
+        self._owned: dict[int, Ownership] = {}
+        """By the buffer's id, our epoch and the number that was given last."""
         self._pack = msgpack.Packer().pack
         self._pending: dict[int, _Pending] = {}
         self._last_number = 0
@@ -102,12 +91,10 @@ class LmdbStore:
         self._transport: asyncio.WriteTransport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox = Outbox()
-        self._reader: LmdbReader | None = None
-        self._fetching: Fetching | None = None
         self.failed = asyncio.Event()
         """Set when the store can't go on; watch it to shut down. `failure` says why."""
         self.failure: StoreFailedError | None = None
-        self._riders = Riders(lambda batch: self._submit(Translation(batch.operations)))
+        self._riders = Riders(self._submit_batch)
         self.backlog = Backlog()
         """What was submitted and has not ended."""
         self.stats = StoreStats()
@@ -142,7 +129,7 @@ class LmdbStore:
         """
         if durability == "interval" and not interval_seconds > 0:
             raise ValueError(f"interval_seconds is {interval_seconds}; it must be above 0")
-        store = cls(path)
+        store = cls(path, max_map_bytes)
         try:
             process, connection = start_writer(
                 path,
@@ -156,20 +143,11 @@ class LmdbStore:
             link = WriterLink(store._on_frame, store._on_lost)
             store._transport = await link.connect(connection)
             await store._ready
-            store._reader = LmdbReader(path)
-            store._fetching = Fetching(store._reader.places, store._reader.fetch)
-            store._reader.look_in(store._fetching.find)
+            store._begin_reading()
         except BaseException:
             await store.close()
             raise
         return store
-
-    @property
-    def reader(self) -> LmdbReader:
-        """Read access for other threads of this process."""
-        if self._reader is None:
-            raise StoreFailedError(f"the store at {self._path} is closed")
-        return self._reader
 
     def batch(self) -> WriteBatch:
         """Start a batch of changes."""
@@ -183,14 +161,16 @@ class LmdbStore:
         Raises:
             StoreFullError: From the awaitable: no room; nothing of this batch is stored.
             StoreError: From the awaitable: a key or value is too long; nothing of it is stored.
+            StoreFencedError: From the awaitable: another owner has claimed a buffer of it.
             StoreFailedError: From the awaitable: the store can't go on; whether the batch is
-                stored is not known.
+                stored, `last_number` says.
         """
+        self._number(batch)
         if not batch.has_appends:
             self._riders.dismount()
-            return self._submit(Translation(batch.operations))
+            return self._submit_batch(batch)
         riders = self._riders.board(batch)
-        submitted = self._submit(Translation(batch.operations))
+        submitted = self._submit_batch(batch)
         for rider in riders:
             submitted.add_done_callback(rider.arrive)
         return submitted
@@ -201,7 +181,19 @@ class LmdbStore:
             raise TypeError(
                 "a batch without appends is needed; others ride along with one that has some"
             )
-        return self._riders.wait(batch) if self.is_taking_in else self.commit(batch)
+        if not self.is_taking_in:
+            return self.commit(batch)
+        self._number(batch)
+        return self._riders.wait(batch)
+
+    def _number(self, batch: WriteBatch) -> None:
+        """Give it the next number of each claimed buffer that it changes."""
+        if self._owned:
+            for buffer_id in {operation[1] for operation in batch.operations}:
+                owned = self._owned.get(buffer_id)
+                if owned is not None:
+                    self._owned[buffer_id] = owned._replace(number=owned.number + 1)
+                    batch.numbers[buffer_id] = owned.number + 1
 
     @property
     def is_taking_in(self) -> bool:
@@ -214,9 +206,34 @@ class LmdbStore:
         pruning = Translation(())
         limits = PRUNE_LIMITS.pack(before_time, limit)
         pruning.operations.append((PRUNE, disk.buffer_key(buffer_id), limits))
-        return self._submit(pruning, counts=True)
+        return self._submit(pruning, answers=True)
 
-    def _submit(self, batch: Translation, *, counts: bool = False) -> asyncio.Future[Any]:
+    async def claim(self, buffer_id: int) -> int:
+        """Own a buffer from now on; its new epoch. See `interface.Store.claim`."""
+        epoch = await self._raise_epoch(buffer_id)
+        number = self.reader.ownership(buffer_id).number
+        self._owned[buffer_id] = Ownership(epoch, number)
+        return epoch
+
+    def _raise_epoch(self, buffer_id: int) -> Awaitable[int]:
+        self._riders.dismount()
+        claiming = Translation(())
+        claiming.operations.append((CLAIM, disk.buffer_key(buffer_id), b""))
+        return self._submit(claiming, answers=True)
+
+    async def last_number(self, buffer_id: int) -> int:
+        """The number of the last commit that is stored; see `interface.Store.last_number`."""
+        ownership = await asyncio.to_thread(self.reader.ownership, buffer_id)
+        return ownership.number
+
+    def _submit_batch(self, batch: WriteBatch) -> asyncio.Future[Any]:
+        owned = self._owned
+        stamps = [Stamp(id_, owned[id_].epoch, number) for id_, number in batch.numbers.items()]
+        return self._submit(Translation(batch.operations), stamps)
+
+    def _submit(
+        self, batch: Translation, stamps: Sequence[Stamp] = (), *, answers: bool = False
+    ) -> asyncio.Future[Any]:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         failure = self.failure
         if self._closing or self._transport is None:
@@ -234,6 +251,7 @@ class LmdbStore:
                 large=batch.large,
                 lent=lent,
                 checksums=batch.checksums,
+                stamps=stamps,
                 pack=self._pack,
             )
         except BaseException:
@@ -241,7 +259,7 @@ class LmdbStore:
             raise
         num_bytes = sum(map(len, pieces)) + writer_protocol.lent_bytes(lent)
         load = Load(num_bytes, batch.direct_bytes)
-        self._pending[self._last_number] = _Pending(done, load, counts, lent)
+        self._pending[self._last_number] = _Pending(done, load, answers, lent)
         self.backlog.add(load, is_small=not batch.append_bytes)
         self._transport.writelines(pieces)
         return done
@@ -268,7 +286,7 @@ class LmdbStore:
             if pending.done.done():
                 continue  # Nobody waits any more.
             if result.status == Status.OK:
-                pending.done.set_result(result.num_forgotten if pending.counts else None)
+                pending.done.set_result(result.answer if pending.answers else None)
             else:
                 pending.done.set_exception(_ERRORS[result.status](result.message))
         if not self._pending:
@@ -311,53 +329,19 @@ class LmdbStore:
             self.failure = StoreFailedError(message)
         self.failed.set()
 
-    def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
-        """The stored payloads in the order asked, committed ones only; see `interface.Found`."""
-        return self.reader.payloads(buffer_id, uids)
-
-    def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
-        """What was computed, in the order asked; see `interface.Found`."""
-        return self.reader.advantages(buffer_id, seqs)
-
-    def stored(
-        self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
-    ) -> AbstractContextManager[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
-        """Payloads, uncopied, and what was computed; see `interface.Store.stored`."""
-        return self.reader.stored(buffer_id, uids, seqs)
-
-    def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
-        """Have large payloads in memory within the block; see `interface.Store.fetched`."""
-        if self._fetching is None:
-            raise StoreFailedError(f"the store at {self._path} is closed")
-        return self._fetching.fetched(buffer_id, uids)
-
-    def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
-        """Read large payloads ahead; see `interface.Store.expect`."""
-        if self._fetching is None:
-            raise StoreFailedError(f"the store at {self._path} is closed")
-        return self._fetching.expect(buffer_id, payloads)
-
-    def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
-        """The remembered values in the order asked; None where nothing is, or can be read back."""
-        return self.reader.recall(buffer_id, kind, keys)
-
-    def payload_uids(self, buffer_id: int) -> Iterator[str]:
-        """The uids of all stored payloads, for a start after damage; it may take seconds."""
-        return self.reader.payload_uids(buffer_id)
-
-    def load(self) -> Iterator[StoredBuffer]:
-        """Read the state of every buffer, by id; damaged rows are left out, see `damaged`."""
-        return self.reader.load()
-
     @property
-    def damaged(self) -> list[str]:
-        """The rows that `load` could not read and left out."""
-        return self.reader.damaged
+    def pending_bytes(self) -> int:
+        """Of the batches that were submitted and have not ended."""
+        return self.backlog.num_bytes
 
-    @property
-    def last_buffer_id(self) -> int:
-        """Highest id that a buffer was given, also one that is gone; known after `load`."""
-        return self.reader.last_buffer_id
+    async def until_short(self) -> None:
+        """Wait until an append would not wait for long; see `interface.Store.until_short`."""
+        await self.backlog.until_short()
+
+    def disk_free_bytes(self) -> int:
+        """Free space on the store's disk. From any thread."""
+        disk = os.statvfs(self._path)
+        return disk.f_bavail * disk.f_frsize
 
     async def close(self) -> None:
         """Finish what was submitted, end the writer process and release the store. Idempotent.
@@ -373,12 +357,7 @@ class LmdbStore:
             # It syncs then, and may still have something to say.
             self._transport.write_eof()
         # Before the writer ends: a new owner in this process opens the store right after.
-        if self._fetching is not None:
-            self._fetching.close()
-            self._fetching = None
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._end_reading()
         if self._transport is not None:
             await self._lost.wait()
         if self._process is not None:

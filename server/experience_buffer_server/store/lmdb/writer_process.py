@@ -199,15 +199,15 @@ class _Loop:
         while open_:
             wake = min(self._next_sync, self._next_measure, self._next_reader_check)
             turn, open_ = self._inbox.take(wake - time.monotonic())
-            if turn:
-                results, work = self._engine.write(
-                    [
-                        writer_protocol.decode_request(frame.document, frame.large, self._outbox)
-                        for frame in turn
-                    ]
-                )
+            requests = [
+                writer_protocol.decode_request(frame.document, frame.large, self._outbox)
+                for frame in turn
+            ]
+            while requests and not self._engine.failed:
+                results, work = self._engine.write(requests)
                 self._note_written()
                 self._connection.sendall(writer_protocol.encode(Reply(results, work)))
+                del requests[: len(results)]
             if self._engine.failed or not self._keep_house(last=not open_):
                 return 1
         return 0

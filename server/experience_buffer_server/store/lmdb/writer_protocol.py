@@ -42,6 +42,9 @@ empty: it has none. All its rows go."""
 REMEMBER = -5
 """In place of a table: a row of table memory, which is entered into the log, too."""
 
+CLAIM = -6
+"""In place of a table: the key is a buffer's prefix; who owned it before is refused from now on."""
+
 PRUNE_LIMITS = struct.Struct("!dQ")
 """Instant in seconds since the epoch, and the most values to forget."""
 
@@ -66,6 +69,18 @@ class Status(IntEnum):
     """The directory holds another store."""
     BUSY = 5
     """Another writer has the directory."""
+    FENCED = 6
+    """Another owner has claimed the buffer; nothing of the batch is stored."""
+
+
+class Stamp(NamedTuple):
+    """What a batch says of a buffer that it changes."""
+
+    buffer_id: int
+    epoch: int
+    """With which its owner has claimed the buffer."""
+    number: int
+    """Of the commit, see `interface.Store.last_number`."""
 
 
 class Request(NamedTuple):
@@ -75,6 +90,8 @@ class Request(NamedTuple):
     append_bytes: int
     """Estimate of what its appends take on disk; 0: none, the batch may use the last room."""
     operations: list[Operation]
+    stamps: Sequence[Stamp] = ()
+    """Of the buffers that somebody has claimed; others aren't fenced."""
 
 
 class Result(NamedTuple):
@@ -83,8 +100,8 @@ class Result(NamedTuple):
     number: int
     status: int
     message: str = ""
-    num_forgotten: int = 0
-    """Values that its prunes forgot."""
+    answer: int = 0
+    """Values that its prunes forgot; of a claim, the new epoch."""
 
 
 class Work(NamedTuple):
@@ -144,6 +161,7 @@ def encode_request(
     large: Sequence[Sequence[Buffer]] = (),
     lent: Sequence[Place | None] = (),
     checksums: Sequence[bytes] = (),
+    stamps: Sequence[Stamp] = (),
     pack: Callable[[Any], bytes],
 ) -> list[Buffer]:
     """The pieces of a frame, to be sent one after the other.
@@ -155,8 +173,9 @@ def encode_request(
         large: The large values in the order of the operations, each as what it is joined of; they must
             not change any more.
         lent: Where in the outbox each of them is; None: nowhere. Empty: none of them is.
-        checksums: Of those that are there, as `seal.checksum` makes them; an empty one isn't known.
+        checksums: Of those that are there, as `payload.checksum` makes them; an empty one isn't known.
             Empty: none is known.
+        stamps: See `Request`.
         pack: Of a msgpack packer.
     """
     known = checksums or [b""] * len(lent)
@@ -164,7 +183,7 @@ def encode_request(
         None if place is None else (place.start, checksum)
         for place, checksum in zip(lent, known, strict=True)
     ]
-    document = pack((number, append_bytes, operations, places))
+    document = pack((number, append_bytes, operations, places, stamps))
     sent: list[Buffer] = []
     for value, place in zip(large, lent or [None] * len(large), strict=True):
         if place is None:
@@ -179,7 +198,7 @@ def lent_bytes(lent: Iterable[Place | None]) -> int:
 
 def decode_request(document: Buffer, large: memoryview, outbox: memoryview) -> Request:
     """Read one of the owner's frames; see `Operation` for its large values."""
-    number, append_bytes, operations, places = msgpack.unpackb(document)
+    number, append_bytes, operations, places, stamps = msgpack.unpackb(document)
     if large or places:
         lent = iter(places)
         start = 0
@@ -195,4 +214,4 @@ def decode_request(document: Buffer, large: memoryview, outbox: memoryview) -> R
                 begin, checksum = place
                 blocks = outbox[begin : begin + whole_blocks(value)]
                 operations[index] = (table, key, Aligned(blocks[:value], blocks, checksum))
-    return Request(number, append_bytes, operations)
+    return Request(number, append_bytes, operations, [Stamp(*stamp) for stamp in stamps])

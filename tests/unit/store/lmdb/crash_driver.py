@@ -11,8 +11,9 @@ import itertools
 import sys
 from pathlib import Path
 
-from experience_buffer_server.store import BufferRow, GroupRow, LmdbStore, Record, StoreFailedError
+from experience_buffer_server.store import BufferRow, GroupRow, Record, StoreFailedError
 from experience_buffer_server.store.interface import cut_of
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 SIZE = 7
 KEPT = 10

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import LmdbStore, Record, StoreFailedError
+from experience_buffer_server.store import Record, StoreFailedError
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.faults.power import fail_power
 from tests.faults.shim import Faults, build

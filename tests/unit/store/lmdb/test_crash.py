@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from experience_buffer_server.store import LmdbStore
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 OpenStore = Callable[..., Awaitable[LmdbStore]]
 DRIVER = Path(__file__).with_name("crash_driver.py")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import LeaseRow, LmdbStore, Record, StoreFullError
+from experience_buffer_server.store import LeaseRow, Record, StoreFullError
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from experience_buffer_server.store import LeaseRow, LmdbStore, Record
+from experience_buffer_server.store import LeaseRow, Record
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.engine import Engine
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_process import _Loop
 from tests.faults.shim import Faults, build

@@ -13,16 +13,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from experience_buffer_server.store import (
-    BufferRow,
-    LmdbReader,
-    LmdbStore,
-    Record,
-    StoreFailedError,
-    StoreFormatError,
-)
+from experience_buffer_server.store import BufferRow, Record, StoreFailedError, StoreFormatError
 from experience_buffer_server.store.lmdb.disk.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
+from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults, build
 
@@ -240,7 +235,7 @@ async def test_a_reader_in_another_process_follows_a_growing_map(
     store = await open_store(initial_map_bytes=MEBI // 4)
     child = (
         "import sys; from pathlib import Path\n"
-        "from experience_buffer_server.store import LmdbReader\n"
+        "from experience_buffer_server.store.lmdb.reader import LmdbReader\n"
         "reader = LmdbReader(Path(sys.argv[1])); print('ready', flush=True)\n"
         "for line in sys.stdin:\n"
         "    print(len(reader.payloads(1, [line.strip()])[0]), flush=True)\n"

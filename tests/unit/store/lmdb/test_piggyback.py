@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import LmdbStore
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     DamagedRecordError,
@@ -18,6 +17,7 @@ from experience_buffer_server.store.interface import (
     cut_of,
 )
 from experience_buffer_server.store.lmdb import piggyback
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from experience_buffer_server.store import (
     DamagedRows,
     GroupRow,
     LeaseRow,
-    LmdbStore,
     ProgressRow,
     Record,
     StoreError,
@@ -32,6 +31,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
     payload_key,
 )
+from experience_buffer_server.store.lmdb.store import LmdbStore
 
 MakeRecord = Callable[..., Record]
 OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]

@@ -22,11 +22,11 @@ from experience_buffer_server.store import (
     DamagedRecordError,
     GroupRow,
     LeaseRow,
-    LmdbReader,
     StoreFormatError,
     StoreFullError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.snapshots import copy_process
 from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, take
 from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder

@@ -16,13 +16,13 @@ from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
 from experience_buffer_server.store import (
     BufferRow,
     DamagedRecordError,
-    LmdbReader,
     StoreFailedError,
     StoreFullError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.large.payload_file import NAME
+from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.snapshots import copy_process
 from experience_buffer_server.store.lmdb.snapshots import payloads as snapshot_payloads
 from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, answer_to, take

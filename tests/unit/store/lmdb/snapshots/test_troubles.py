@@ -12,7 +12,6 @@ import pytest
 from experience_buffer_server.buffer.settings_checks import MAX_CONFIG_BYTES
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store import LmdbReader, LmdbStore
 from experience_buffer_server.store.interface import (
     LEASES_PER_SECOND,
     ConsumerRow,
@@ -27,11 +26,13 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
 )
 from experience_buffer_server.store.lmdb.disk.private_files import make_folder
+from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.snapshots import manifest
 from experience_buffer_server.store.lmdb.snapshots.copy_process import answer_to, take
 from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.manifest import SnapshotError
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import check
 from experience_buffer_server.store.lmdb.writer_process import hold_lock
 from tests.damaging import flip

@@ -20,7 +20,6 @@ from experience_buffer_server.store import (
     ConsumerRow,
     GroupRow,
     LeaseRow,
-    LmdbStore,
     ProgressRow,
     Record,
     StoreFailedError,
@@ -35,6 +34,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
     payload_key,
 )
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk

@@ -17,8 +17,6 @@ from experience_buffer_server.store import (
     BufferRow,
     GroupRow,
     LeaseRow,
-    LmdbReader,
-    LmdbStore,
     Record,
     StoreError,
     StoreFailedError,
@@ -29,6 +27,8 @@ from experience_buffer_server.store.lmdb.disk.format import (
     buffer_key,
     numbered_key,
 )
+from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.damaging import flip, flip_key
 

@@ -14,14 +14,7 @@ import msgpack
 import pytest
 import xxhash
 
-from experience_buffer_server.store import (
-    BufferRow,
-    GroupRow,
-    LmdbStore,
-    Record,
-    StoreFailedError,
-    row_codec,
-)
+from experience_buffer_server.store import BufferRow, GroupRow, Record, StoreFailedError, row_codec
 from experience_buffer_server.store.interface import OTHER_DIGEST
 from experience_buffer_server.store.lmdb.disk.format import (
     Extent,
@@ -34,6 +27,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
 from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from experience_buffer_server.store.lmdb.snapshots.inventory import problem_of
+from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from experience_buffer_server.store.payload import checksum

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.store.lmdb.gauges import StoreGauges
+from experience_buffer_server.store.gauges import StoreGauges
 from tests.unit.builders import World, push
 
 
@@ -16,7 +16,7 @@ def _values(text: str, prefix: str) -> dict[str, float]:
 
 async def test_the_sizes_are_known_from_the_first_commit_on(world: World) -> None:
     registry = CollectorRegistry()
-    registry.register(StoreGauges(world.store.stats, world.path, limit_bytes=1009))
+    registry.register(StoreGauges(world.store))
     prefix = "experience_buffer_store_"
     assert _values(generate_latest(registry).decode(), prefix).keys() == {
         f"{prefix}limit_bytes",
@@ -25,7 +25,7 @@ async def test_the_sizes_are_known_from_the_first_commit_on(world: World) -> Non
     buffer = await world.create(group_by="none")
     await buffer.push(push((0, 0)))
     sizes = _values(generate_latest(registry).decode(), prefix)
-    assert sizes[f"{prefix}limit_bytes"] == 1009
+    assert sizes[f"{prefix}limit_bytes"] == world.store.limit_bytes
     assert 0 < sizes[f"{prefix}live_bytes"] <= sizes[f"{prefix}file_bytes"]
     assert sizes[f"{prefix}disk_free_bytes"] > 1 << 20
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from experience_buffer_server.store.lmdb.store import StoreStats
+from experience_buffer_server.store.interface import Store, StoreStats
 
 _PREFIX = "experience_buffer_store_"
 _SIZES: tuple[tuple[str, str, Callable[[StoreStats], int]], ...] = (
@@ -30,15 +28,11 @@ class StoreGauges(Collector):
     """Sizes of a store; `collect` may be called from any thread.
 
     Args:
-        stats: Of the open store.
-        path: Its folder.
-        limit_bytes: What it may grow to.
+        store: An open one.
     """
 
-    def __init__(self, stats: StoreStats, path: Path, *, limit_bytes: int) -> None:
-        self._stats = stats
-        self._path = path
-        self._limit_bytes = limit_bytes
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: names are known without collecting at registration."""
@@ -48,12 +42,12 @@ class StoreGauges(Collector):
         """One family per size; without a value until the writer has said how large the store is."""
         for name, text, size in _SIZES:
             family = GaugeMetricFamily(_PREFIX + name, text)
-            if self._stats.map_bytes:
-                family.add_metric([], size(self._stats))
+            if self._store.stats.file_bytes:
+                family.add_metric([], size(self._store.stats))
             yield family
         limit = "What the store may grow to: store.max_map_bytes."
-        yield GaugeMetricFamily(_PREFIX + "limit_bytes", limit, value=self._limit_bytes)
+        yield GaugeMetricFamily(_PREFIX + "limit_bytes", limit, value=self._store.limit_bytes)
         free = GaugeMetricFamily(_PREFIX + "disk_free_bytes", "Free space on the store's disk.")
-        disk = os.statvfs(self._path)
-        free.add_metric([], disk.f_bavail * disk.f_frsize)
+        if (num_bytes := self._store.disk_free_bytes()) is not None:
+            free.add_metric([], num_bytes)
         yield free
