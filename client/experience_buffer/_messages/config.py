@@ -140,7 +140,6 @@ def _selector(selector: Selector | SelectorKind, where: str) -> Selector:
 
 def _fill_advantage(message: config_pb2.AdvantageConfig, advantage: AdvantageConfig) -> None:
     field = "estimator"
-    message.SetInParent()
     try:
         message.estimator = advantage.estimator
         field = "parameters"
