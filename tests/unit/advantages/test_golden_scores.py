@@ -12,8 +12,8 @@ from experience_buffer_server.advantages.estimators.group_relative import (
     compare_dr_grpo,
     compare_grpo,
     compare_rloo,
+    dr_grpo_scores,
     grpo_scores,
-    reinforce_baseline_scores,
     rloo_scores,
 )
 from experience_buffer_server.advantages.plan.specs import plan
@@ -83,7 +83,7 @@ def our_scores(case: Case, eps: float) -> list[float]:
     if estimator == "rloo":
         scores, _ = scored(rloo_scores, members, estimator)
     elif estimator == "reinforce_baseline":
-        scores, _ = scored(reinforce_baseline_scores, members, estimator)
+        scores, _ = scored(dr_grpo_scores, members, estimator)
     else:
         scores, _ = scored(grpo_scores, members, estimator, eps=eps)
     return [score for group in scores for score in group]

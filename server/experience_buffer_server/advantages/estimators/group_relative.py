@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,7 @@ from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import Floats
 from experience_buffer_server.advantages.arrays.values import GroupDetails
 from experience_buffer_server.advantages.plan.parameters import (
-    AsymreParameters,
-    GroupParameters,
-    GrpoParameters,
     OpmdParameters,
-    ReinforceBaselineParameters,
     RewardParameters,
 )
 from experience_buffer_server.advantages.stages.reward_shaping import turn_rewards
@@ -57,6 +54,8 @@ class Comparison(NamedTuple):
 
 
 Compare = Callable[[Votes], Comparison]
+Scores = Callable[[Floats, Batch, Any, GroupDetails], Floats]
+"""From rewards, shape [B], to what takes their place, shape [B]; records moments per group."""
 
 
 def compare_grpo(votes: Votes, *, eps: float) -> Comparison:
@@ -165,51 +164,23 @@ def _means_of_several(votes: Votes) -> Floats:
     return np.where(votes.sizes < 2, 0.0, votes.means())
 
 
-def grpo_scores(
-    rewards_B: Floats, batch: Batch, parameters: GrpoParameters, details: GroupDetails
-) -> Floats:
-    """Score the groups of a launch by `compare_grpo`; shape [B]."""
-    eps = parameters.eps
-    return _scores(rewards_B, batch, parameters, details, lambda v: compare_grpo(v, eps=eps))
+def _scored_by(compare: Callable[..., Comparison], *names: str) -> Scores:
+    """Score the groups of a launch by a comparison; `names` are the parameters that it takes."""
 
+    def scores(rewards_B: Floats, batch: Batch, parameters: Any, details: GroupDetails) -> Floats:
+        chosen = {name: getattr(parameters, name) for name in names}
+        return _scores(rewards_B, batch, parameters, details, partial(compare, **chosen))
 
-def dr_grpo_scores(
-    rewards_B: Floats, batch: Batch, parameters: GroupParameters, details: GroupDetails
-) -> Floats:
-    """Score the groups of a launch by `compare_dr_grpo`; shape [B]."""
-    return _scores(rewards_B, batch, parameters, details, compare_dr_grpo)
-
-
-def reinforce_baseline_scores(
-    rewards_B: Floats, batch: Batch, parameters: ReinforceBaselineParameters, details: GroupDetails
-) -> Floats:
-    """Score the groups of a launch by `compare_dr_grpo`; what follows differs. Shape [B]."""
-    return _scores(rewards_B, batch, parameters, details, compare_dr_grpo)
-
-
-def rloo_scores(
-    rewards_B: Floats, batch: Batch, parameters: GroupParameters, details: GroupDetails
-) -> Floats:
-    """Score the groups of a launch by `compare_rloo`; shape [B]."""
-    return _scores(rewards_B, batch, parameters, details, compare_rloo)
+    return scores
 
 
 def opmd_scores(
     rewards_B: Floats, batch: Batch, parameters: OpmdParameters, details: GroupDetails
 ) -> Floats:
     """Score the groups of a launch by `compare_opmd`, or against their mean; shape [B]."""
-    if parameters.baseline == "mean":
-        return _scores(rewards_B, batch, parameters, details, compare_dr_grpo)
-    tau = parameters.tau
-    return _scores(rewards_B, batch, parameters, details, lambda v: compare_opmd(v, tau=tau))
-
-
-def asymre_scores(
-    rewards_B: Floats, batch: Batch, parameters: AsymreParameters, details: GroupDetails
-) -> Floats:
-    """Score the groups of a launch by `compare_asymre`; shape [B]."""
-    shift = parameters.shift
-    return _scores(rewards_B, batch, parameters, details, lambda v: compare_asymre(v, shift=shift))
+    by_mean = parameters.baseline == "mean"
+    scores = dr_grpo_scores if by_mean else _scored_by(compare_opmd, "tau")
+    return scores(rewards_B, batch, parameters, details)
 
 
 def _scores(
@@ -274,3 +245,10 @@ def record(details: GroupDetails, **columns: NDArray[Any]) -> None:
     for name, column in columns.items():
         for recorded, value in zip(details, column.tolist(), strict=True):
             recorded[name] = value
+
+
+grpo_scores = _scored_by(compare_grpo, "eps")
+dr_grpo_scores = _scored_by(compare_dr_grpo)
+"""Also of `reinforce_baseline`, where what follows differs."""
+rloo_scores = _scored_by(compare_rloo)
+asymre_scores = _scored_by(compare_asymre, "shift")

@@ -12,15 +12,12 @@ from typing import Any
 
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import Floats, TokenStages
-from experience_buffer_server.advantages.arrays.values import GroupDetails
 from experience_buffer_server.advantages.plan.specs import EstimatorSpec
 
 from . import episodes, group_relative, sequence_scores, token_returns
 from .distillation import on_policy_distill
+from .group_relative import Scores
 from .token_returns import TokenAdvantages
-
-Scores = Callable[[Floats, Batch, Any, GroupDetails], Floats]
-"""From rewards, shape [B], to what takes their place, shape [B]; records moments per group."""
 
 TokenStep = Callable[[TokenStages, Floats, Batch, Any], TokenAdvantages]
 """From what is placed on the tokens, shape [B], to advantages and returns per token."""
@@ -44,7 +41,7 @@ REGISTRY: Mapping[str, Estimator] = {
     "group_norm": _GRPO,
     "dr_grpo": Estimator(scores=group_relative.dr_grpo_scores),
     "rloo": Estimator(scores=group_relative.rloo_scores),
-    "reinforce_baseline": Estimator(scores=group_relative.reinforce_baseline_scores),
+    "reinforce_baseline": Estimator(scores=group_relative.dr_grpo_scores),
     "opmd": Estimator(scores=group_relative.opmd_scores),
     "asymre": Estimator(scores=group_relative.asymre_scores),
     "step_wise_grpo": Estimator(scores=episodes.step_wise_grpo_scores),

@@ -23,7 +23,6 @@ from experience_buffer_server.advantages.estimators.group_relative import (
     dr_grpo_scores,
     grpo_scores,
     opmd_scores,
-    reinforce_baseline_scores,
     rloo_scores,
 )
 from experience_buffer_server.advantages.stages.votes import Votes
@@ -34,7 +33,7 @@ FAMILY: dict[str, tuple[Callable[..., Any], str, dict[str, Any]]] = {
     "grpo": (grpo_scores, "grpo", {}),
     "dr_grpo": (dr_grpo_scores, "dr_grpo", {}),
     "rloo": (rloo_scores, "rloo", {}),
-    "reinforce_baseline": (reinforce_baseline_scores, "reinforce_baseline", {}),
+    "reinforce_baseline": (dr_grpo_scores, "reinforce_baseline", {}),
     "opmd": (opmd_scores, "opmd", {}),
     "opmd_logavgexp": (opmd_scores, "opmd", {"baseline": "logavgexp", "tau": 0.7}),
     "asymre": (asymre_scores, "asymre", {"shift": 0.0}),
