@@ -21,6 +21,7 @@ from experience_buffer_server.rpc.metrics_endpoint import MetricsServer
 from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.memory import calm_collector, loading
 from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tuning import TUNING, measured_speed
 from experience_buffer_server.settings.server import ServerSection, Settings
 from experience_buffer_server.store.engines import open_store, snapshots_of
 from experience_buffer_server.store.interface import Store
@@ -50,6 +51,7 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    TUNING.fit(measured_speed())
     metrics = Metrics()
     entrance = Entrance(settings, metrics)
     async with AsyncExitStack() as stack:

@@ -12,12 +12,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import BufferRow, Record, Store, WriteBatch
 
-_PART: Final = 2_000
-"""Experiences, groups or remembered values that are removed in one commit: some 20 ms."""
 _T = TypeVar("_T")
 
 
@@ -51,7 +50,7 @@ class Deletion:
         Raises:
             StoreFullError: No room to do so.
         """
-        if max(len(records), len(group_ids)) > _PART:
+        if max(len(records), len(group_ids)) > TUNING.dropped_at_once:
             await self._make_certain()
         if self._is_certain:
             parts = chain(
@@ -61,7 +60,10 @@ class Deletion:
                 if stop.is_set():
                     return False
                 await self._commit(remove)
-            while await self._store.prune(self._row.id, math.inf, limit=_PART) == _PART:
+            while (
+                await self._store.prune(self._row.id, math.inf, limit=TUNING.dropped_at_once)
+                == TUNING.dropped_at_once
+            ):
                 if stop.is_set():
                     return False
         await self._commit(lambda batch: batch.delete_buffer(self._row.id))
@@ -91,5 +93,5 @@ def _parts(
     items: Iterable[_T], remove: Callable[[Iterable[_T], WriteBatch], None]
 ) -> Iterator[Callable[[WriteBatch], None]]:
     rest = iter(items)
-    while part := list(islice(rest, _PART)):
+    while part := list(islice(rest, TUNING.dropped_at_once)):
         yield partial(remove, part)

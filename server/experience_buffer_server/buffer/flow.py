@@ -35,14 +35,13 @@ from experience_buffer_server.buffer.state.group_table import Entry, Group, grou
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.server import ServerSection
 from experience_buffer_server.store.interface import BufferRow, Store, WriteBatch
 
 _PRUNE_SECONDS = 60.0
 """Between rounds of forgetting what was remembered for longer than the horizon."""
-_PRUNE_STEP = 1000
-"""Most that is forgotten in one commit: pushes don't wait for long behind it."""
 
 
 class Flow:
@@ -261,8 +260,10 @@ class Flow:
 
     async def _prune(self, before_time: float) -> None:
         while not self.state.closed:
-            count = await self.store.prune(self.state.id, before_time, limit=_PRUNE_STEP)
-            if count < _PRUNE_STEP:
+            count = await self.store.prune(
+                self.state.id, before_time, limit=TUNING.forgotten_at_once
+            )
+            if count < TUNING.forgotten_at_once:
                 break
 
     def close(self) -> None:

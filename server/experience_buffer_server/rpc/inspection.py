@@ -14,16 +14,13 @@ from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.rpc.batch_assembly import read_payload
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import Store
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _MAX_DELETE_UIDS = 10_000
 _MAX_LOOKS = 20_000
 """Experiences that are looked at for one page: meanwhile nobody is answered."""
-_LOOKS_AT_ONCE = 5000
-"""Experiences that are looked at in one go to delete those that match: some milliseconds."""
-_DELETED_AT_ONCE = 2000
-"""Experiences, about, that are removed with one commit."""
 _PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
 
 
@@ -142,7 +139,7 @@ async def _all_matching(buffer: Buffer, wanted: service_pb2.Filter) -> list[Entr
     """All that match, looked at in slices, between which others are answered."""
     found: list[Entry] = []
     after = 0
-    while looked := list(itertools.islice(buffer.since(after), _LOOKS_AT_ONCE)):
+    while looked := list(itertools.islice(buffer.since(after), TUNING.looks_at_once)):
         found += _matching(buffer, wanted, looked)
         after = looked[-1].record.seq
         await asyncio.sleep(0)
@@ -162,7 +159,7 @@ def _parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     part: list[Entry] = []
     for unit in units.values():
         part += unit
-        if len(part) >= _DELETED_AT_ONCE:
+        if len(part) >= TUNING.deleted_at_once:
             yield part
             part = []
     if part:

@@ -10,6 +10,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store import StoreFullError
 from tests.unit.builders import World, push, settings, uid
@@ -174,7 +175,7 @@ async def test_nothing_is_annotated_in_a_buffer_that_is_being_deleted(
     world: World, registry: Registry, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What were stored then would stay for ever."""
-    monkeypatch.setattr("experience_buffer_server.buffer.intake.annotate._PART_BYTES", 1)
+    monkeypatch.setattr(TUNING, "annotated_at_once_bytes", 1)
     buffer = await registry.create("math", settings(group_by="none"))
     await buffer.push(push((0, 0), (0, 1)))
     refusals.held = asyncio.Event()

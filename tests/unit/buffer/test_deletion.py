@@ -8,8 +8,8 @@ from collections.abc import Awaitable
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer import deletion
 from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import WriteBatch
@@ -24,7 +24,7 @@ NUM_TASKS, NUM_RUNS = 5, 2
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion, "_PART", 3)
+    monkeypatch.setattr(TUNING, "dropped_at_once", 3)
 
 
 @pytest.fixture

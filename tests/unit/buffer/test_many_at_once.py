@@ -20,6 +20,7 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.rpc import inspection
 from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store import StoreFullError
 from tests.unit.buffer.leaving.test_retention import dropped
 from tests.unit.builders import World, experience, push, uid, want
@@ -117,8 +118,8 @@ async def test_what_was_to_be_evicted_and_stays_is_not_forgotten(
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many are removed with each commit, at least two of ten that are looked at."""
     sizes: list[int] = []
-    monkeypatch.setattr(inspection, "_DELETED_AT_ONCE", 2)
-    monkeypatch.setattr(inspection, "_LOOKS_AT_ONCE", 10)
+    monkeypatch.setattr(TUNING, "deleted_at_once", 2)
+    monkeypatch.setattr(TUNING, "looks_at_once", 10)
     return sizes
 
 

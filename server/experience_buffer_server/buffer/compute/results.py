@@ -6,7 +6,6 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,19 +19,13 @@ from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     Store,
     StoreError,
     WriteBatch,
 )
-
-_PART_BYTES = 32 * 1024
-"""Advantages that are stored with one commit, about: what a push may have to wait for."""
-
-_REST = 6.0 / (os.cpu_count() or 1)
-"""While pushes come in, for how many times as long as it took to store a part nothing more is
-stored, and so computed: with few processors everything that runs makes pushes wait."""
 
 
 @dataclass(slots=True)
@@ -101,7 +94,7 @@ class Results:
             while self._waiting:
                 started = time.monotonic()
                 await self._store_part()
-                rest = _REST if self._store.is_taking_in else 0.0
+                rest = TUNING.rest if self._store.is_taking_in else 0.0
                 await asyncio.sleep(rest * (time.monotonic() - started))
         finally:
             self._is_storing = False
@@ -154,7 +147,7 @@ class Results:
         """What is stored with the next commit; running moments go alone with all their results."""
         part = [self._waiting.popleft()]
         num_bytes = part[0].num_bytes
-        while self._waiting and num_bytes < _PART_BYTES:
+        while self._waiting and num_bytes < TUNING.stored_at_once_bytes:
             if part[0].moments is not None or self._waiting[0].moments is not None:
                 break
             part.append(self._waiting.popleft())
@@ -274,7 +267,7 @@ def _parts(results: Sequence[Result]) -> list[list[Result]]:
     parts: list[list[Result]] = [[]]
     num_bytes = 0
     for result in results:
-        if num_bytes >= _PART_BYTES:
+        if num_bytes >= TUNING.stored_at_once_bytes:
             parts.append([])
             num_bytes = 0
         parts[-1].append(result)

@@ -26,6 +26,7 @@ from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.tasks import Tasks
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import (
     MAX_KEY_BYTES,
     OTHER_DIGEST,
@@ -36,8 +37,6 @@ from experience_buffer_server.store.interface import (
     WriteBatch,
 )
 
-_PART_BYTES = 8 * 1024 * 1024
-"""Payloads that are changed with one commit, about."""
 _SHOWN_CHARS = 60
 _ENVELOPE_BYTES = 64 * 1024
 """Room in a message for everything but the payload."""
@@ -104,7 +103,7 @@ class Annotating:
             part.append(annotation)
             entry = self._contents.by_uid(annotation.uid)
             num_bytes += entry.record.payload_bytes if entry is not None else 0
-            if num_bytes >= _PART_BYTES:
+            if num_bytes >= TUNING.annotated_at_once_bytes:
                 yield part
                 part, num_bytes = [], 0
         if part:

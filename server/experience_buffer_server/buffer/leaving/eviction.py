@@ -23,17 +23,10 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import value_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.selectors import Selector, make_selector
 from experience_buffer_server.sampling.units import Unit
 
-_LOOKS_PER_TICK = 500
-"""Units that couldn't leave and are looked at again, per tick of the clock."""
-_MEMBERS_PER_TICK = 5000
-"""Experiences of such units, about."""
-_VAIN_LOOKS = 1000
-"""Experiences of units that can't leave, per call for room: the next call goes on behind them."""
-_SHED_PER_TICK = 1000
-"""Experiences beyond a lowered limit that leave per tick: pushes don't wait for long behind them."""
 _SHED_BYTES_PER_TICK = 1 << 30
 
 
@@ -145,7 +138,7 @@ class Eviction:
         be, or takes too many looks at units that can't leave, as many as can leave do with `partly`,
         but not many more than a tick may remove; else none.
         """
-        chosen = self._choose(num_items, num_bytes, most=_SHED_PER_TICK if partly else 0)
+        chosen = self._choose(num_items, num_bytes, most=TUNING.shed_per_tick if partly else 0)
         is_enough = chosen.freed.num_items >= num_items and chosen.freed.num_bytes >= num_bytes
         if not is_enough and not partly:
             self._put_back(chosen.keys)
@@ -163,7 +156,7 @@ class Eviction:
         chosen, now, num_vain = _Chosen(), clock.now(), 0
         freed = chosen.freed
         while freed.num_items < num_items or freed.num_bytes < num_bytes:
-            if num_vain >= _VAIN_LOOKS or (most and len(chosen.entries) >= most):
+            if num_vain >= TUNING.vain_looks or (most and len(chosen.entries) >= most):
                 break
             if (key := self._take_next()) is None:
                 break
@@ -190,14 +183,14 @@ class Eviction:
     def tick(self, now: float) -> None:
         """Look again at some of the units that couldn't leave, the longest known first."""
         num_members = 0
-        for key in itertools.islice(self._parked.take_due(now), _LOOKS_PER_TICK):
+        for key in itertools.islice(self._parked.take_due(now), TUNING.parked_looks_per_tick):
             members = members_of(self._state, key)
             if members and not self._can_leave(members):
                 self._parked.add(key, now)
             else:
                 self._put_back([key])
             num_members += len(members)
-            if num_members >= _MEMBERS_PER_TICK:
+            if num_members >= TUNING.members_per_tick:
                 break
 
     def shed(self) -> None:
@@ -210,7 +203,9 @@ class Eviction:
         over_items = over_items if settings.max_items else 0
         if over_items > 0 or over_bytes > 0:
             self.make_room(
-                min(over_items, _SHED_PER_TICK), min(over_bytes, _SHED_BYTES_PER_TICK), partly=True
+                min(over_items, TUNING.shed_per_tick),
+                min(over_bytes, _SHED_BYTES_PER_TICK),
+                partly=True,
             )
 
     def _put_back(self, keys: Iterable[int]) -> None:

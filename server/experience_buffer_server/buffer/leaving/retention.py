@@ -31,17 +31,9 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import age_of
 from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.staleness import Window, judge
 from experience_buffer_server.sampling.units import Unit
-
-_LOOKS_PER_TICK = 1000
-"""Experiences of each kind, old or outdated, whose units are looked at per tick of the clock."""
-_PARKED_PER_TICK = 500
-"""Units that couldn't leave and are looked at again, per tick of the clock."""
-_MEMBERS_PER_TICK = 5000
-"""Experiences of the units that are looked at, about."""
-_LEAVING_PER_TICK = 2000
-"""Experiences with which a tick's removals end: pushes don't wait for long behind their commit."""
 
 Reason = Literal["", "aged", "outdated"]
 """Why a unit is to leave, a label of the metrics; empty: it isn't."""
@@ -64,7 +56,10 @@ class _Round:
 
     @property
     def is_over(self) -> bool:
-        return self.num_members >= _MEMBERS_PER_TICK or self.num_leaving >= _LEAVING_PER_TICK
+        return (
+            self.num_members >= TUNING.members_per_tick
+            or self.num_leaving >= TUNING.leaving_per_tick
+        )
 
 
 class Retention:
@@ -114,10 +109,10 @@ class Retention:
             return
         self._end_deserted(now)
         fresh = itertools.chain(
-            itertools.islice(self._aged(now), _LOOKS_PER_TICK),
-            itertools.islice(self._outdated(), _LOOKS_PER_TICK),
+            itertools.islice(self._aged(now), TUNING.aged_looks_per_tick),
+            itertools.islice(self._outdated(), TUNING.aged_looks_per_tick),
         )
-        parked = itertools.islice(self._parked.take_due(now), _PARKED_PER_TICK)
+        parked = itertools.islice(self._parked.take_due(now), TUNING.parked_looks_per_tick)
         keys = itertools.chain(
             # A group has several of these, and most are parked with the first.
             (key for entry in fresh if (key := unit_key(entry)) not in self._parked),
@@ -139,7 +134,7 @@ class Retention:
         retention = self._state.settings.retention
         if retention is None or retention.max_age_seconds is None:
             return
-        for group in self._contents.groups.take_deserted(_LOOKS_PER_TICK):
+        for group in self._contents.groups.take_deserted(TUNING.aged_looks_per_tick):
             if now - group.row.open_time > retention.max_age_seconds:
                 self._grouping.expire_open(group, self._limit("aged"), "aged")
 

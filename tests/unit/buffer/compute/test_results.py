@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
-from experience_buffer_server.buffer.compute import results
 from experience_buffer_server.buffer.intake.push_reading import Push
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.unit.buffer.compute.test_races import RUNNING, change, in_flight
 from tests.unit.builders import World, experience, push, settle, until
@@ -86,7 +86,7 @@ async def test_a_batch_is_stored_part_by_part_before_the_next_is_asked_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A push waits for a part of it only; what finds no room stays under way."""
-    monkeypatch.setattr(results, "_PART_BYTES", 1)
+    monkeypatch.setattr(TUNING, "stored_at_once_bytes", 1)
     world.computer.start()
     buffer = await world.create(1, **BATCH)
     with monkeypatch.context() as patch:

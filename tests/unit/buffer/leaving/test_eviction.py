@@ -11,8 +11,8 @@ from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.leaving import eviction as module
 from experience_buffer_server.buffer.settings_checks import checked_settings
+from experience_buffer_server.runtime.tuning import TUNING
 from tests.unit.buffer.leaving.test_group_closing import full_disk
 from tests.unit.buffer.leaving.test_retention import Clock, clock, dropped, sample, stored
 from tests.unit.builders import World, experience, push, uid, want
@@ -72,7 +72,7 @@ async def test_what_is_damaged_leaves_first_and_is_counted_apart(
 async def test_a_call_looks_at_a_bounded_number_of_what_cannot_leave(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_VAIN_LOOKS", 10)
+    monkeypatch.setattr(TUNING, "vain_looks", 10)
     buffer = await evicting(world, 60)
     await buffer.push(push(*((1, run) for run in range(60))))
     await sample(buffer, 35)
@@ -93,7 +93,7 @@ async def test_a_call_looks_at_a_bounded_number_of_what_cannot_leave(
     buffer.tick(clock.now)
     assert len(looked) == 36, "not again so soon"
     clock.now += 1.0
-    monkeypatch.setattr(module, "_LOOKS_PER_TICK", 4)
+    monkeypatch.setattr(TUNING, "parked_looks_per_tick", 4)
     buffer.tick(clock.now)
     assert looked[36:] == [1, 2, 3, 4]
 
@@ -117,7 +117,7 @@ async def test_what_comes_back_can_be_chosen_at_once(world: World, clock: Clock,
 async def test_a_lowered_limit_is_reached_step_by_step(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SHED_PER_TICK", 5)
+    monkeypatch.setattr(TUNING, "shed_per_tick", 5)
     buffer = await evicting(world, 60)
     await buffer.push(push(*((1, run) for run in range(12))))
     size = sum(entry.record.payload_bytes for entry in buffer.state.contents)

@@ -17,6 +17,7 @@ from experience_buffer_server.buffer.leaving import retention as module
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock as steady_clock
+from experience_buffer_server.runtime.tuning import TUNING
 from tests.models.retention_model import Model, Place
 from tests.unit.buffer.leaving.test_group_closing import full_disk
 from tests.unit.builders import World, experience, push, uid, want
@@ -290,7 +291,7 @@ async def test_a_removal_that_found_no_room_is_tried_again(world: World, clock: 
 async def test_a_tick_does_a_bounded_part_and_goes_on(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOKS_PER_TICK", 7)
+    monkeypatch.setattr(TUNING, "aged_looks_per_tick", 7)
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
     await buffer.push(push(*((1, run) for run in range(20))))
     lease_id = await sample(buffer, 10)
@@ -381,11 +382,11 @@ async def test_what_is_held_is_looked_at_about_once_a_second(
         buffer.flow.retention.tick(clock.now)
         clock.now += 0.25
     assert len(looked) == 3 * 30, "the first member of each, at once and each second"
-    monkeypatch.setattr(module, "_PARKED_PER_TICK", 4)
+    monkeypatch.setattr(TUNING, "parked_looks_per_tick", 4)
     clock.now += 1.0
     buffer.flow.retention.tick(clock.now)
     assert len(looked) == 3 * 30 + 4
-    monkeypatch.setattr(module, "_MEMBERS_PER_TICK", 5)
+    monkeypatch.setattr(TUNING, "members_per_tick", 5)
     clock.now += 1.0
     buffer.flow.retention.tick(clock.now)
     assert len(looked) == 3 * 30 + 6
@@ -394,7 +395,7 @@ async def test_what_is_held_is_looked_at_about_once_a_second(
 async def test_open_groups_count_for_what_a_tick_lets_leave(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LEAVING_PER_TICK", 3)
+    monkeypatch.setattr(TUNING, "leaving_per_tick", 3)
     buffer = await world.create(group_size=5, retention={"max_age_seconds": HOUR})
     await buffer.push(push(*((task, run) for task in range(6) for run in range(2))))
     clock.now += HOUR + 1
