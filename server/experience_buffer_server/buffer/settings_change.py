@@ -146,8 +146,9 @@ class SettingsChanges:
         """A limiter came, went, or has another ratio: what has left doesn't count for it."""
         self._flow.offers.count_anew(consumer)
         batch = self._changes.batch()
+        noted = self._state.progress.note_uncounted(batch, consumer)
         self._state.progress.put_consumer(batch, consumer)
-        self._spawn_or_owe(batch, ())
+        self._spawn_or_owe(batch, noted)
 
     def _spawn_or_owe(self, batch: WriteBatch, seqs: Sequence[int]) -> None:
         """Rows of consumers, and of the progress of these, are stored now or later."""

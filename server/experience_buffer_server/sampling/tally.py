@@ -30,7 +30,7 @@ class Tally:
         self._passed: dict[int, tuple[_Present | None, int, int]] = {}
         """Units that are present and won't be sampled, with what of them counts as departed."""
         self._taken_off: set[int] = set()
-        """Units that are present and don't count; see `rebase`."""
+        """Units that are present and don't count, until they are rewound; see `rebase`."""
         self._samples = 0
         self._ahead_bytes = 0
 
@@ -70,6 +70,28 @@ class Tally:
         self.departed_samples -= samples
         if unit is not None:
             self._put(key, unit)
+
+    def rewound(self, key: int, count: int) -> bool:
+        """So many samples of a unit never were; returns whether it didn't count before, as it does now."""
+        was_taken_off = key in self._taken_off
+        if was_taken_off and (unit := self._units.get(key)) is not None:
+            self.departed_inserts += 1
+            self.departed_samples += unit.times
+        self._taken_off.discard(key)
+        self.comes_back(key)
+        self.sampled(key, -count)
+        return was_taken_off
+
+    def take_off(self, key: int) -> None:
+        """A unit is present and doesn't count any more."""
+        if (unit := self._units.get(key)) is not None:
+            self.departed_inserts -= 1
+            self.departed_samples -= unit.times
+            self._taken_off.add(key)
+
+    def was_taken_off(self, key: int) -> None:
+        """A unit didn't count before the restart, by what has departed."""
+        self._taken_off.add(key)
 
     def used_up(self, key: int) -> None:
         """A unit won't be sampled, as all that is left of it was: nothing waits for its sample."""
@@ -120,11 +142,11 @@ class Tally:
         Args:
             finished: Units that are present and won't be sampled any more: they are the past, too.
         """
-        done = {key: unit for key in finished if (unit := self._units.get(key)) is not None}
-        # What they count now, when they have left, and again after a restart, is taken off here.
-        self.departed_inserts = -len(done)
-        self.departed_samples = -sum(unit.times for unit in done.values())
-        self._taken_off = set(done)
+        self.departed_inserts = self.departed_samples = 0
+        self._taken_off = set()
+        for key in finished:
+            # What they count now, when they have left, and again after a restart, is taken off here.
+            self.take_off(key)
         self._passed = {key: (unit, 0, 0) for key, (unit, _, _) in self._passed.items()}
         self._leaving = {key: (unit, 0, 0) for key, (unit, _, _) in self._leaving.items()}
 

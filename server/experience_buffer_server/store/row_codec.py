@@ -79,9 +79,10 @@ def encode_lease(row: LeaseRow, pack: Pack) -> bytes:
 
 
 def encode_progress(row: ProgressRow, pack: Pack) -> bytes:
-    """The consumers' progress with one experience; as it was before `passed_over` where that is empty."""
+    """The consumers' progress with one experience; few have the last two fields, which came later."""
     fields = row.seq, row.acked, row.num_deliveries, row.times_sampled, row.steps, row.quarantined
-    return pack((*fields, row.passed_over) if row.passed_over else fields)
+    later = (row.passed_over, row.uncounted) if row.passed_over or row.uncounted else ()
+    return pack(fields + later)
 
 
 def encode_consumer(row: ConsumerRow, pack: Pack) -> bytes:
@@ -172,7 +173,7 @@ def decode_progress(value: bytes | memoryview) -> ProgressRow:
     seq, acked, num_deliveries, times_sampled, steps, quarantined, *rest = _unpack(value)
     # Before there was the field, one that had passed it over unused was known by this alone.
     unused = [name for name in acked if times_sampled.get(name) == 0]
-    (passed_over,) = rest or (unused,)
+    passed_over, uncounted = rest or (unused, [])
     return ProgressRow(
         seq=seq,
         acked=acked,
@@ -181,6 +182,7 @@ def decode_progress(value: bytes | memoryview) -> ProgressRow:
         steps=steps,
         quarantined=quarantined,
         passed_over=passed_over,
+        uncounted=uncounted,
     )
 
 

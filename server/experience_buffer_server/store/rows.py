@@ -118,6 +118,9 @@ class ProgressRow:
     """Consumers that don't get it any more, and why."""
     passed_over: list[str] = field(default_factory=list)
     """Those of `acked` that didn't want it, or not as often as they might have got it."""
+    uncounted: list[str] = field(default_factory=list)
+    """Those that had consumed it when their limiter's ratio changed, and can be rewound: it counts
+    again when they are."""
 
 
 @dataclass(slots=True, kw_only=True)

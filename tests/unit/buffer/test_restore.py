@@ -12,11 +12,18 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.store.interface import ConsumerRow, LeaseRow, ProgressRow, WriteBatch
+from experience_buffer_server.store.interface import (
+    ConsumerRow,
+    LeaseRow,
+    ProgressRow,
+    StoreFullError,
+    WriteBatch,
+)
 from tests.models.buffer_port import payload
 from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
 from tests.unit.buffer.test_settings_change import take
 from tests.unit.builders import World, push, settings, settle, uid, want
+from tests.unit.refusing_store import Refusals
 
 
 async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:
@@ -239,3 +246,35 @@ async def test_what_was_used_up_is_not_passed_over_when_more_is_allowed(world: W
     for _ in range(2):
         buffer = await world.restart(buffer)
         assert buffer.state.consumers["actor"].counts() == counts
+
+
+@pytest.mark.parametrize("order", ["rewind, restart", "restart, rewind", "rewind", "fail, rewind"])
+async def test_what_a_changed_limiter_did_not_count_counts_once_it_is_rewound(
+    world: World, order: str
+) -> None:
+    limiter = {"min_diff": 0, "max_diff": 100}
+    before: dict[str, Any] = {"name": "actor", "limiter": limiter}
+    after = before | {"limiter": {**limiter, "samples_per_insert": 0.5}}
+    buffer = await world.create(consumers=[before, "critic"])
+    await buffer.push(push((0, 0), (0, 1)))
+    await buffer.ack(await take(buffer, "actor", 2), step=1)
+    await buffer.change_settings(settings(consumers=[after, "critic"]))
+    await buffer.drain()
+    expected = (0, 0)
+    for what in order.split(", "):
+        if what == "restart":
+            buffer = await world.restart(buffer)
+        elif what == "fail":
+            Refusals(world.store).num_next = 1
+            with pytest.raises(StoreFullError):
+                await buffer.rewind("actor", 0)
+        else:
+            await buffer.rewind("actor", 0)
+            expected = (2, 0)
+        counts = buffer.state.consumers["actor"].counts()
+        assert (counts.inserts, counts.samples) == expected, what
+    entries = list(buffer.state.contents)
+    await buffer.delete(entries[:1])
+    counts = buffer.state.consumers["actor"].counts()
+    assert (counts.inserts, counts.deletes, counts.samples) == (1, 0, 0)
+    assert (await world.restart(buffer)).state.consumers["actor"].counts() == counts

@@ -87,9 +87,8 @@ class Timelines:
         for seq, acked_step in undone:
             if seq in entries:
                 self._progress.undo_ack(entries[seq], consumer.name, acked_step)
-        for key, times in _times(consumer, undone, entries).items():
-            consumer.tally.comes_back(key)
-            consumer.tally.sampled(key, -times)
+        undone_times = _times(consumer, undone, entries).items()
+        past = {key for key, times in undone_times if consumer.tally.rewound(key, times)}
         for entry in entries.values():
             self._progress.put(batch, entry)
         self._progress.put_consumer(batch, consumer)
@@ -106,6 +105,11 @@ class Timelines:
                     self._progress.redo_ack(entries[seq], consumer.name, acked_step)
             for key, times in _times(consumer, undone, entries).items():
                 consumer.tally.sampled(key, times)
+            for key in past:
+                consumer.tally.take_off(key)
+            for entry in entries.values():
+                if key_of(consumer.settings, entry) in past:
+                    self._progress.take_off(entry, consumer.name)
             self._retirement.note_behind(entries)
             # By settings that are newer than an ack, it needn't have been enough.
             self._offers.offer_again(entries.values())

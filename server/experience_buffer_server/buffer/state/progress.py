@@ -68,6 +68,9 @@ class Progress:
             for name, steps in progress.steps.items():
                 if (consumer := self._consumers.get(name)) is not None:
                     consumer.timeline.restore((progress.seq, step) for step in steps)
+            for name in progress.uncounted:
+                if (consumer := self._consumers.get(name)) is not None:
+                    consumer.tally.was_taken_off(key_of(consumer.settings, entry))
             for name, reason in progress.quarantined.items():
                 if (consumer := self._consumers.get(name)) is not None:
                     consumer.quarantined[key_of(consumer.settings, entry)] = reason
@@ -223,9 +226,26 @@ class Progress:
         if reader is None or not 0 < reader.settings.max_times_sampled <= times:
             entry.acked -= {consumer}
             row.passed_over = [name for name in row.passed_over if name != consumer]
+        if consumer in row.uncounted:
+            row.uncounted.remove(consumer)
         self.usage.num_undone += was_used and not self.is_used(entry)
         if step is not None and step in row.steps.get(consumer, ()):
             row.steps[consumer].remove(step)
+
+    def note_uncounted(self, batch: WriteBatch, consumer: Consumer) -> list[int]:
+        """A limiter counts anew: note what it doesn't count until it is rewound; returns the seqs."""
+        seqs = [seq for seq, row in self._rows.items() if row.steps.get(consumer.name)]
+        retained = self._contents.by_seqs(seqs)
+        past = [e for e in retained if key_of(consumer.settings, e) in consumer.finished]
+        for entry in past:
+            self.take_off(entry, consumer.name)
+            self.put(batch, entry)
+        return [entry.record.seq for entry in past]
+
+    def take_off(self, entry: Entry, consumer: str) -> None:
+        """A limiter doesn't count an experience until it is rewound."""
+        if consumer not in (uncounted := self._row(entry).uncounted):
+            uncounted.append(consumer)
 
     def undo_failed_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
         """Take back an ack that couldn't be stored: nobody was rewound by that."""

@@ -84,6 +84,7 @@ async def test_every_row_comes_back_after_a_restart(
         steps={"critic": [103, 107]},
         quarantined={"actor": "it keeps dying"},
         passed_over=["critic"],
+        uncounted=["actor"],
     )
     consumers = [
         ConsumerRow(
