@@ -11,6 +11,7 @@ from tests.models.model_limiter import counted, difference
 
 
 def observed(buffer: Buffer) -> dict[str, Any]:
+    buffer.state.check()
     contents = buffer.state.contents
     found: dict[str, Any] = {
         "members": {e.record.uid: e.record.priority for e in contents},

@@ -150,3 +150,41 @@ def test_no_file_is_long(package: str) -> None:
         for name, path in modules(package).items()
     }
     assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_no_class_is_an_owner_of_another() -> None:
+    """What rooms know of their buffer is its state and its events: no interface beside these."""
+    found = []
+    for name, path in modules("experience_buffer_server").items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name == "Owner":
+                found.append(f"{name}:{node.lineno} class Owner")
+            elif isinstance(node, ast.Attribute) and node.attr == "_owner":
+                found.append(f"{name}:{node.lineno} attribute _owner")
+    assert not found, "\n".join(found)
+
+
+def reaches(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where more than one dot follows a buffer: what is behind its door is its own business."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)):
+            continue
+        owner = node.value.value
+        owner = owner.func if isinstance(owner, ast.Call) else owner
+        name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        if name in ("buffer", "_buffer") and node.value.attr != "settings":
+            yield node.lineno, ast.unparse(node)
+
+
+def test_who_serves_calls_a_buffer_and_nothing_behind_it() -> None:
+    """`buffer.settings.x` is a value; everything else is asked of the buffer itself."""
+    found = [
+        f"{name}:{line} {text}"
+        for name, path in modules("experience_buffer_server").items()
+        if place(name) == "rpc"
+        for line, text in reaches(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "\n".join(found)
+    assert [text for _, text in reaches(ast.parse("self._buffer.leasing.ack(1)"))]
+    assert [text for _, text in reaches(ast.parse("backend.buffer('a').desk.ack(1)"))]
+    assert not list(reaches(ast.parse("buffer.ack(1).state; buffer.settings.lease_seconds")))

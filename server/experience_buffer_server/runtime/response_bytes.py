@@ -32,10 +32,10 @@ _Waiter = tuple[int, "asyncio.Future[Hold]"]
 class Hold:
     """Bytes that a client holds, until they are released; releasing twice does no harm."""
 
-    __slots__ = ("_client", "_num_bytes", "_owner")
+    __slots__ = ("_client", "_num_bytes", "_responses")
 
     def __init__(self, owner: Responses, client: str, num_bytes: int) -> None:
-        self._owner = owner
+        self._responses = owner
         self._client = client
         self._num_bytes = num_bytes
 
@@ -44,13 +44,13 @@ class Hold:
         rest = self._num_bytes - num_bytes
         if rest > 0:
             self._num_bytes = num_bytes
-            self._owner.give_back(self._client, rest)
+            self._responses.give_back(self._client, rest)
 
     def release(self) -> None:
         """The response is sent, or never will be."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         if num_bytes:
-            self._owner.give_back(self._client, num_bytes)
+            self._responses.give_back(self._client, num_bytes)
 
 
 class Responses:

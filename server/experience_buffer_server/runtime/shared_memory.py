@@ -87,7 +87,7 @@ class PushMemory:
     """
 
     def __init__(self, owner: SharedMemory) -> None:
-        self._owner = owner
+        self._shared = owner
         self._name = _new_name()
         self._descriptor = make_memory(self._name, PUSH_BYTES)
         try:
@@ -117,7 +117,7 @@ class PushMemory:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor, self._memory = -1, memoryview(b"")
-            self._owner.give_back(PUSH_BYTES)
+            self._shared.give_back(PUSH_BYTES)
 
 
 class SampleMemory:
@@ -128,7 +128,7 @@ class SampleMemory:
     """
 
     def __init__(self, owner: SharedMemory) -> None:
-        self._owner = owner
+        self._shared = owner
         self._name = _new_name()
         self._arena = Arena(self._name, SAMPLE_BYTES)
         self._lent: dict[int, Place] = {}
@@ -176,7 +176,7 @@ class SampleMemory:
         if self._arena.descriptor >= 0:
             self.is_ready = False
             self._arena.close()
-            self._owner.give_back(SAMPLE_BYTES)
+            self._shared.give_back(SAMPLE_BYTES)
 
 
 def _new_name() -> str:

@@ -15,8 +15,9 @@ from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.departure import Retirement
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.legal_states import illegal
 from experience_buffer_server.buffer.state.progress import Progress
-from experience_buffer_server.buffer.state.units import key_of, unit_of
+from experience_buffer_server.buffer.state.units import key_of, members_of, unit_of
 from experience_buffer_server.sampling.leases import LeaseTable
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.buffer import BufferSettings
@@ -65,6 +66,15 @@ class BufferState:
         changed, self.version_changed = self.version_changed, asyncio.Event()
         changed.set()
 
+    def check(self) -> None:
+        """See that the state is legal, by the rules of `legal_states`; takes a look at everything.
+
+        Raises:
+            AssertionError: It isn't; the message says in words what contradicts what.
+        """
+        if problems := list(illegal(self.contents, self.consumers.values(), self.leases)):
+            raise AssertionError(f"buffer {self.name!r}: " + "; ".join(problems))
+
     # --- consumers
 
     def consumer(self, name: str) -> Consumer:
@@ -107,15 +117,7 @@ class BufferState:
 
     def members(self, settings: ConsumerSettings, key: int) -> list[Entry]:
         """The experiences of a unit that are staying; none where it has left, or was set aside."""
-        if settings.unit == "item":
-            entry = self.contents.by_seq(key)
-            if entry is None or not entry.is_staying or entry.damage:
-                return []
-            return [entry]
-        group = self.contents.groups.by_id(key)
-        if group is None or group.damage:
-            return []
-        return [entry for entry in group.votes if entry.is_staying]
+        return members_of(self.contents, settings, key)
 
     def unit(
         self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None

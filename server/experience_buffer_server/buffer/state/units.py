@@ -25,6 +25,19 @@ _COMPUTED_BYTES_PER_TOKEN = 4 + 4 + 1
 """Advantage, return, and a mask where none was pushed."""
 
 
+def members_of(contents: Contents, settings: ConsumerSettings, key: int) -> list[Entry]:
+    """The experiences of a unit that are staying; none where it has left, or was set aside."""
+    if settings.unit == "item":
+        entry = contents.by_seq(key)
+        if entry is None or not entry.is_staying or entry.damage:
+            return []
+        return [entry]
+    group = contents.groups.by_id(key)
+    if group is None or group.damage:
+        return []
+    return [entry for entry in group.votes if entry.is_staying]
+
+
 def unit_of(key: int, entries: Iterable[Entry], *, computes: bool) -> Unit:
     """The unit of this number and these entries, about to be delivered.
 
