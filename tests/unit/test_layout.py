@@ -185,6 +185,6 @@ def test_who_serves_calls_a_buffer_and_nothing_behind_it() -> None:
         for line, text in reaches(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not found, "\n".join(found)
-    assert [text for _, text in reaches(ast.parse("self._buffer.leasing.ack(1)"))]
-    assert [text for _, text in reaches(ast.parse("backend.buffer('a').desk.ack(1)"))]
+    assert [text for _, text in reaches(ast.parse("self._buffer.state.drop(1)"))]
+    assert [text for _, text in reaches(ast.parse("backend.buffer('a').flow.ack(1)"))]
     assert not list(reaches(ast.parse("buffer.ack(1).state; buffer.settings.lease_seconds")))

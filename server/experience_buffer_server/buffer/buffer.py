@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf
+from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_seconds
 from experience_buffer_server.buffer.delivery.leasing import ReturnReason
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, Updated
 from experience_buffer_server.buffer.delivery.read_ahead import Prefetches, fetched, large_entries
@@ -126,13 +126,9 @@ class Buffer:
 
     # --- coming
 
-    def check_count(self, count: int) -> None:
-        """Refuse more experiences than a push may hold, before anything is made of them.
-
-        Raises:
-            InvalidRequestError: More.
-        """
-        self.flow.ingest.reading.check_count(count, "experiences")
+    def check_push(self, *, num_tombstones: int, group_size: int) -> None:
+        """Refuse a push before anything is made of it; see `Reading.check`."""
+        self.flow.ingest.reading.check(num_tombstones=num_tombstones, group_size=group_size)
 
     async def admit(self, push: Push, turn: Turn) -> Admitted:
         """Read a push, a slice at a time; see `Reading.admit`."""
@@ -238,8 +234,13 @@ class Buffer:
         """End a lease: its experiences are offered again at once; see `Leasing.nack`."""
         return await self.flow.leasing.nack(lease_id, reason=reason, unread=unread)
 
-    async def extend(self, lease_id: int, seconds: float) -> Lease:
-        """Let a lease expire some seconds from now; see `Leasing.extend`."""
+    async def extend(self, lease_id: int, seconds: float = 0.0) -> Lease:
+        """Let a lease expire some seconds from now, 0: the buffer's default; see `Leasing.extend`.
+
+        Raises:
+            InvalidRequestError: The time is out of bounds.
+        """
+        seconds = checked_seconds(self.settings, seconds)
         return await self.flow.leasing.extend(lease_id, seconds)
 
     def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
@@ -303,13 +304,17 @@ class Buffer:
         return num_dropped
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-        """Remove entries that nobody holds; see `Removal.delete`.
+        """Remove entries that nobody holds; a removed uid can be pushed again.
+
+        Many go part by part, with everybody else in between; of a group all go at once.
+
+        Returns:
+            The entries that a consumer holds, and the number of those removed.
 
         Raises:
-            BufferNotFoundError: The buffer was deleted.
-            StoreFullError: The removal can't be stored; nothing is removed.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+            StoreFullError: The removal can't be stored; what came before that is removed.
         """
-        self.state.check_open()
         return await self.flow.removal.delete(entries)
 
     # --- looking

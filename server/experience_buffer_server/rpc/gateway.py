@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf
+from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_want
 from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
@@ -24,14 +24,9 @@ from experience_buffer_server.runtime.quotas import Charge, Quotas
 from experience_buffer_server.runtime.response_bytes import Responses
 from experience_buffer_server.runtime.shared_memory import SharedMemory
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
 from experience_buffer_server.settings.server import ServerSection
 from experience_buffer_server.store.interface import Snapshots, Store
 
-_MAX_TIMEOUT_SECONDS = 3600.0
-_MAX_BATCH_SIZE = 65_536
-"""Units in one batch: choosing them is one step, during which nothing else happens."""
-_MAX_LEASE_SECONDS = 7 * 86400
 _PUSH_MARGIN_SECONDS = 0.2
 """Between the end of a push's wait for room and the deadline of its call: to commit, and to answer."""
 
@@ -82,11 +77,8 @@ class Backend:
         """
         deadline = math.inf if remaining_seconds is None else time.monotonic() + remaining_seconds
         buffer = self.buffer(request.buffer)
-        if request.group_size > MAX_GROUP_SIZE:
-            raise errors.InvalidRequestError(
-                f"group_size {request.group_size} is over the limit of {MAX_GROUP_SIZE}",
-                subject="group_size",
-            )
+        # Before anything is made of it.
+        buffer.check_push(num_tombstones=len(request.tombstones), group_size=request.group_size)
         with self.pending(buffer, request.num_bytes) as charge:
             return await self._push(buffer, request, deadline, charge)
 
@@ -109,8 +101,6 @@ class Backend:
         turn = await self.turns.take(current_caller().peer)
         try:
             buffer = self._open_buffer(buffer.name)
-            # An empty one takes two bytes on the wire, and far more time and memory from here on.
-            buffer.check_count(len(request.tombstones))
             push = Push(
                 payloads=request.payloads,
                 tombstones=messages.tombstones_from(request.tombstones),
@@ -183,20 +173,6 @@ class Backend:
                 retry_delay_seconds=0.1,
             )
 
-    def lease_seconds(self, buffer: Buffer, asked: float) -> float:
-        """For how long a lease is to hold; 0 asks for the buffer's default.
-
-        Raises:
-            InvalidRequestError: It is out of bounds.
-        """
-        seconds = asked or buffer.settings.lease_seconds
-        if not 0 < seconds <= _MAX_LEASE_SECONDS:
-            raise errors.InvalidRequestError(
-                f"lease_seconds {seconds} must lie in (0, {_MAX_LEASE_SECONDS}]",
-                subject="lease_seconds",
-            )
-        return seconds
-
     def want(
         self,
         buffer: Buffer,
@@ -210,33 +186,17 @@ class Backend:
         Raises:
             InvalidRequestError: A number is out of bounds.
         """
-        if request.batch_size < 1 or request.min_batch_size > request.batch_size:
-            raise errors.InvalidRequestError(
-                f"batch_size {request.batch_size} must be at least 1, and min_batch_size "
-                f"{request.min_batch_size} at most batch_size",
-                subject="batch_size",
-            )
-        if request.batch_size > _MAX_BATCH_SIZE:
-            raise errors.InvalidRequestError(
-                f"batch_size {request.batch_size} is over the limit of {_MAX_BATCH_SIZE} units; "
-                "sample several batches",
-                subject="batch_size",
-            )
         if request.format not in types_pb2.SampleFormat.values():
             raise errors.InvalidRequestError(
                 f"format {request.format} is none of {types_pb2.SampleFormat.keys()}",
                 subject="format",
             )
-        lease_seconds = self.lease_seconds(buffer, request.lease_seconds)
-        if not timeout_seconds >= 0:
-            raise errors.InvalidRequestError(
-                f"timeout_seconds {timeout_seconds} must be at least 0", subject="timeout_seconds"
-            )
-        return Want(
+        return checked_want(
+            buffer.settings,
             batch_size=request.batch_size,
-            min_batch_size=request.min_batch_size or request.batch_size,
-            timeout_seconds=min(timeout_seconds, _MAX_TIMEOUT_SECONDS),
-            lease_seconds=lease_seconds,
+            min_batch_size=request.min_batch_size,
+            timeout_seconds=timeout_seconds,
+            lease_seconds=request.lease_seconds,
             max_bytes=max_bytes,
         )
 

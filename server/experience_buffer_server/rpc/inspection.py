@@ -128,10 +128,8 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
         )
     else:
         entries = await _all_matching(buffer, request.filter)
-    for part in _parts(entries):
-        held, num_deleted = await buffer.delete(part)
-        response.leased_uids.extend(entry.record.uid for entry in held)
-        response.num_deleted += num_deleted
+    held, response.num_deleted = await buffer.delete(entries)
+    response.leased_uids.extend(entry.record.uid for entry in held)
     return response
 
 
@@ -144,26 +142,6 @@ async def _all_matching(buffer: Buffer, wanted: service_pb2.Filter) -> list[Entr
         after = looked[-1].record.seq
         await asyncio.sleep(0)
     return found
-
-
-def _parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """What is removed with one commit each: whole groups, as far as they are among the entries.
-
-    Else what is left of a group could be delivered before the rest of it is removed.
-    """
-    units: dict[int, list[Entry]] = {}
-    for entry in entries:
-        units.setdefault(
-            -entry.record.seq if entry.group is None else entry.group.row.id, []
-        ).append(entry)
-    part: list[Entry] = []
-    for unit in units.values():
-        part += unit
-        if len(part) >= TUNING.deleted_at_once:
-            yield part
-            part = []
-    if part:
-        yield part
 
 
 def _matching(

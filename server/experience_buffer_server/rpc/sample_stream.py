@@ -173,8 +173,7 @@ class SampleSession:
         result = service_pb2.LeaseResult(lease_id=lease_id)
         try:
             if request.HasField("extend"):
-                seconds = self._backend.lease_seconds(buffer, request.extend.lease_seconds)
-                await buffer.extend(lease_id, seconds)
+                await buffer.extend(lease_id, request.extend.lease_seconds)
             elif request.HasField("ack"):
                 step = request.ack.step if request.ack.HasField("step") else None
                 rank = None if sending.rank_of is None else sending.rank_of.rank

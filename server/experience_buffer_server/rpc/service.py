@@ -115,8 +115,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.ExtendLeaseResponse:
         """Give a lease more time."""
         buffer = self._backend.buffer(request.buffer)
-        seconds = self._backend.lease_seconds(buffer, request.lease_seconds)
-        lease = await buffer.extend(request.lease_id, seconds)
+        lease = await buffer.extend(request.lease_id, request.lease_seconds)
         return service_pb2.ExtendLeaseResponse(lease=messages.lease_message(lease, clock.now()))
 
     async def Rewind(

@@ -124,13 +124,13 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def watched(buffer: Buffer, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = buffer.flow.removal.delete
+    remove = buffer.flow.removal._delete
 
     async def delete(entries: Any) -> Any:
         sizes.append(len(entries))
         return await remove(entries)
 
-    monkeypatch.setattr(buffer.flow.removal, "delete", delete)
+    monkeypatch.setattr(buffer.flow.removal, "_delete", delete)
 
 
 async def test_many_are_deleted_part_by_part_and_groups_at_once(

@@ -20,7 +20,7 @@ from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal
 from experience_buffer_server.runtime.loop_turns import Turn
-from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE, BufferSettings
 from experience_buffer_server.store.interface import Store
 
 
@@ -172,6 +172,21 @@ class Reading:
             count += num_items
             self.check_count(count, "experiences")
             yield from candidates if num_items else (None,)
+
+    def check(self, *, num_tombstones: int, group_size: int) -> None:
+        """Refuse a push before anything is made of it.
+
+        An empty tombstone takes two bytes on the wire, and far more time and memory from then on.
+
+        Raises:
+            InvalidRequestError: More items than a push may hold, or a size that no group may have.
+        """
+        if group_size > MAX_GROUP_SIZE:
+            raise errors.InvalidRequestError(
+                f"group_size {group_size} is over the limit of {MAX_GROUP_SIZE}",
+                subject="group_size",
+            )
+        self.check_count(num_tombstones, "experiences")
 
     def check_count(self, count: int, what: str) -> None:
         """Refuse more than a push may hold.

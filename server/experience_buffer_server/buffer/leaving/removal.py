@@ -7,7 +7,7 @@ business. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from experience_buffer_server.buffer.delivery.offers import Offers
@@ -17,6 +17,7 @@ from experience_buffer_server.buffer.state.departure import LeaveReason
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.units import Unit
 
 
@@ -171,12 +172,25 @@ class Removal:
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
         """Remove entries that nobody holds, and offer again what is left of their groups.
 
+        Many go part by part, with everybody else in between; of a group all go at once.
+
         Returns:
             The entries that a consumer holds, and the number of those removed.
 
         Raises:
-            StoreFullError: The removal can't be stored; nothing is removed.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+            StoreFullError: The removal can't be stored; what came before that is removed.
         """
+        held: list[Entry] = []
+        num_deleted = 0
+        for part in _in_parts(entries):
+            self._state.check_open()
+            held_of_part, count = await self._delete(part)
+            held += held_of_part
+            num_deleted += count
+        return held, num_deleted
+
+    async def _delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
         held = [entry for entry in entries if self._state.is_leased(entry)]
         free = [entry for entry in entries if not (entry.leaving or self._state.is_leased(entry))]
         # Withdrawn and submitted here and now: nobody can lease them in between.
@@ -203,3 +217,23 @@ class Removal:
         for entry in group.members:
             self._contents.set_quarantine(entry, "")
         self._events.advance([entry for entry in group.members if entry.durable])
+
+
+def _in_parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """What is removed with one commit each: whole groups, as far as they are among the entries.
+
+    Else what is left of a group could be delivered before the rest of it is removed.
+    """
+    units: dict[int, list[Entry]] = {}
+    for entry in entries:
+        units.setdefault(
+            -entry.record.seq if entry.group is None else entry.group.row.id, []
+        ).append(entry)
+    part: list[Entry] = []
+    for unit in units.values():
+        part += unit
+        if len(part) >= TUNING.deleted_at_once:
+            yield part
+            part = []
+    if part:
+        yield part
