@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
-from functools import partial
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -20,29 +19,18 @@ class Tasks:
 
     async def finish(self, work: Awaitable[_T]) -> _T:
         """Wait for work that goes on to its end even if the waiting call is cancelled."""
-        return await self.begin(work)
-
-    def begin(self, work: Awaitable[_T]) -> asyncio.Future[_T]:
-        """Start work that one call will wait for; it goes on even if that is cancelled.
-
-        Who waits goes on a step of the event loop earlier than behind `asyncio.shield`, while the
-        work's task still ends. Where steps are long, that is what a batch waits for.
-        """
-        told: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        told.add_done_callback(_retrieve)
-        self._keep(_tell(told, work)).add_done_callback(partial(_forsake, told))
-        return told
+        return await asyncio.shield(self.start(work))
 
     def start(self, work: Awaitable[_T]) -> asyncio.Task[_T]:
-        """Start work that several may wait for, each behind `asyncio.shield`: who cancels it ends it.
-
-        It may be under way, such as a submitted commit.
-        """
+        """Start work that several may wait for, each behind `asyncio.shield`: who cancels it ends it."""
 
         async def run() -> _T:
             return await work
 
-        return self._keep(run())
+        task = asyncio.get_running_loop().create_task(run())
+        self.include(task)
+        task.add_done_callback(_retrieve)
+        return task
 
     def spawn(self, work: Awaitable[object]) -> None:
         """Start work that nobody waits for; its failure is logged."""
@@ -57,37 +45,6 @@ class Tasks:
         """Wait until nothing is running."""
         while self._running:
             await asyncio.wait(self._running)
-
-    def _keep(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        task = asyncio.get_running_loop().create_task(work)
-        self.include(task)
-        task.add_done_callback(_retrieve)
-        return task
-
-
-async def _tell(told: asyncio.Future[_T] | None, work: Awaitable[_T]) -> None:
-    """Do the work, and tell who waits for it."""
-    assert told is not None
-    try:
-        result = await work
-        if not told.done():
-            told.set_result(result)
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:
-        if not told.done():
-            told.set_exception(error)
-        raise
-    finally:
-        # What was told -> its error -> the error's traceback -> this frame: nobody would look for
-        # that circle for long, and the frames of the call that waited hang on it.
-        told = None
-
-
-def _forsake(told: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
-    """The work was cancelled, perhaps before it began: nobody else tells who waits."""
-    if not told.done():
-        told.cancel()
 
 
 def _retrieve(ended: asyncio.Future[Any]) -> None:

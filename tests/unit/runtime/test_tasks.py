@@ -57,11 +57,14 @@ async def test_a_failure_that_nobody_waits_for_is_not_reported(is_cancelled: boo
         raise ValueError("nobody is there")
 
     tasks = Tasks()
-    told = tasks.begin(fail())
+    waiting = asyncio.ensure_future(tasks.finish(fail()))
+    await asyncio.sleep(0)
     if is_cancelled:
-        told.cancel()
+        waiting.cancel()
     await tasks.drain()
-    del told
+    with contextlib.suppress(asyncio.CancelledError, ValueError):
+        await waiting
+    del waiting
     gc.collect()
     assert reports == []
 
@@ -69,47 +72,24 @@ async def test_a_failure_that_nobody_waits_for_is_not_reported(is_cancelled: boo
 async def test_cancelled_work_cancels_who_waits() -> None:
     tasks = Tasks()
     before = asyncio.all_tasks()
-    told = tasks.begin(asyncio.Event().wait())
+    waiting = asyncio.ensure_future(tasks.finish(asyncio.Event().wait()))
     await asyncio.sleep(0)
-    (running,) = asyncio.all_tasks() - before
+    await asyncio.sleep(0)
+    (running,) = asyncio.all_tasks() - before - {waiting}
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(told, 10)
+        await asyncio.wait_for(waiting, 10)
 
 
-async def test_who_waits_goes_on_one_step_after_the_work() -> None:
-    """A batch waits for as many steps of the loop, each of which may be long."""
-    steps: list[int] = []
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def work() -> None:
-        await done
-
-    async def wait() -> None:
-        await tasks.finish(work())
-        steps.append(count)
-
+async def test_work_that_others_see_to_is_waited_for_at_the_end() -> None:
     tasks = Tasks()
-    waiting = asyncio.ensure_future(wait())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    done.set_result(None)
-    for step in range(6):
-        count = step
-        await asyncio.sleep(0)
-    await waiting
-    assert steps == [1]
-
-
-async def test_work_that_was_cancelled_before_it_began_cancels_who_waits() -> None:
-    tasks = Tasks()
-    before = asyncio.all_tasks()
     work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    told = tasks.begin(work)
-    (running,) = asyncio.all_tasks() - before
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(told, 10)
+    tasks.include(work)
+    draining = asyncio.ensure_future(tasks.drain())
+    await asyncio.sleep(0)
+    assert not draining.done()
+    work.set_result(None)
+    await draining
 
 
 async def test_a_failure_keeps_nothing_of_the_call_that_waited() -> None:

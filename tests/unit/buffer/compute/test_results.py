@@ -99,6 +99,7 @@ async def test_a_batch_is_stored_part_by_part_before_the_next_is_asked_for(
         rides.refuse()
         await buffer.drain()
         assert world.computer._in_flight
+        assert buffer.flow.describe_wait() == "1 changes wait to be stored: full"
     buffer.tick(time.time() + 2)
     await settle(buffer)
     await until(lambda: not world.computer._in_flight)
