@@ -21,7 +21,10 @@ FILES = {
     f"{CLIENT}/aio.py": f"{CLIENT}/client.py",
     **{
         f"{CLIENT}/_async/{name}.py": f"{CLIENT}/_sync/{name}.py"
-        for name in ("batch", "buffer_verbs", "content_verbs", "delivery_verbs", "stream")
+        for name in (
+            *("background_push", "batch", "buffer_verbs", "content_verbs", "delivery_verbs"),
+            "stream",
+        )
     },
 }
 """From which file which one is made."""

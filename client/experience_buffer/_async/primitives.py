@@ -16,17 +16,21 @@ in_thread: Final = asyncio.to_thread
 """Do work that takes long without keeping the event loop from running."""
 
 
-class Condition:
-    """Wakes the tasks that wait for a condition. As `threading.Condition`, without a lock."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
+class Lock:
+    """What guards the state of a thing from other threads; there are none here."""
 
     def __enter__(self) -> None:
-        """Take no lock: nobody else runs before the next `await`."""
+        """Take nothing: nobody else runs before the next `await`."""
 
     def __exit__(self, *raised: object) -> None:
-        """Release none."""
+        """Release nothing."""
+
+
+class Condition(Lock):
+    """Wakes the tasks that wait for a condition. As `threading.Condition`, without its lock."""
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        self._event = asyncio.Event()
 
     def notify_all(self) -> None:
         """Let every waiting task look at its condition again."""

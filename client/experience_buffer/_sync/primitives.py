@@ -9,10 +9,10 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from threading import Condition
+from threading import Condition, Lock
 from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["Answer", "Condition", "Outbox", "Worker", "in_thread"]
+__all__ = ["Answer", "Condition", "Lock", "Outbox", "Worker", "in_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """A writer's bounded queue: what waits, what is under way, what went wrong. Pure.
 
-No thread, no I/O: the writers in `_sync/writer.py` and `_async/writer.py` hold a lock around it and
-move its requests over a stream.
+No thread, no I/O: `background_push.py` of either client holds a lock around it and moves its
+requests over a stream.
 
     add -> waiting -> next_request -> under way -> answered: settled
                          ^                |

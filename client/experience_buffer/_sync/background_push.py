@@ -1,0 +1,315 @@
+# Generated from _async/background_push.py by scripts/generate_sync.py; edit that file.
+"""Pushing in the background: what moves a `PushQueue` over a stream, whoever waits for it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from experience_buffer._messages import push_split
+from experience_buffer._sync.primitives import Condition, Lock, Worker, in_thread
+from experience_buffer._transport import push_queue
+from experience_buffer._transport.push_memory import PushMemory
+from experience_buffer._transport.retry import Attempts
+from experience_buffer._transport.settings import closed_error
+from experience_buffer.errors import ExperienceBufferError, UnavailableError, WrongStateError
+from experience_buffer.options import WriterOptions
+from experience_buffer.v1 import service_pb2
+from experience_buffer.values import WriterCounts
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from experience_buffer._sync.connection import Connection
+    from experience_buffer.experience import Experience
+
+logger = logging.getLogger("experience_buffer")
+
+
+class BackgroundPush:
+    """All of an `Writer` but what becomes of one that nobody closes."""
+
+    def __init__(
+        self, client: Connection, *, buffer: str, group_size: int, options: WriterOptions
+    ) -> None:
+        self._client = client
+        options = push_split.fitting(options, client.options)
+        self._limits = push_split.writer_limits(client.options, options)
+        self._queue = push_queue.PushQueue(
+            buffer=buffer,
+            group_size=group_size,
+            options=options,
+            clock=time.monotonic,
+        )
+        self._lock = Lock()
+        self._work = Condition(self._lock)
+        """Something to send, or the connection ended; the worker and gRPC wait for it."""
+        self._progress = Condition(self._lock)
+        """Outcomes, or the end; callers wait for it."""
+        self._connection = 0
+        self._memory = self._new_memory()
+        """Of the present connection."""
+        self._is_short = False
+        """The next request waits for room there."""
+        self._call: Any = None
+        self._failure: ExperienceBufferError | None = None
+        self._closing = False
+        self._done = False
+        self._worker: Worker | None = None
+        self._pid = 0
+        """Of the process whose worker sends; 0: none does yet."""
+
+    @property
+    def counts(self) -> WriterCounts:
+        """What became of the experiences appended so far.
+
+        Raises:
+            WrongStateError: As `append`.
+        """
+        self._check_process()
+        with self._lock:
+            return self._queue.counts()
+
+    def append(
+        self, experiences: Experience | Sequence[Experience], *, timeout: float | None = None
+    ) -> None:
+        """Queue experiences; waits while the queue is full.
+
+        They are encoded before this returns: later changes to them are not sent.
+
+        Args:
+            experiences: One or several.
+            timeout: Seconds to wait for room; None: the client's timeout.
+
+        Raises:
+            DeadlineExceededError: No room in time; the text says how many were queued.
+            PushRefusedError: Experiences appended earlier were refused; nothing was queued now.
+            MessageTooLargeError: One experience is over the message limit; those before it
+                are queued.
+            WrongStateError: This process was forked off from one that had used the writer.
+            ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
+        """
+        self._check_process()
+        many = push_split.as_sequence(experiences)
+        deadline = time.monotonic() + self._client._seconds(timeout)
+        with self._lock:
+            self._raise_errors()
+            if self._closing:
+                raise closed_error("writer")
+        encoded = push_split.encode_pieces(many, self._limits)
+        while (found := in_thread(next, encoded, None)) is not None:
+            start, end, pieces = found
+            # Before the lock is taken, since it copies.
+            memory = self._memory
+            payload = memory.place(pieces, pending_bytes=self._queue.pending_bytes)
+            try:
+                with self._lock:
+                    has_room = functools.partial(self._queue.has_room, len(payload))
+                    if not self._wait(has_room, deadline):
+                        raise push_queue.full_error(self._queue, start, len(many))
+                    if self._failure is not None:
+                        raise self._failure
+                    if self._closing:
+                        raise closed_error("writer")
+                    if self._queue.add(payload, end - start):
+                        self._work.notify_all()
+                    self._start()
+            except BaseException:
+                memory.settled([payload])
+                raise
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything appended before has its outcome.
+
+        Args:
+            timeout: Seconds to wait; None: the client's timeout.
+
+        Raises:
+            DeadlineExceededError: Not all answered in time; they stay queued.
+            PushRefusedError: Experiences were refused.
+            WrongStateError: As `append`.
+            ExperienceBufferError: The writer failed.
+        """
+        self._check_process()
+        seconds = self._client._seconds(timeout)
+        with self._lock:
+            mark = self._queue.hurry()
+            self._work.notify_all()
+            done = self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
+            self._raise_errors(None if done else push_queue.flush_error(self._queue, seconds))
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same.
+
+        In a process that was forked off it does nothing: what is queued is the other one's.
+        """
+        if self._is_inherited:
+            return
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        try:
+            self.flush(timeout=timeout)
+        finally:
+            with self._lock:
+                self._done = True
+                self._connection += 1
+                call, worker = self._call, self._worker
+                self._work.notify_all()
+            self._ended()
+            if call is not None:
+                call.cancel()
+            if worker is not None:
+                worker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _began(self) -> None:
+        """The worker was started just now."""
+
+    def _ended(self) -> None:
+        """It was closed, and the worker is about to be stopped."""
+
+    @property
+    def _is_inherited(self) -> bool:
+        return self._pid not in (0, os.getpid())
+
+    def _check_process(self) -> None:
+        """Before the lock is taken, which the other process may have held: nobody would free it."""
+        if self._is_inherited:
+            raise WrongStateError(
+                "this writer was used before this process was forked off, and what sends for it is "
+                "in the other one: make a writer in each process",
+                subject="writer",
+            )
+
+    def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait for a condition or a failure. Call with the lock held."""
+        return self._progress.wait_for(
+            lambda: self._failure is not None or condition(), max(deadline - time.monotonic(), 0.0)
+        )
+
+    def _raise_errors(self, late: ExperienceBufferError | None = None) -> None:
+        """Raise what went wrong; see `PushQueue.take_error`."""
+        if self._failure is not None:
+            raise self._failure
+        error = self._queue.take_error(late)
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        if self._worker is None:
+            self._pid = os.getpid()
+            self._worker = Worker(self._run, "experience-buffer-writer")
+            self._began()
+
+    def _run(self) -> None:
+        """Keep a stream open while there is something to send, until closed or failed for good."""
+        retry = self._client.options.retry
+        attempts: Attempts | None = None
+        try:
+            while self._await_work():
+                error: ExperienceBufferError
+                call = self._connect()
+                if call is None:
+                    return
+                try:
+                    for message in call:
+                        attempts = None
+                        self._receive(message)
+                    error = UnavailableError("the server ended the push stream")
+                except grpc.RpcError as rpc_error:
+                    error = self._client._translate(rpc_error, "PushStream")
+                finally:
+                    call.cancel()
+                with self._lock:
+                    self._connection += 1
+                    self._queue.rewind()
+                    self._work.notify_all()
+                    if self._done:
+                        return
+                    attempts = attempts or Attempts(retry, retry.reconnect_seconds)
+                    delay = attempts.delay_after(error, idempotent=True)
+                    logger.info("writer: %s; reconnecting in %.1f s", error, delay)
+                    self._work.wait_for(lambda: self._done, delay)
+        except ExperienceBufferError as error:
+            with self._lock:
+                error.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
+                self._failure = error
+        finally:
+            # Also when this ends by a bug: nobody may wait for it forever.
+            what = "client" if self._client._is_closed and not self._done else "writer"
+            with self._lock:
+                self._failure = self._failure or closed_error(what)
+                self._memory = self._new_memory()  # A closed writer keeps none.
+                self._progress.notify_all()
+
+    def _await_work(self) -> bool:
+        """Wait for something to send; False when closed."""
+        with self._lock:
+            self._work.wait_for(lambda: self._done or self._queue.pending_bytes > 0, None)
+            return not self._done
+
+    def _connect(self) -> Any:
+        """Open a stream; None when closed meanwhile."""
+        with self._lock:
+            if self._done:
+                return None
+            self._connection += 1
+            self._memory = self._new_memory()
+            requests = self._requests(self._connection, self._memory)
+            self._call = self._client._open("PushStream", requests)
+            return self._call
+
+    def _new_memory(self) -> PushMemory:
+        is_wanted = self._client.options.shared_memory
+        return PushMemory(self._queue.fields, is_wanted=is_wanted)
+
+    def _requests(self, connection: int, memory: PushMemory) -> Iterator[bytes]:
+        """Requests as they come due, until this connection is over; gRPC runs this."""
+        yield from memory.opening()
+        while True:
+            with self._lock:
+                while True:
+                    if connection != self._connection:
+                        return
+                    request = self._queue.next_request()
+                    if request is not None:
+                        break
+                    self._work.wait(self._queue.seconds_until_next())
+                while not memory.reserve(request):
+                    self._is_short = True
+                    self._work.wait(None)
+                    if connection != self._connection:
+                        return
+            yield memory.message(request)
+
+    def _receive(self, message: service_pb2.PushStreamResponse) -> None:
+        if message.HasField("memory"):
+            self._memory.offered(message.memory)
+            return
+        self._memory.answered(message.sequence)
+        with self._lock:
+            delay = self._client.options.retry.initial_backoff_seconds
+            self._memory.settled(self._queue.answered(message, delay=delay))
+            if message.HasField("error") or self._is_short:
+                self._is_short = False
+                self._work.notify_all()
+            self._progress.notify_all()
