@@ -23,7 +23,7 @@ FILES = {
         f"{CLIENT}/_async/{name}.py": f"{CLIENT}/_sync/{name}.py"
         for name in (
             *("background_push", "batch", "buffer_verbs", "content_verbs", "delivery_verbs"),
-            "stream",
+            *("policy_watch", "stream"),
         )
     },
 }
@@ -56,6 +56,12 @@ TEXTS = {
     It can be shared between threads: each batch goes to one of them. A thread reads ahead. When
     the stream breaks it reconnects; batches that were read ahead are then dropped here, since
     the server delivers them again. A rank goes on after the last shared batch that was taken here.
+""",
+    "as an asynchronous iterator": "as an iterator",
+    """may miss all but the newest. It reconnects when the connection breaks. One task iterates; any
+    of the same loop may close it.
+""": """may miss all but the newest. It reconnects when the connection breaks. One thread iterates;
+    any may close it.
 """,
     "It belongs to one event loop.": "It can be shared between threads.",
 }

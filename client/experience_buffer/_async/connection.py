@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import grpc.aio
 
+from experience_buffer._async.primitives import is_cancelling
 from experience_buffer._messages import calls, push_bytes
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
@@ -72,7 +73,7 @@ class AsyncConnection(ClientSettings):
                 failure = error
             except asyncio.CancelledError:
                 # gRPC cancels the waiting task too when the channel is closed.
-                if self._closed and not _is_cancelling():
+                if self._closed and not is_cancelling():
                     raise closed_error("client") from None
                 raise
             delay = attempts.delay_after(failure, idempotent=call.idempotent)
@@ -102,8 +103,3 @@ class AsyncConnection(ClientSettings):
             self._stub = push_bytes.make_stub(self._channel)
             self._loop, self._stopped = loop, asyncio.Event()
         return self._stub
-
-
-def _is_cancelling() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

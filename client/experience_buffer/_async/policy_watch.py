@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import grpc.aio
 
+from experience_buffer._async.primitives import Condition, read
 from experience_buffer._transport.policy_watch import METHOD, WatchedVersions
 from experience_buffer._transport.settings import closed_error
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
@@ -32,7 +30,8 @@ class AsyncPolicyVersions:
     def __init__(self, client: AsyncConnection, buffer: str) -> None:
         self._client = client
         self._versions = WatchedVersions(buffer, client.options.retry)
-        self._closed = asyncio.Event()
+        self._changed = Condition()
+        self._closed = False
         self._call: Any = None
 
     async def __aenter__(self) -> Self:
@@ -57,39 +56,44 @@ class AsyncPolicyVersions:
             ExperienceBufferError: The server ended the call for good, or could not be reached for
                 `RetryOptions.reconnect_seconds`.
         """
-        while not self._closed.is_set():
+        while (call := self._get_call()) is not None:
             error: ExperienceBufferError
-            if self._call is None:
-                request: Any = self._versions.request
-                self._call = self._client._open(METHOD, request)
+            is_waiting = True
             try:
-                # Not `async for`: leaving one would cancel the call.
-                while (response := await self._call.read()) is not grpc.aio.EOF:
+                while (response := await read(call)) is not None:
                     if self._versions.is_news(response):
+                        is_waiting = False
                         return self._versions.last
                 error = UnavailableError("the server ended the watch of the policy version")
             except grpc.RpcError as rpc_error:
                 error = self._client._translate(rpc_error, METHOD)
-            except asyncio.CancelledError:
-                # A call that was cancelled, as by a timeout around this, has no more to say.
-                self._call = None
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                # So gRPC says that the call was cancelled otherwise.
-                if self._client._is_closed:
-                    raise closed_error("client") from None
-                break
-            self._call = None
-            if self._closed.is_set():
-                break
-            delay = self._versions.delay_after(error)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), delay)
+            finally:
+                # Also when who waits gives up, as by a timeout around this: it begins anew next time.
+                if is_waiting:
+                    call.cancel()
+                    self._call = None
+            if self._client._is_closed:
+                error = closed_error("client")
+            with self._changed:
+                if not self._closed:
+                    delay = self._versions.delay_after(error)
+                    await self._changed.wait_for(lambda: self._closed, delay)
         raise StopAsyncIteration
 
     async def close(self) -> None:
-        """End the call, also while a task waits for a version. Idempotent."""
-        self._closed.set()
-        if self._call is not None:
-            self._call.cancel()
+        """End the call, also while a version is waited for. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            if self._call is not None:
+                self._call.cancel()
+
+    def _get_call(self) -> Any:
+        """The call, opened if need be; None when this was closed."""
+        with self._changed:
+            if self._closed:
+                return None
+            if self._call is None:
+                request: Any = self._versions.request
+                self._call = self._client._open(METHOD, request)
+            return self._call

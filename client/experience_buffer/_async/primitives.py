@@ -11,9 +11,31 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
+import grpc.aio
+
 T = TypeVar("T")
 in_thread: Final = asyncio.to_thread
 """Do work that takes long without keeping the event loop from running."""
+
+
+async def read(call: Any) -> Any:
+    """The next message of a stream; None when it has ended, or was cancelled here.
+
+    `async for` would cancel the call when it is left.
+    """
+    try:
+        message = await call.read()
+    except asyncio.CancelledError:
+        if is_cancelling():
+            raise
+        return None
+    return None if message is grpc.aio.EOF else message
+
+
+def is_cancelling() -> bool:
+    """Whether this task is to end. If not, a `CancelledError` is how gRPC says that a call was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Lock:

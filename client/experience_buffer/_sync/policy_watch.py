@@ -1,19 +1,17 @@
-"""The policy versions of a buffer as an iterator.
-
-Written by hand: a thread that waits is woken by the end of the call, where `_async/policy_watch.py`
-tells a cancelled task from a cancelled call, and closing from another thread needs a lock.
-"""
+# Generated from _async/policy_watch.py by scripts/generate_sync.py; edit that file.
+"""The policy versions of a buffer as an iterator."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from experience_buffer._sync.primitives import Condition, read
 from experience_buffer._transport.policy_watch import METHOD, WatchedVersions
+from experience_buffer._transport.settings import closed_error
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
 
 if TYPE_CHECKING:
@@ -33,8 +31,8 @@ class PolicyVersions:
     def __init__(self, client: Connection, buffer: str) -> None:
         self._client = client
         self._versions = WatchedVersions(buffer, client.options.retry)
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._changed = Condition()
+        self._closed = False
         self._call: Any = None
 
     def __enter__(self) -> Self:
@@ -59,33 +57,43 @@ class PolicyVersions:
             ExperienceBufferError: The server ended the call for good, or could not be reached for
                 `RetryOptions.reconnect_seconds`.
         """
-        while not self._closed.is_set():
+        while (call := self._get_call()) is not None:
             error: ExperienceBufferError
+            is_waiting = True
             try:
-                for response in self._get_call():
+                while (response := read(call)) is not None:
                     if self._versions.is_news(response):
+                        is_waiting = False
                         return self._versions.last
                 error = UnavailableError("the server ended the watch of the policy version")
             except grpc.RpcError as rpc_error:
-                if self._closed.is_set():
-                    break
                 error = self._client._translate(rpc_error, METHOD)
-            self._call = None
-            if not self._closed.is_set():
-                self._closed.wait(self._versions.delay_after(error))
+            finally:
+                # Also when who waits gives up, as by a timeout around this: it begins anew next time.
+                if is_waiting:
+                    call.cancel()
+                    self._call = None
+            if self._client._is_closed:
+                error = closed_error("client")
+            with self._changed:
+                if not self._closed:
+                    delay = self._versions.delay_after(error)
+                    self._changed.wait_for(lambda: self._closed, delay)
         raise StopIteration
 
     def close(self) -> None:
-        """End the call, also while another thread waits for a version. Idempotent."""
-        with self._lock:
-            self._closed.set()
+        """End the call, also while a version is waited for. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
             if self._call is not None:
                 self._call.cancel()
 
     def _get_call(self) -> Any:
-        with self._lock:
-            if self._closed.is_set():
-                return ()
+        """The call, opened if need be; None when this was closed."""
+        with self._changed:
+            if self._closed:
+                return None
             if self._call is None:
                 request: Any = self._versions.request
                 self._call = self._client._open(METHOD, request)

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from threading import Condition, Lock
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-__all__ = ["Answer", "Condition", "Lock", "Outbox", "Worker", "in_thread"]
+__all__ = ["Answer", "Condition", "Lock", "Outbox", "Worker", "in_thread", "read"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,6 +21,11 @@ T = TypeVar("T")
 def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Do work that takes long: here, since it keeps nobody else from running."""
     return work(*args, **kwargs)
+
+
+def read(call: Any) -> Any:
+    """The next message of a stream; None when it has ended."""
+    return next(call, None)
 
 
 class Answer(Generic[T]):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import AsyncClient, CallCancelledError, ClientOptions
+from experience_buffer import AsyncClient, CallCancelledError, ClientOptions, WrongStateError
 from tests.unit.client.rpc.pushed import FAST, experience, payload
 
 
@@ -73,3 +73,19 @@ async def test_pages_are_iterated_over(script: Any, buffer: AsyncClient) -> None
     await buffer.push([experience(run) for run in range(5)])
     found = [item.uid async for item in buffer.list(page_size=2)]
     assert found == sorted(script.stored)
+
+
+async def test_a_writer_belongs_to_the_process_that_used_it(
+    script: Any, buffer: AsyncClient
+) -> None:
+    writer = buffer.writer()
+    await writer.append(experience(1))
+    await writer.flush()
+    ours, writer._pid = writer._pid, -1  # As in a process that is forked off.
+    with pytest.raises(WrongStateError, match="make a writer in each process"):
+        await writer.append(experience(2))
+    await writer.close()
+    writer._pid = ours
+    await writer.append(experience(3))
+    await writer.close()
+    assert writer.counts.num_stored == len(script.stored) == 2
