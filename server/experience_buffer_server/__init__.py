@@ -1,5 +1,14 @@
 """The experience buffer server."""
 
-from importlib.metadata import version
+from __future__ import annotations
 
-__version__ = version("experience-buffer")
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """Look `__version__` up when it is asked for: the writer process doesn't, and starts sooner."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("experience-buffer")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

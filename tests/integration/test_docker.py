@@ -34,7 +34,12 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dockerfile.Stage
             DOCKER / "Dockerfile",
             context=ROOT,
             folder=folder,
-            pip_options={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": WHEELHOUSE.as_uri()},
+            pip_options={
+                "PIP_NO_INDEX": "1",
+                "PIP_FIND_LINKS": WHEELHOUSE.as_uri(),
+                # Half a minute for modules of which these tests load few.
+                "PIP_NO_COMPILE": "1",
+            },
             TORCH_INDEX_URL="",
         )
     finally:

@@ -38,7 +38,7 @@ def test_no_acknowledged_push_is_lost(
     server = make_server()
     with server.stub() as stub:
         create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
-    num_pushes, num_members = 800, 2
+    num_pushes, num_members = 350, 2
     works = [
         write_work(
             tmp_path / f"work-{worker}",

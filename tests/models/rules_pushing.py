@@ -109,7 +109,9 @@ class Pushing(Pair):
         members = self.model.members()
         if not members:
             return
-        member = members[choose.one_of(sorted(members))]
+        newest = max(members, key=lambda uid: members[uid].number)
+        # Often the one that was given the last number.
+        member = members[choose.one_of([newest, choose.one_of(sorted(members))])]
         held = self.model.is_held(member)
         assert self.port.delete(member.uid) == (not held)
         if not held:
