@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import grpc
 
 from experience_buffer.v1 import service_pb2_grpc
+from tests.nursery import Forked, nursery
 from tests.ports import unused_ports
 
 DEFAULT_MODULE = "experience_buffer_server"
@@ -63,7 +64,7 @@ class Server:
         self.metrics_port = 0
         self.log: list[str] = []
         """Lines of all lives, the present one included."""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | subprocess.Popen[Any] | None = None
         self._readers: list[threading.Thread] = []
 
     @property
@@ -91,7 +92,7 @@ class Server:
         if self.max_file_bytes:
             limit = f'ulimit -f {self.max_file_bytes // 512}; exec "$@"'
             command = ["/bin/sh", "-c", limit, "sh", *command]
-        self._process = subprocess.Popen(
+        self._process = nursery().popen(
             command,
             cwd=self.folder,
             env=os.environ
@@ -116,7 +117,10 @@ class Server:
         return self
 
     def _read_log(
-        self, process: subprocess.Popen[str], begun: threading.Event, listening: threading.Event
+        self,
+        process: Forked | subprocess.Popen[Any],
+        begun: threading.Event,
+        listening: threading.Event,
     ) -> None:
         """Collect the log of one life; `begun` is set when it listens, or has ended before."""
         assert process.stderr is not None

@@ -274,14 +274,15 @@ async def pushes(number):
     for run in range(3):
         await client.push([experience(number, run)])
 
-for number in range(8):
+for number in range(4):
     asyncio.run(pushes(number))
 """
 
 
 def test_an_async_client_of_many_event_loops_ends_each_quietly(buffer: Client) -> None:
     command = [sys.executable, "-c", LOOPS, buffer.address]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    # As long as it takes: the test has a limit of its own.
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

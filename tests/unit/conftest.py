@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from experience_buffer_server.store.lmdb import writer_link
+from tests.nursery import nursery
 from tests.unit.builders import World
+
+
+def _popen(*arguments: Any, **options: Any) -> Any:
+    """The nursery's, which starts with its first process."""
+    return nursery().popen(*arguments, **options)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_writers() -> Iterator[None]:
+    """Stores' writers are forked: a test takes less time than the import of their modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        forked = SimpleNamespace(Popen=_popen, DEVNULL=subprocess.DEVNULL)
+        patch.setattr(writer_link, "subprocess", forked)
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import lmdb
 import pytest
 
 from experience_buffer_server.store import BufferRow, Record, StoreFailedError, StoreFormatError
+from experience_buffer_server.store.lmdb import writer_link
 from experience_buffer_server.store.lmdb.disk.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.reader import LmdbReader
@@ -37,8 +38,13 @@ async def append(store: LmdbStore, record: Record, payload: bytes = b"payload") 
 
 
 async def test_a_second_owner_is_told_who_has_the_directory(
-    open_store: OpenStore, path: Path, make_record: MakeRecord
+    open_store: OpenStore,
+    path: Path,
+    make_record: MakeRecord,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A writer names its parent, which is the owner where nothing forks it.
+    monkeypatch.setattr(writer_link, "subprocess", subprocess)
     store = await open_store()
     with pytest.raises(StoreFailedError, match=f"{path}.*pid {os.getpid()}, .*{writer_pid(path)}"):
         await open_store(lock_timeout_seconds=0.1)
