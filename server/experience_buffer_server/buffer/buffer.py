@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.delivery import read_ahead
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_seconds
 from experience_buffer_server.buffer.delivery.leasing import ReturnReason
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, Updated
-from experience_buffer_server.buffer.delivery.read_ahead import Prefetches, fetched, large_entries
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
@@ -257,16 +257,16 @@ class Buffer:
         return consumer is None or self.flow.picking.is_fresh(consumer, lease.units, clock.now())
 
     def fetched(self, units: Iterable[Unit]) -> AbstractAsyncContextManager[None]:
-        """Have the large payloads of units in memory within the block."""
-        return fetched(self.flow.store, self.id, large_entries(self.state, units))
+        """Have in memory, within the block, what of units would wait for the disk."""
+        return read_ahead.fetched_units(self.flow.store, self.state, units)
 
     def fetched_bytes(self, units: Iterable[Unit]) -> int:
         """What `fetched` has in memory, beside what is made of it."""
-        return sum([e.record.payload_bytes for e in large_entries(self.state, units)])
+        return sum([e.record.payload_bytes for e in read_ahead.large_entries(self.state, units)])
 
-    def prefetches(self) -> Prefetches:
+    def prefetches(self) -> read_ahead.Prefetches:
         """For one stream: reads large payloads of its leases before these can be sent."""
-        return Prefetches(self.flow.store, self.state)
+        return read_ahead.Prefetches(self.flow.store, self.state)
 
     def settle(self, lease: Lease, unreadable: Unreadable, *, least: int) -> bool:
         """Go on with a lease of which some units can't be read; see `Damage.settle`."""

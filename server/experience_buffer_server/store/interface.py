@@ -205,6 +205,29 @@ class Store(Protocol):
         changes nothing else; those that can't be read are told of where they are read.
         """
 
+    @property
+    def reads_wait(self) -> bool:
+        """Whether reading small rows may wait for the disk now: `at_hand` is worth its while then."""
+
+    async def at_hand(
+        self,
+        buffer_id: int,
+        *,
+        uids: Iterable[str] = (),
+        seqs: Iterable[int] = (),
+        remembered: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Have what will be read where reading it doesn't wait for the disk, as far as it can be had.
+
+        What follows it reads newer commits, too, without waiting: it changes nothing of what is read.
+
+        Args:
+            buffer_id: The buffer's.
+            uids: Of `payloads` and `stored`; large payloads are for `fetched`.
+            seqs: Of `advantages` and `stored`.
+            remembered: Kinds and keys, of `recall`.
+        """
+
     def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
         """Read large payloads ahead of the `fetched` that will ask for them, as far as there is room.
 

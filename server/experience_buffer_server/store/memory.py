@@ -122,6 +122,7 @@ class MemoryStore:
     reader_spec: str | None = None
     is_taking_in = False
     pending_bytes = 0
+    reads_wait = False
 
     def __init__(self, data: MemoryData | None = None, *, max_bytes: int = 1 << 40) -> None:
         self.data = MemoryData() if data is None else data
@@ -276,6 +277,16 @@ class MemoryStore:
     def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """They are in memory."""
         return nullcontext()
+
+    async def at_hand(
+        self,
+        buffer_id: int,
+        *,
+        uids: Iterable[str] = (),
+        seqs: Iterable[int] = (),
+        remembered: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """It is in memory."""
 
     def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
         """Nothing has to be read ahead."""

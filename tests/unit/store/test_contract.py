@@ -348,6 +348,20 @@ async def test_values_are_remembered_by_kind_and_forgotten_by_age(
     await store.close()
 
 
+async def test_what_is_at_hand_is_read_as_it_is_by_then(
+    store: Store, make_record: MakeRecord
+) -> None:
+    await append(store, make_record(1))
+    await store.at_hand(1, uids=[make_record(1).uid, "no uid"], seqs=[1], remembered=[("uid", "a")])
+    batch = store.batch()
+    batch.remember(1, "uid", "a", b"since then", 1.0)
+    batch.replace(1, make_record(1), b"replaced")
+    await store.commit(batch)
+    assert store.recall(1, "uid", ["a"]) == [b"since then"]
+    assert store.payloads(1, [make_record(1).uid]) == [b"replaced"]
+    await store.at_hand(1, uids=["u" * 600])
+
+
 # --- ownership
 
 

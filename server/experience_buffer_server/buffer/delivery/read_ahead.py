@@ -1,9 +1,9 @@
-"""Having large payloads in memory before they are read, since reading them waits for the disk."""
+"""Having in memory what is read next, since the event loop must not wait for the disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
@@ -14,9 +14,36 @@ from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Expect
 def fetched(
     store: Store, buffer_id: int, entries: Iterable[Entry | None]
 ) -> AbstractAsyncContextManager[None]:
-    """Have the large payloads of experiences in memory within the block."""
+    """Have the large payloads of experiences in memory within the block.
+
+    And all else of them, as long as the store's small rows may not be there.
+    """
+    if store.reads_wait:
+        return _all_of(store, buffer_id, [entry for entry in entries if entry is not None])
     uids = [entry.record.uid for entry in entries if entry is not None and _is_large(entry)]
     return store.fetched(buffer_id, uids) if uids else nullcontext()
+
+
+@asynccontextmanager
+async def _all_of(store: Store, buffer_id: int, entries: Sequence[Entry]) -> AsyncIterator[None]:
+    await store.at_hand(
+        buffer_id,
+        uids=[entry.record.uid for entry in entries if not _is_large(entry)],
+        seqs=[entry.record.seq for entry in entries],
+    )
+    async with store.fetched(buffer_id, [e.record.uid for e in entries if _is_large(e)]):
+        yield
+
+
+def fetched_units(
+    store: Store, state: BufferState, units: Iterable[Unit]
+) -> AbstractAsyncContextManager[None]:
+    """The same for the experiences of units."""
+    if store.reads_wait:
+        return fetched(
+            store, state.id, (e for unit in units for e in state.contents.by_seqs(unit.seqs))
+        )
+    return fetched(store, state.id, large_entries(state, units))
 
 
 class Prefetches:

@@ -19,6 +19,7 @@ from experience_buffer_server.buffer.intake.admission import entomb
 from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal
+from experience_buffer_server.buffer.state.group_table import group_key_of
 from experience_buffer_server.runtime.loop_turns import Turn
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE, BufferSettings
 from experience_buffer_server.store.interface import Store
@@ -115,7 +116,20 @@ class Reading:
                 candidates.append(candidate)
             if turn.is_long:
                 await turn.pause()
+        if self._store.reads_wait:
+            await self._have_remembered(candidates)
         return Admitted(candidates, settings, published)
+
+    async def _have_remembered(self, candidates: Iterable[Candidate | Refusal]) -> None:
+        """Have at hand what `read`, and who places what is new, will ask whether it is remembered."""
+        group_by = self._state.settings.group_by
+        keys: dict[tuple[str, str], None] = {}
+        for candidate in candidates:
+            if isinstance(candidate, Candidate):
+                keys["uid", candidate.uid] = None
+                if group_by != "none":
+                    keys["group", group_key_of(candidate.eid, group_by)] = None
+        await self._store.at_hand(self._state.id, remembered=keys)
 
     def read(self, push: Push, admitted: Admitted | None = None) -> Arrived:
         """See what of a push is new.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from experience_buffer_server.store.interface import (
@@ -13,6 +14,7 @@ from experience_buffer_server.store.interface import (
     StoreFailedError,
 )
 from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
+from experience_buffer_server.store.lmdb.page_cache import PageCache, major_faults
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 
 
@@ -26,6 +28,7 @@ class OwnerReads:
         self._path = path
         self._reader: LmdbReader | None = None
         self._fetching: Fetching | None = None
+        self._cache = PageCache()
 
     def _begin_reading(self) -> None:
         reader = self._reader = LmdbReader(self._path)
@@ -49,17 +52,45 @@ class OwnerReads:
 
     def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
         """The stored payloads in the order asked, committed ones only; see `interface.Found`."""
-        return self.reader.payloads(buffer_id, uids)
+        before = major_faults()
+        payloads = self.reader.payloads(buffer_id, uids)
+        self._cache.note(major_faults() - before)
+        return payloads
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed, in the order asked; see `interface.Found`."""
         return self.reader.advantages(buffer_id, seqs)
 
+    @contextmanager
     def stored(
         self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
-    ) -> AbstractContextManager[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
+    ) -> Iterator[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
         """Payloads, uncopied, and what was computed; see `interface.Store.stored`."""
-        return self.reader.stored(buffer_id, uids, seqs)
+        before = major_faults()
+        with self.reader.stored(buffer_id, uids, seqs) as found:
+            self._cache.note(major_faults() - before)
+            yield found
+
+    @property
+    def reads_wait(self) -> bool:
+        """Whether reading small rows may wait for the disk now; see `interface.Store.at_hand`."""
+        return self._cache.is_cold
+
+    async def at_hand(
+        self,
+        buffer_id: int,
+        *,
+        uids: Iterable[str] = (),
+        seqs: Iterable[int] = (),
+        remembered: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Touch rows in a thread, if they may not be in memory; see `interface.Store.at_hand`."""
+        if self._fetching is not None and self._cache.is_cold:
+            touch = partial(
+                self.reader.touch, buffer_id, [*uids], seqs=[*seqs], remembered=[*remembered]
+            )
+            with suppress(RuntimeError):  # No thread is left: who reads waits for the disk.
+                self._cache.note(await self._fetching.run(touch))
 
     def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Have large payloads in memory within the block; see `interface.Store.fetched`."""
@@ -75,7 +106,10 @@ class OwnerReads:
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
         """The remembered values in the order asked; None where nothing is, or can be read back."""
-        return self.reader.recall(buffer_id, kind, keys)
+        before = major_faults()
+        values = self.reader.recall(buffer_id, kind, keys)
+        self._cache.note(major_faults() - before)
+        return values
 
     def payload_uids(self, buffer_id: int) -> Iterator[str]:
         """The uids of all stored payloads, for a start after damage; it may take seconds."""

@@ -6,7 +6,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -19,6 +19,7 @@ from experience_buffer_server.store.interface import (
     DamagedRecordError,
     Found,
     StoredBuffer,
+    StoreError,
     StoreFailedError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
@@ -33,6 +34,7 @@ from experience_buffer_server.store.lmdb.large.reads import (
     is_as_written,
 )
 from experience_buffer_server.store.lmdb.loading import Loading
+from experience_buffer_server.store.lmdb.page_cache import major_faults
 
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
@@ -215,6 +217,29 @@ class LmdbReader:
             if isinstance(value, DamagedRecordError):
                 _log.error("forgotten early: %s in %s", value, self._path)
         return [value if isinstance(value, bytes) else None for value in values]
+
+    def touch(
+        self,
+        buffer_id: int,
+        uids: Iterable[str],
+        *,
+        seqs: Iterable[int],
+        remembered: Iterable[tuple[str, str]],
+    ) -> int:
+        """Have in memory what `payloads`, `advantages` and `recall` will read; how often it waited.
+
+        What can't be read is told of where it is read, and so are keys that are too long.
+        """
+        before = major_faults()
+        with suppress(StoreError, ValueError), self._transaction() as txn:
+            # Without the interpreter's lock, also while the values' own pages come from the disk.
+            for kind, key in remembered:
+                txn.get(disk.memory_key(buffer_id, kind, key), db=self._tables[Table.MEMORY])
+            for uid in uids:
+                txn.get(disk.payload_key(buffer_id, uid), db=self._tables[Table.PAYLOADS])
+            for seq in seqs:
+                txn.get(disk.numbered_key(buffer_id, seq), db=self._tables[Table.ADVANTAGES])
+        return major_faults() - before
 
     def ownership(self, buffer_id: int) -> Ownership:
         """Who owns a buffer, and which of its commits was the last."""

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from experience_buffer_server.store.interface import Found, StoreFailedError
 from experience_buffer_server.store.lmdb.large.reads import (
@@ -22,6 +22,7 @@ from experience_buffer_server.store.lmdb.large.reads import (
     span_bytes,
 )
 
+_T = TypeVar("_T")
 _NUM_THREADS: Final = 4
 _MOST_AHEAD_BYTES: Final = 64 << 20
 """Of what is read before anybody has asked for it. A lease has no more of it than is left for others."""
@@ -125,6 +126,10 @@ class Fetching:
             payloads: Uid and bytes of each, in the order in which they will be asked for.
         """
         return Expected(self, buffer_id, payloads)
+
+    async def run(self, read: Callable[[], _T]) -> _T:
+        """What `read` returns, called by a thread that may wait for the disk."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     def close(self) -> None:
         """Wait for what is being read, and end the threads. Idempotent."""
