@@ -21,6 +21,7 @@ from tests.models.model_place import Reader
 from tests.models.model_stock import SIZE
 from tests.models.mortal_store import MortalStore
 from tests.models.port import Delivered, Item, Port, Refused
+from tests.models.whole_state import differences, everything
 from tests.unit.builders import World, eid, experience, want
 
 T = TypeVar("T")
@@ -239,8 +240,13 @@ class BufferPort:
         self.run(tick())
 
     def crash(self) -> None:
-        """What is in memory is lost."""
+        """What is in memory is lost, and all of it known again."""
+        before = everything(self.buffer)
+        self._reload()
+        changed = differences(before, everything(self.buffer))
+        assert not changed, "\n".join(changed)
 
+    def _reload(self) -> None:
         async def reload() -> None:
             self.buffer = self._world.reload(self.buffer)
 
@@ -253,7 +259,7 @@ class BufferPort:
         with contextlib.suppress(asyncio.CancelledError):
             call(self)
         self._dies_meanwhile = False
-        self.crash()
+        self._reload()
 
     def close(self) -> None:
         """Leave nothing in the store."""

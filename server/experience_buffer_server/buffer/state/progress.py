@@ -363,7 +363,7 @@ class Progress:
             entry = self._contents.by_seq(seq)
             if entry is None or entry.leaving:
                 continue
-            if row.steps.get(name) or name in row.quarantined:
+            if name in row.steps or name in row.quarantined:
                 stored[seq] = rest = dataclasses.replace(
                     row,
                     acked=sorted(entry.acked),
@@ -386,7 +386,7 @@ class Progress:
         for seq, row in self._rows.items():
             had_steps, was_quarantined = row.steps.pop(name, None), row.quarantined.pop(name, None)
             entry = self._contents.by_seq(seq)
-            if entry is None or entry.leaving or not (had_steps or was_quarantined):
+            if entry is None or entry.leaving or (had_steps is None and not was_quarantined):
                 continue
             row.acked = sorted(entry.acked)
             if stored.get(seq) != row:
