@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from experience_buffer import (
     EID,
     AdvantageConfig,
     AlreadyExistsError,
-    AsyncClient,
     Batch,
     BufferConfig,
     BufferNotFoundError,
@@ -207,14 +207,16 @@ def test_administration(buffer: Client) -> None:
     assert buffer.drop_group("3/5", reason="test") == 6
 
 
-def test_stream_delivers_what_a_writer_pushes(buffer: Client) -> None:
+def test_stream_delivers_what_a_writer_pushes(buffer: Client, connect: Any) -> None:
     buffer.update_buffer("default", group_size=1)
     seen: list[str] = []
     with (
-        buffer.writer(options=WriterOptions(max_batch_items=13)) as writer,
-        buffer.stream(10, prefetch=3) as stream,
+        connect(buffer.address, options=OPTIONS) as client,
+        client.writer(options=WriterOptions(max_batch_items=13)) as writer,
+        client.stream(10, prefetch=3) as stream,
     ):
-        for task in range(100):
+        writer.append([experience(0, task=task) for task in range(50)])
+        for task in range(50, 100):
             writer.append(experience(0, task=task))
         for batch in stream:
             seen += batch.uids
@@ -225,6 +227,13 @@ def test_stream_delivers_what_a_writer_pushes(buffer: Client) -> None:
         assert writer.counts.num_stored == 100
     assert sorted(seen) == sorted(experience(0, task=task).eid.uid for task in range(100))
     assert not buffer.sample(1, timeout=0)
+    assert buffer.get_stats("default").buffers[0].consumers[0].num_leases == 0
+    with (
+        connect(buffer.address, options=OPTIONS) as client,
+        pytest.raises(BufferNotFoundError),
+        client.stream(1, buffer="nowhere") as stream,
+    ):
+        next(stream)
 
 
 def test_closing_a_stream_gives_its_leases_back(buffer: Client) -> None:
@@ -236,24 +245,6 @@ def test_closing_a_stream_gives_its_leases_back(buffer: Client) -> None:
     with pytest.raises(LeaseNotFoundError):
         first.ack()
     again.ack()
-
-
-async def test_async_client_does_the_same(buffer: Client, server: ServerProcess) -> None:
-    buffer.update_buffer("default", group_size=1)
-    seen: list[str] = []
-    async with AsyncClient(server.address, options=OPTIONS) as client:
-        async with client.writer() as writer, client.stream(7) as stream:
-            await writer.append([experience(0, task=task) for task in range(49)])
-            async for batch in stream:
-                seen += batch.uids
-                await batch.ack()
-                if len(seen) == 49:
-                    break
-        assert len(set(seen)) == 49
-        with pytest.raises(BufferNotFoundError):
-            async with client.stream(1, buffer="nowhere") as stream:
-                await anext(stream)
-        assert (await client.get_stats("default")).buffers[0].consumers[0].num_leases == 0
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from experience_buffer import (
-    AsyncClient,
     Client,
     InvalidRequestError,
     SnapshotResult,
@@ -178,13 +177,6 @@ def test_the_call_says_what_it_has_done(make_server: MakeServer) -> None:
     assert 'experience_buffer_snapshots_total{outcome="taken"} 3.0' in metrics
     lines = [json.loads(line) for line in server.log if "snapshot taken" in line]
     assert [line["num_experiences"] for line in lines] == [5, 5, 5]
-
-
-async def test_the_async_client_takes_one_too(make_server: MakeServer) -> None:
-    server = make_server(toml=SNAPSHOTS)
-    async with AsyncClient(server.address) as client:
-        taken = await client.snapshot("a")
-        assert SnapshotFolder(folder_of(server)).snapshots()[0].name == taken.name
 
 
 def test_snapshots_are_off_unless_configured(shared_server: Server) -> None:

@@ -274,14 +274,6 @@ def test_files_without_certificates_are_no_absent_server(
         lambda client: next(client.stream(1, prefetch=10**30)),
     ],
 )
-def test_wrong_values_are_errors_of_this_package(call: Any) -> None:
-    with Client("127.0.0.1:1", timeout=0.1) as client, pytest.raises(InvalidRequestError):
+def test_wrong_values_are_errors_of_this_package(call: Any, connect: Any) -> None:
+    with connect("127.0.0.1:1", timeout=0.1) as client, pytest.raises(InvalidRequestError):
         call(client)
-
-
-async def test_wrong_values_are_errors_of_this_package_for_asyncio_too() -> None:
-    async with AsyncClient("127.0.0.1:1", timeout=0.1) as client:
-        wrong: Any = []
-        for call in (client.sample(1, buffer=wrong), client.sample(1, timeout=wrong)):
-            with pytest.raises(InvalidRequestError):
-                await call
