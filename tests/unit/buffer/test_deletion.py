@@ -15,9 +15,9 @@ from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import WriteBatch
 from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inventory, problem_of
 from experience_buffer_server.store.lmdb.verify.check import check
-from tests.unit.buffer.test_coming_and_going import restarted
+from tests.refusing_store import Refusals
+from tests.scenarios.test_coming_and_going import restarted
 from tests.unit.builders import World, push, settings
-from tests.unit.refusing_store import Refusals
 
 NUM_TASKS, NUM_RUNS = 5, 2
 

@@ -20,10 +20,10 @@ from experience_buffer_server.store.interface import (
     WriteBatch,
 )
 from tests.models.buffer_port import payload
+from tests.refusing_store import Refusals
 from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
 from tests.unit.buffer.test_settings_change import take
 from tests.unit.builders import World, push, settings, settle, uid, want
-from tests.unit.refusing_store import Refusals
 
 
 async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:

@@ -19,9 +19,9 @@ from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.response_bytes import Hold
 from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.lmdb.store import LmdbStore
+from tests.refusing_store import Refusals
 from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.builders import World, experience, push, uid
-from tests.unit.refusing_store import Refusals
 
 PACKED = types_pb2.SAMPLE_FORMAT_PACKED
 FORMATS = pytest.mark.parametrize("form", [PACKED, types_pb2.SAMPLE_FORMAT_TRXP])

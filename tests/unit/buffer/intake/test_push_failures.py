@@ -13,10 +13,10 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.candidate import Reason
 from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import WriteBatch
+from tests.refusing_store import Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
 from tests.unit.buffer.intake.test_annotate import pushed
 from tests.unit.builders import World, push, settle, uid
-from tests.unit.refusing_store import Refusals
 
 
 class Pushing:

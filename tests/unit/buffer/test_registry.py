@@ -1,17 +1,13 @@
-"""The small rooms: queue, registry, gauges, logs."""
+"""Buffers by name: created, changed, deleted, loaded."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.runtime.logs import JsonFormatter
 from experience_buffer_server.settings.server import Settings
 from tests.unit.builders import World, push, settings
 
@@ -42,29 +38,3 @@ async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
     assert await registry.delete("math", force=True) == 1
     with pytest.raises(errors.BufferNotFoundError, match="no buffer 'math'"):
         registry.get("math")
-
-
-async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((1, 0), (1, 1)))
-    loop = asyncio.get_running_loop()
-    gauges = Gauges(lambda: [buffer.stats()], loop)
-    families = await asyncio.to_thread(lambda: list(gauges.collect()))
-    values = {family.name: [s.value for s in family.samples] for family in families}
-    assert values["experience_buffer_items"] == [2]
-    assert values["experience_buffer_open_groups"] == [1]
-    assert values["experience_buffer_ready_units"] == [2]
-    assert values["experience_buffer_policy_version"] == []
-    broken = Gauges(lambda: [][0], loop)
-    with pytest.raises(IndexError):
-        await asyncio.to_thread(lambda: list(broken.collect()))
-
-
-def test_a_log_line_is_one_json_object() -> None:
-    record = logging.makeLogRecord(
-        {"msg": "two\nlines %d", "args": (7,), "levelname": "INFO", "name": "x", "port": 11}
-    )
-    line = JsonFormatter().format(record)
-    assert "\n" not in line
-    entry = json.loads(line)
-    assert (entry["message"], entry["port"], entry["level"]) == ("two\nlines 7", 11, "INFO")

@@ -12,8 +12,8 @@ from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store import StoreFullError
+from tests.refusing_store import Refusals, begin
 from tests.unit.builders import World, push, settings, uid, want
-from tests.unit.refusing_store import Refusals, begin
 
 REPLAY = {"name": "c", "replay": True, "max_times_sampled": 2}
 LIMITER = {"min_size": 1, "min_diff": -10.0, "max_diff": 50.0}

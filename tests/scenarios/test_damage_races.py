@@ -16,11 +16,11 @@ from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc.batch_assembly import read_payload, sampled
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.server import ConfigurationError, Settings
+from tests.refusing_store import Refusals
 from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.buffer.delivery.test_damage import entry_of, lose
 from tests.unit.buffer.intake.test_annotate import RLOO, annotate, pushed
 from tests.unit.builders import World, push, sampling, settings, settle, uid, want
-from tests.unit.refusing_store import Refusals
 
 CONSUMERS = [{"name": "critic", "raw": True}, {"name": "actor", "unit": "group"}]
 
