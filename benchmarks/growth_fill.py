@@ -13,7 +13,7 @@ from benchmarks.workload import POOL_GROUPS, Size
 from experience_buffer import trxp
 from experience_buffer.consumer_options import SelectorKind
 from experience_buffer_server.buffer.intake.admission import admit
-from experience_buffer_server.buffer.state.candidate import Candidate
+from experience_buffer_server.buffer.state.entries import Candidate
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings, SelectorSettings
 from experience_buffer_server.store.interface import BufferRow, GroupRow, Record, WriteBatch, cut_of

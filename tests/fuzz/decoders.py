@@ -26,7 +26,7 @@ from experience_buffer_server.buffer.intake.admission import admit
 from experience_buffer_server.buffer.intake.annotation import admit_annotated
 from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
 from experience_buffer_server.buffer.intake.push_reading import each_alone
-from experience_buffer_server.buffer.state.candidate import Candidate, Refusal
+from experience_buffer_server.buffer.state.entries import Candidate, Refusal
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.settings.buffer import BufferSettings
 from tests.fuzz.bombs import one

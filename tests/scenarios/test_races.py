@@ -8,7 +8,7 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.intake.push import Push, PushStatus
-from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.buffer.state.entries import Reason
 from tests.unit.builders import World, eid, experience, push, want
 
 

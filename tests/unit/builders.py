@@ -16,8 +16,7 @@ from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
-from experience_buffer_server.buffer.intake.push_reading import Push
+from experience_buffer_server.buffer.intake.push_reading import PayloadReader, Push
 from experience_buffer_server.buffer.restore import restore
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.rpc.gateway import Backend

@@ -15,7 +15,7 @@ from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.intake.admission import admit
 from experience_buffer_server.buffer.intake.push_reading import each_alone
-from experience_buffer_server.buffer.state.candidate import Refusal
+from experience_buffer_server.buffer.state.entries import Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
 from tests.fuzz import corpus, meter
 from tests.fuzz.bombs import BOMBS, one

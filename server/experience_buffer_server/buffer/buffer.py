@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.delivery import read_ahead
+from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_seconds
 from experience_buffer_server.buffer.delivery.leasing import ReturnReason
@@ -18,9 +19,13 @@ from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, 
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
-from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
 from experience_buffer_server.buffer.intake.push_queue import Patience
-from experience_buffer_server.buffer.intake.push_reading import Admitted, Outcome, Push
+from experience_buffer_server.buffer.intake.push_reading import (
+    Admitted,
+    Outcome,
+    PayloadReader,
+    Push,
+)
 from experience_buffer_server.buffer.intake.task_pacing import Reserved
 from experience_buffer_server.buffer.settings_change import SettingsChanges
 from experience_buffer_server.buffer.state.consumers import Consumer, Want
@@ -143,20 +148,7 @@ class Buffer:
     ) -> list[Outcome]:
         """Store what can be stored; one outcome per experience, then one per tombstone.
 
-        Args:
-            push: The request.
-            patience: For how long it may wait for room where the settings say so; None: not at all.
-            charge: What it holds, and may hold.
-            admitted: What `admit` made of it just now; None: it is read here.
-
-        Raises:
-            TrxpError: A payload as a whole can't be read; nothing is stored.
-            InvalidRequestError: More items than a push may hold; nothing is stored.
-            BufferFullError: No room; nothing of this push is stored.
-            ResourceExhaustedError: A limiter or the pacing holds it back, or too much is under way;
-                nothing of it is stored.
-            UnavailableError: The server stops while it waits; nothing of it is stored.
-            BufferNotFoundError: The buffer was deleted while it waited.
+        See `Ingest.push` for what it takes and raises.
         """
         return await self.flow.ingest.push(push, patience, charge, admitted)
 
@@ -254,7 +246,7 @@ class Buffer:
     def is_fresh(self, lease: Lease) -> bool:
         """Whether a batch that was put together a while ago, and that nobody has, may still go."""
         consumer = self.state.consumers.get(lease.consumer)
-        return consumer is None or self.flow.picking.is_fresh(consumer, lease.units, clock.now())
+        return consumer is None or is_fresh(self.state, consumer, lease.units, clock.now())
 
     def fetched(self, units: Iterable[Unit]) -> AbstractAsyncContextManager[None]:
         """Have in memory, within the block, what of units would wait for the disk."""

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.compute.submission import Computing
-from experience_buffer_server.buffer.delivery.batch_picking import Picking
 from experience_buffer_server.buffer.delivery.damage import Damage
 from experience_buffer_server.buffer.delivery.delivery import Delivery
 from experience_buffer_server.buffer.delivery.leasing import Leasing
@@ -20,8 +19,8 @@ from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.delivery.rewind import Timelines
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.intake.annotate import Annotating
-from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
 from experience_buffer_server.buffer.intake.push import Ingest
+from experience_buffer_server.buffer.intake.push_reading import PayloadReader
 from experience_buffer_server.buffer.intake.push_room import Intake
 from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction
@@ -68,9 +67,8 @@ class Flow:
         self.computing = Computing(
             state, self, self.stored_row, store, changes, computer, metrics, tasks
         )
-        self.picking = picking = Picking(state)
-        self.line = Line(state, self, picking, changes, metrics)
-        self.offers = Offers(state, self, picking, self.line)
+        self.line = Line(state, self, changes, metrics)
+        self.offers = Offers(state, self, self.line)
         self.quarantine = Quarantine(state, self.offers, changes, metrics)
         self.leasing = Leasing(state, self, self.offers, self.quarantine, changes, metrics)
         self.delivery = Delivery(state, self.line, self.leasing, metrics)

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from experience_buffer._messages.varint import varint
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.intake.push_reading import Outcome, PushStatus
-from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.buffer.state.entries import Reason
 
 _LENGTH_DELIMITED: Final = 2
 
@@ -56,7 +56,7 @@ class PushRequest:
     num_bytes: int
     """Of the request."""
     is_lent: bool = False
-    """Whether the payloads lie in memory that the sender can still change; see `payload_reader`."""
+    """Whether the payloads lie in memory that the sender can still change; see `push_reading`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from experience_buffer import errors
 from experience_buffer.status import to_request_error
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.state.candidate import MAX_NOTE
 from experience_buffer_server.buffer.state.consumers import Want
+from experience_buffer_server.buffer.state.entries import MAX_NOTE
 from experience_buffer_server.rpc.batch_sender import Sending
 from experience_buffer_server.rpc.batches_ahead import MAX_AHEAD, Ahead, Answers
 from experience_buffer_server.rpc.flow_control import Credits, Outgoing

@@ -13,7 +13,7 @@ from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, service_pb2_grpc
 from experience_buffer_server import __version__
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.state.candidate import MAX_NOTE
+from experience_buffer_server.buffer.state.entries import MAX_NOTE
 from experience_buffer_server.rpc import config_messages, inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import write_push

@@ -3,7 +3,7 @@
 A stream asks for it, and has it as long as it lives. Where there is none, or no room in it, bytes go
 over gRPC as everybody's do: nothing but time is lost. What a client has put there it can still change,
 so what says how to read it is copied first, and the tensors' bytes, once, to where they are stored (see
-`payload_reader`). Belongs to the server's event loop.
+`push_reading`). Belongs to the server's event loop.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from experience_buffer_server.advantages.experience_inputs import (
 )
 from experience_buffer_server.buffer.compute.worker import experience_input
 from experience_buffer_server.buffer.intake.admission import admit
-from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal
+from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
 from tests.unit.builders import NUM_RESPONSE, experience, settings
 

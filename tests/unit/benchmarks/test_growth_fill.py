@@ -11,7 +11,7 @@ from benchmarks.growth_fill import BUFFER, FILLERS, fill
 from benchmarks.workload import POOL_GROUPS, SIZES, check
 from experience_buffer import trxp
 from experience_buffer_server.buffer.intake.admission import admit
-from experience_buffer_server.buffer.state.candidate import Candidate
+from experience_buffer_server.buffer.state.entries import Candidate
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import StoredBuffer
 from experience_buffer_server.store.lmdb.store import LmdbStore

@@ -6,7 +6,7 @@ import pytest
 
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.intake.push_reading import Outcome, PushStatus
-from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.rpc.push_codec import Pushed, write_push, write_push_stream
 
 STATUS = {

@@ -63,138 +63,143 @@ class _Room:
         return "bytes" if picked.num_bytes + unit.num_bytes > self.num_bytes else ""
 
 
-class Picking:
-    """Takes units out of consumers' ready sets, and puts them back. Not thread-safe."""
+def pick(
+    state: BufferState, consumer: Consumer, batch_size: int, max_bytes: int, now: float
+) -> Picked:
+    """Take up to `batch_size` units, in the consumer's order, with at most `max_bytes`.
 
-    def __init__(self, state: BufferState) -> None:
-        self._state = state
+    The first unit may exceed `max_bytes`, and the consumer's window if nothing else is leased.
+    """
+    picked = Picked()
+    room = _room(state, consumer, max_bytes)
+    drawn: dict[int, Unit] = {}
+    ready, replace = consumer.ready, consumer.settings.with_replacement
+    while len(picked.units) < batch_size and ready:
+        choice = ready.choose()
+        unit = drawn.get(choice.key) or _look(state, consumer, choice, picked, now)
+        if unit is None:
+            continue
+        picked.cut_by = room.excess(picked, unit)
+        if picked.cut_by:
+            break
+        if not replace:
+            ready.remove(unit.key)
+        drawn[unit.key] = unit
+        picked.units.append(unit)
+        picked.num_bytes += unit.num_bytes
+        picked.message_bytes += unit.message_bytes
+        picked.num_experiences += len(unit.seqs)
+    for key, unit in drawn.items():
+        if replace:
+            ready.remove(key)
+        consumer.out[key] = unit
+    for unit in picked.units:
+        consumer.tally.sampled(unit.key)
+    return picked
 
-    def pick(self, consumer: Consumer, batch_size: int, max_bytes: int, now: float) -> Picked:
-        """Take up to `batch_size` units, in the consumer's order, with at most `max_bytes`.
 
-        The first unit may exceed `max_bytes`, and the consumer's window if nothing else is leased.
-        """
-        picked = Picked()
-        room = self._room(consumer, max_bytes)
-        drawn: dict[int, Unit] = {}
-        ready, replace = consumer.ready, consumer.settings.with_replacement
-        while len(picked.units) < batch_size and ready:
-            choice = ready.choose()
-            unit = drawn.get(choice.key) or self._look(consumer, choice, picked, now)
-            if unit is None:
-                continue
-            picked.cut_by = room.excess(picked, unit)
-            if picked.cut_by:
-                break
-            if not replace:
-                ready.remove(unit.key)
-            drawn[unit.key] = unit
-            picked.units.append(unit)
-            picked.num_bytes += unit.num_bytes
-            picked.message_bytes += unit.message_bytes
-            picked.num_experiences += len(unit.seqs)
-        for key, unit in drawn.items():
-            if replace:
-                ready.remove(key)
-            consumer.out[key] = unit
-        for unit in picked.units:
-            consumer.tally.sampled(unit.key)
-        return picked
+def put_back(state: BufferState, consumer: Consumer, units: Sequence[Unit]) -> None:
+    """Return units that were taken to their old places, but for those that are gone."""
+    for unit, count in Counter(units).items():
+        if consumer.out.get(unit.key) is not unit:
+            continue  # Somebody else's by now.
+        del consumer.out[unit.key]
+        consumer.tally.sampled(unit.key, -count)
+        if not unit.gone and not consumer.closed:
+            restock(state, consumer, unit.key)
 
-    def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
-        """Return units that were taken to their old places, but for those that are gone."""
-        for unit, count in Counter(units).items():
-            if consumer.out.get(unit.key) is not unit:
-                continue  # Somebody else's by now.
-            del consumer.out[unit.key]
-            consumer.tally.sampled(unit.key, -count)
-            if not unit.gone and not consumer.closed:
-                self.restock(consumer, unit.key)
 
-    def restock(self, consumer: Consumer, key: int) -> None:
-        """Make a unit ready, if any of it is left that the consumer is to get."""
-        entries = self._state.members(consumer.settings, key)
-        if key in consumer.quarantined or not entries:
-            return
-        if all(consumer.name in entry.acked for entry in entries):
-            consumer.finished.add(key)
-            return
-        consumer.ready.add(key, value_of(consumer.settings.selector, entries))
+def restock(state: BufferState, consumer: Consumer, key: int) -> None:
+    """Make a unit ready, if any of it is left that the consumer is to get."""
+    entries = state.members(consumer.settings, key)
+    if key in consumer.quarantined or not entries:
+        return
+    if all(consumer.name in entry.acked for entry in entries):
+        consumer.finished.add(key)
+        return
+    consumer.ready.add(key, value_of(consumer.settings.selector, entries))
 
-    def is_fresh(self, consumer: Consumer, units: Sequence[Unit], now: float) -> bool:
-        """Whether units that were picked a while ago may still be delivered; marks those to be marked."""
-        settings = consumer.settings
-        staleness = settings.staleness
-        if any(unit.gone for unit in units):
-            return False
-        if staleness is None:
-            return True
-        for unit in units:
-            entries = self._state.members(settings, unit.key)
-            if not entries:
-                continue
-            if self.awaited_version(entries) is not None:
-                return False
-            is_stale = self._judge(staleness, entries, now).kind == "stale"
-            if is_stale and staleness.on_stale != "mark":
-                return False
-            unit.stale = is_stale
+
+def is_fresh(state: BufferState, consumer: Consumer, units: Sequence[Unit], now: float) -> bool:
+    """Whether units that were picked a while ago may still be delivered; marks those to be marked."""
+    settings = consumer.settings
+    staleness = settings.staleness
+    if any(unit.gone for unit in units):
+        return False
+    if staleness is None:
         return True
-
-    def awaited_version(self, entries: Sequence[Entry]) -> int | None:
-        """The policy version that a unit waits for; None where it waits for none."""
-        published = self._state.row.policy_version
-        if published is None:
-            return None
-        newest = published
-        for entry in entries:
-            version = entry.record.max_version
-            if version is not None and version > newest:
-                newest = version
-        is_held = newest > published and self._state.settings.on_future_version != "deliver"
-        return newest if is_held else None
-
-    def _judge(self, settings: StalenessSettings, entries: Sequence[Entry], now: float) -> Verdict:
-        """Whether a unit is fresh enough now; what waits for its version was left out before."""
-        published = self._state.row.policy_version
-        age = age_of(entries)
-        return judge(age, settings.window, published=published, now=now, hold_future=False)
-
-    def _look(self, consumer: Consumer, choice: Choice, picked: Picked, now: float) -> Unit | None:
-        """The chosen unit; None, and out of the ready ones, if it isn't to be delivered now."""
-        settings = consumer.settings
-        entries = self._state.members(settings, choice.key)
+    for unit in units:
+        entries = state.members(settings, unit.key)
         if not entries:
-            consumer.ready.remove(choice.key)
-            return None
-        version = self.awaited_version(entries)
-        if version is not None:
-            consumer.ready.remove(choice.key)
-            consumer.held[choice.key] = version
-            return None
-        staleness = settings.staleness
-        verdict = _FRESH if staleness is None else self._judge(staleness, entries, now)
-        is_stale = verdict.kind == "stale"
-        if is_stale and staleness is not None and staleness.on_stale != "mark":
-            consumer.ready.remove(choice.key)
-            picked.stale.append((choice.key, verdict))
-            return None
-        unit = self._state.unit(settings, choice.key, entries)
-        unit.probability = choice.probability
+            continue
+        if awaited_version(state, entries) is not None:
+            return False
+        is_stale = _judge(state, staleness, entries, now).kind == "stale"
+        if is_stale and staleness.on_stale != "mark":
+            return False
         unit.stale = is_stale
-        self._state.progress.history(unit, settings.name)
-        return unit
+    return True
 
-    def _room(self, consumer: Consumer, max_bytes: int) -> _Room:
-        settings = consumer.settings
-        most = min(
-            settings.max_leased_experiences or math.inf, self._state.limits.max_leased_experiences
-        )
-        # A batch of its own may exceed the bytes: else one larger than they are would never go.
-        most_bytes = settings.max_leased_bytes if consumer.num_leased else 0
-        return _Room(
-            message_bytes=max_bytes,
-            num_experiences=most - consumer.num_leased_experiences,
-            num_bytes=(most_bytes or math.inf) - consumer.num_leased_bytes,
-            takes_any_first=not consumer.num_leased,
-        )
+
+def awaited_version(state: BufferState, entries: Sequence[Entry]) -> int | None:
+    """The policy version that a unit waits for; None where it waits for none."""
+    published = state.row.policy_version
+    if published is None:
+        return None
+    newest = published
+    for entry in entries:
+        version = entry.record.max_version
+        if version is not None and version > newest:
+            newest = version
+    is_held = newest > published and state.settings.on_future_version != "deliver"
+    return newest if is_held else None
+
+
+def _judge(
+    state: BufferState, settings: StalenessSettings, entries: Sequence[Entry], now: float
+) -> Verdict:
+    """Whether a unit is fresh enough now; what waits for its version was left out before."""
+    published = state.row.policy_version
+    age = age_of(entries)
+    return judge(age, settings.window, published=published, now=now, hold_future=False)
+
+
+def _look(
+    state: BufferState, consumer: Consumer, choice: Choice, picked: Picked, now: float
+) -> Unit | None:
+    """The chosen unit; None, and out of the ready ones, if it isn't to be delivered now."""
+    settings = consumer.settings
+    entries = state.members(settings, choice.key)
+    if not entries:
+        consumer.ready.remove(choice.key)
+        return None
+    version = awaited_version(state, entries)
+    if version is not None:
+        consumer.ready.remove(choice.key)
+        consumer.held[choice.key] = version
+        return None
+    staleness = settings.staleness
+    verdict = _FRESH if staleness is None else _judge(state, staleness, entries, now)
+    is_stale = verdict.kind == "stale"
+    if is_stale and staleness is not None and staleness.on_stale != "mark":
+        consumer.ready.remove(choice.key)
+        picked.stale.append((choice.key, verdict))
+        return None
+    unit = state.unit(settings, choice.key, entries)
+    unit.probability = choice.probability
+    unit.stale = is_stale
+    state.progress.history(unit, settings.name)
+    return unit
+
+
+def _room(state: BufferState, consumer: Consumer, max_bytes: int) -> _Room:
+    settings = consumer.settings
+    most = min(settings.max_leased_experiences or math.inf, state.limits.max_leased_experiences)
+    # A batch of its own may exceed the bytes: else one larger than they are would never go.
+    most_bytes = settings.max_leased_bytes if consumer.num_leased else 0
+    return _Room(
+        message_bytes=max_bytes,
+        num_experiences=most - consumer.num_leased_experiences,
+        num_bytes=(most_bytes or math.inf) - consumer.num_leased_bytes,
+        takes_any_first=not consumer.num_leased,
+    )

@@ -12,8 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Literal, TypeVar
 
-from experience_buffer_server.buffer.delivery.ack_rules import check_ack, not_found, step_of
-from experience_buffer_server.buffer.delivery.lease_settlement import Settlement, row_of
+from experience_buffer_server.buffer.delivery.lease_settlement import (
+    Settlement,
+    check_ack,
+    not_found,
+    row_of,
+    step_of,
+)
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.state.buffer_state import BufferState

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from experience_buffer_server.buffer.delivery.batch_picking import Picking
+from experience_buffer_server.buffer.delivery.batch_picking import awaited_version, restock
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
@@ -23,12 +23,9 @@ from experience_buffer_server.settings.consumer import ConsumerSettings
 class Offers:
     """Offers one buffer's units to its consumers. Not thread-safe."""
 
-    def __init__(
-        self, state: BufferState, events: BufferEvents, picking: Picking, line: Line
-    ) -> None:
+    def __init__(self, state: BufferState, events: BufferEvents, line: Line) -> None:
         self._state = state
         self._events = events
-        self._picking = picking
         self._line = line
 
     # --- entries and groups
@@ -146,7 +143,7 @@ class Offers:
         selector = consumer.settings.selector
         for key, entries in units:
             consumer.finished.discard(key)
-            version = self._picking.awaited_version(entries)
+            version = awaited_version(self._state, entries)
             if version is not None:
                 consumer.held[key] = version
             else:
@@ -221,7 +218,7 @@ class Offers:
 
     def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
         for key in keys:
-            self._picking.restock(consumer, key)
+            restock(self._state, consumer, key)
         self._line.serve(consumer)
 
     def _value(self, settings: ConsumerSettings, key: int) -> float:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
+from experience_buffer_server.buffer.delivery.batch_picking import Picked, pick, put_back
 from experience_buffer_server.buffer.delivery.wait_reasons import (
     Wait,
     explain,
@@ -46,13 +46,11 @@ class Line:
         self,
         state: BufferState,
         events: BufferEvents,
-        picking: Picking,
         changes: Changes,
         metrics: Metrics,
     ) -> None:
         self._state = state
         self._events = events
-        self._picking = picking
         self._changes = changes
         self._metrics = metrics
 
@@ -174,7 +172,7 @@ class Line:
         """A batch that is full, or as full as a message or all that may be leased; or nothing."""
         if self.wait_of(consumer, want.batch_size).label:
             return Taken([])
-        picked = self._picking.pick(consumer, want.batch_size, want.max_bytes, clock.now())
+        picked = pick(self._state, consumer, want.batch_size, want.max_bytes, clock.now())
         cut_by = _most_cut_by(consumer, picked)
         full = (
             cut_by == "message"
@@ -183,7 +181,7 @@ class Line:
         )
         if not full:
             consumer.unfit = (want.batch_size if picked.cut_by else 0, picked.cut_by)
-            self._picking.put_back(consumer, picked.units)
+            put_back(self._state, consumer, picked.units)
         self._set_aside(consumer, picked.stale)
         return Taken(picked.units if full else [], cut_by)
 
@@ -194,7 +192,7 @@ class Line:
         if size < want.min_batch_size:
             return Taken([])
         words = self.wait_of(consumer, want.batch_size).words
-        picked = self._picking.pick(consumer, size, want.max_bytes, clock.now())
+        picked = pick(self._state, consumer, size, want.max_bytes, clock.now())
         cut_by = _most_cut_by(consumer, picked)
         if not words and picked.cut_by in ("experiences", "bytes"):
             words = words_of_window(
@@ -202,7 +200,7 @@ class Line:
             )
         enough = len(picked.units) >= want.min_batch_size
         if not enough:
-            self._picking.put_back(consumer, picked.units)
+            put_back(self._state, consumer, picked.units)
         self._set_aside(consumer, picked.stale)
         return Taken(picked.units if enough else [], cut_by, words)
 
@@ -221,7 +219,7 @@ class Line:
 
     def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
         """Offer units that were taken and not delivered, in their old places."""
-        self._picking.put_back(consumer, units)
+        put_back(self._state, consumer, units)
         self._events.discard_units([unit for unit in units if unit.gone])
         self.serve(consumer)
 

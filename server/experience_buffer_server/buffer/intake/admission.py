@@ -24,7 +24,7 @@ from experience_buffer_server.advantages.experience_inputs import (
     input_problem,
     response_tokens,
 )
-from experience_buffer_server.buffer.state.candidate import (
+from experience_buffer_server.buffer.state.entries import (
     MAX_NOTE,
     ORDINARY,
     Candidate,

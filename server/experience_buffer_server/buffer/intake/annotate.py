@@ -21,8 +21,8 @@ from experience_buffer_server.buffer.intake.annotation import (
     admit_annotated,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.candidate import COUNTED
 from experience_buffer_server.buffer.state.change import Changes
+from experience_buffer_server.buffer.state.entries import COUNTED
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.tasks import Tasks

@@ -15,7 +15,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.trxp import Item, Limits, TensorView
 from experience_buffer_server import advantages
 from experience_buffer_server.buffer.intake.admission import admit
-from experience_buffer_server.buffer.state.candidate import Candidate, Refusal
+from experience_buffer_server.buffer.state.entries import Candidate, Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
 
 _REPLACEABLE = frozenset(advantages.INPUT_FIELDS) | {"versions"}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.candidate import Candidate, Refusal
+from experience_buffer_server.buffer.state.entries import Candidate, Refusal
 from experience_buffer_server.buffer.state.group_table import Entry, Group, group_key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics

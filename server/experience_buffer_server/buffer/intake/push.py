@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.payload_reader import PayloadReader
 from experience_buffer_server.buffer.intake.placement import Forecast, Joining
 from experience_buffer_server.buffer.intake.push_queue import Patience, Place, PushLine, Shortage
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
     Arrived,
     Outcome,
+    PayloadReader,
     Push,
     PushStatus,
     Reading,

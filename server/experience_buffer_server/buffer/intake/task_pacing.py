@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.placement import Forecast
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.candidate import Candidate, check_uid
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import Candidate, check_uid
 from experience_buffer_server.buffer.state.group_table import group_key_of
 from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.runtime.metrics import Metrics

@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from experience_buffer_server.buffer.leaving.removable_units import (
+from experience_buffer_server.buffer.leaving.removal import (
     Parked,
+    Removal,
     is_held,
     members_of,
     unit_key,
 )
-from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import value_of

@@ -20,13 +20,13 @@ from typing import Final, Literal
 
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.leaving.group_closing import Grouping
-from experience_buffer_server.buffer.leaving.removable_units import (
+from experience_buffer_server.buffer.leaving.removal import (
     Parked,
+    Removal,
     is_held,
     members_of,
     unit_key,
 )
-from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import age_of

@@ -1,6 +1,6 @@
 """One consumer's place in a buffer: which units it may have, which are out, and what came of them.
 
-Pure state with its counts; who waits for a batch is the business of `offers`, what is chosen that
+Pure state with its counts, and those of what came of all experiences; who waits for a batch is the business of `offers`, what is chosen that
 of `batch_picking`. Belongs to one buffer and its event loop.
 """
 
@@ -21,6 +21,25 @@ from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.sampling.timeline import Timeline
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import ConsumerSettings
+
+
+@dataclass(slots=True)
+class Usage:
+    """Counts since the server started. Acknowledgements of raw consumers are no use. Not thread-safe."""
+
+    num_used: int = 0
+    """Experiences acknowledged for the first time; again when that was undone."""
+    num_undone: int = 0
+    """Of those, how many are as if never acknowledged: rewound, or it couldn't be stored."""
+    num_unused: int = 0
+    """Experiences that left without an acknowledgement: dropped, stale, evicted, deleted."""
+
+    @property
+    def keep_ratio(self) -> float | None:
+        """The part of the experiences that was used; None before the first was or left."""
+        kept = self.num_used - self.num_undone
+        # A rewind after a restart undoes what was counted before it.
+        return max(kept, 0) / total if (total := max(kept, 0) + self.num_unused) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.consumers import Consumer, Usage
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
-from experience_buffer_server.buffer.state.usage import Usage
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import ConsumerRow, ProgressRow, WriteBatch
 

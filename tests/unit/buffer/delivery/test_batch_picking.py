@@ -6,7 +6,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from experience_buffer_server.buffer.delivery.batch_picking import Picked, Picking
+from experience_buffer_server.buffer.delivery.batch_picking import Picked, pick
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
@@ -58,7 +58,6 @@ class Shelf:
         )
         self.contents = self.state.contents
         self.consumer = Consumer(ConsumerSettings.model_validate({"name": "c"} | settings))
-        self.picking = Picking(self.state)
         for seq, size in enumerate(SIZES, 1):
             self.put(entry(seq, size))
 
@@ -74,7 +73,7 @@ class Shelf:
         self.consumer.num_leased += 1
 
     def pick(self, max_bytes: int = 10**6) -> Picked:
-        return self.picking.pick(self.consumer, len(SIZES), max_bytes, now=2.0)
+        return pick(self.state, self.consumer, len(SIZES), max_bytes, now=2.0)
 
 
 @pytest.mark.parametrize(

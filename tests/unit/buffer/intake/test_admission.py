@@ -12,7 +12,7 @@ import torch
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.intake.admission import admit, entomb
-from experience_buffer_server.buffer.state.candidate import Candidate, Reason, Refusal, check_uid
+from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal, check_uid
 from experience_buffer_server.store.interface import OTHER_DIGEST
 from tests.unit import odd_payloads
 from tests.unit.builders import DATA, eid, experience, settings

@@ -10,7 +10,7 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import WriteBatch
 from tests.refusing_store import Refusals

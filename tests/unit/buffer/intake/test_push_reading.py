@@ -17,7 +17,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.buffer.state.candidate import Reason
+from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import Pushed, PushRequest, read_push
 from experience_buffer_server.runtime import loop_turns

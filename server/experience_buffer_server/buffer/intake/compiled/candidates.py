@@ -24,7 +24,7 @@ from experience_buffer_server.buffer.intake.admission import (
 )
 from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.scan import Scanner
-from experience_buffer_server.buffer.state.candidate import ORDINARY, Candidate, check_uid
+from experience_buffer_server.buffer.state.entries import ORDINARY, Candidate, check_uid
 from experience_buffer_server.runtime.memory_arena import Buffer
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.payload import (

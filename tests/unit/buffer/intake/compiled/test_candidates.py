@@ -22,7 +22,7 @@ from experience_buffer_server.buffer.intake.admission import admit
 from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
 from experience_buffer_server.buffer.intake.compiled.workspace import KEYS, MAX_ITEMS
-from experience_buffer_server.buffer.state.candidate import Candidate
+from experience_buffer_server.buffer.state.entries import Candidate
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Scattered
 from tests.fuzz.bombs import BOMBS, frame, many, meta, one, table, top
