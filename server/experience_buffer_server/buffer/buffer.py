@@ -150,7 +150,9 @@ class Buffer:
 
         See `Ingest.push` for what it takes and raises.
         """
-        return await self.flow.ingest.push(push, patience, charge, admitted)
+        pushing = self.flow.ingest.push(push, patience, charge, admitted)
+        del admitted  # While it waits for room, it must hold nothing that was read.
+        return await pushing
 
     async def annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
         """Add late fields to stored experiences; see `Annotating.annotate`."""
@@ -337,11 +339,7 @@ class Buffer:
         return self.state.staleness(entry)
 
     def check_sound(self, entry: Entry) -> None:
-        """Refuse to look at what is set aside.
-
-        Raises:
-            DataLossError: It is.
-        """
+        """Refuse, with a DataLossError, to look at what is set aside; see `Damage.check`."""
         self.flow.damage.check(entry)
 
     def set_aside(self, reasons: Mapping[int, str]) -> None:
