@@ -44,18 +44,17 @@ async def _open_lmdb(settings: StoreSection, metrics: Metrics) -> Store:
             "chmod 700",
             settings.path,
         )
-    store = await LmdbStore.open(
+    return await LmdbStore.open(
         settings.path,
         durability=settings.durability,
         interval_seconds=settings.sync_interval_seconds,
         max_map_bytes=settings.max_map_bytes,
+        on_work=lambda work: metrics.written(
+            num_transactions=work.num_transactions,
+            num_batches=work.num_batches,
+            seconds=work.apply_seconds + work.commit_seconds,
+        ),
     )
-    store.on_work = lambda work: metrics.written(
-        num_transactions=work.num_transactions,
-        num_batches=work.num_batches,
-        seconds=work.apply_seconds + work.commit_seconds,
-    )
-    return store
 
 
 def snapshots_of(settings: Settings, metrics: Metrics) -> Snapshots | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.placement import Forecast, Joining
+from experience_buffer_server.buffer.intake.placement import Forecast, forecast, join
 from experience_buffer_server.buffer.intake.push_queue import Patience, Place, PushLine, Shortage
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
@@ -56,12 +56,12 @@ class Ingest:
         self._state = state
         self._events = events
         self._contents = state.contents
+        self._store = store
         self._intake = intake
         self._changes = changes
         self._metrics = metrics
         self.reading = Reading(state, store, payloads)
         """Reads pushes."""
-        self._joining = Joining(state, store, metrics)
         self.line = PushLine(state, intake.may_go, metrics)
         """Pushes that wait for room."""
 
@@ -97,17 +97,17 @@ class Ingest:
         place: Place | None = None
         try:
             while shortage := self._intake.check(
-                forecast := self._joining.forecast(arrived.fresh, push.group_size),
+                seen := forecast(self._state, self._store, arrived.fresh, push.group_size),
                 may_wait=patience is not None,
                 is_behind=self.line.is_behind(place),
             ):
                 charge.waits()
                 place = place or self.line.join(shortage, [new.uid for _, new in arrived.fresh])
                 place.shortage = shortage._replace(label=place.shortage.label)
-                del arrived, forecast
+                del arrived, seen
                 await self._wait(place, shortage, patience)
                 arrived = self._read(push, charge)
-            entries = self._enter(batch, arrived, push.group_size, forecast)
+            entries = self._enter(batch, arrived, push.group_size, seen)
         finally:
             if place is not None:
                 self.line.leave(place)
@@ -140,11 +140,13 @@ class Ingest:
             )
 
     def _enter(
-        self, batch: WriteBatch, arrived: Arrived, group_size: int, forecast: Forecast
+        self, batch: WriteBatch, arrived: Arrived, group_size: int, seen: Forecast
     ) -> list[Entry]:
         """Take in what is new: its entries, with the rows in the batch and the outcomes filled in."""
         entries, outcomes = [], arrived.outcomes
-        for index, joined in self._joining.join(batch, arrived.fresh, group_size, forecast):
+        for index, joined in join(
+            self._state, self._metrics, batch, arrived.fresh, group_size, seen
+        ):
             if isinstance(joined, Entry):
                 entries.append(joined)
                 outcomes[index] = Outcome(joined.record.uid, _STORED)

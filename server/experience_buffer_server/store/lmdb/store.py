@@ -71,7 +71,9 @@ class LmdbStore(OwnerReads):
     Belongs to one event loop's thread; `reader` can be used from any thread.
     """
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
+    def __init__(
+        self, path: Path, limit_bytes: int, on_work: Callable[[Work], None] | None
+    ) -> None:
         """Use `LmdbStore.open`."""
         super().__init__(path)
         self.place = str(path)
@@ -98,8 +100,7 @@ class LmdbStore(OwnerReads):
         self.backlog = Backlog()
         """What was submitted and has not ended."""
         self.stats = StoreStats()
-        self.on_work: Callable[[Work], None] | None = None
-        """Called after each turn of the writer, with what it did."""
+        self._on_work = on_work
 
     @classmethod
     async def open(
@@ -111,6 +112,7 @@ class LmdbStore(OwnerReads):
         initial_map_bytes: int = GIBI,
         max_map_bytes: int = 1024 * GIBI,
         lock_timeout_seconds: float = 10.0,
+        on_work: Callable[[Work], None] | None = None,
     ) -> Self:
         """Open the store at `path`, or make one.
 
@@ -121,6 +123,7 @@ class LmdbStore(OwnerReads):
             initial_map_bytes: Address space set aside at first; it doubles when it is full.
             max_map_bytes: The most that the store may take, a reserve for removals included.
             lock_timeout_seconds: How long to wait for an earlier owner's writer to finish.
+            on_work: Called after each turn of the writer, with what it did.
 
         Raises:
             StoreFormatError: The directory holds something else, or another format version.
@@ -129,7 +132,7 @@ class LmdbStore(OwnerReads):
         """
         if durability == "interval" and not interval_seconds > 0:
             raise ValueError(f"interval_seconds is {interval_seconds}; it must be above 0")
-        store = cls(path, max_map_bytes)
+        store = cls(path, max_map_bytes, on_work)
         try:
             process, connection = start_writer(
                 path,
@@ -305,8 +308,8 @@ class LmdbStore(OwnerReads):
             stats.live_bytes = work.live_bytes
             stats.file_bytes = work.file_bytes
             stats.map_bytes = work.map_bytes
-        if self.on_work is not None:
-            self.on_work(work)
+        if self._on_work is not None:
+            self._on_work(work)
 
     def _on_lost(self) -> None:
         pid = self._process.pid if self._process is not None else 0

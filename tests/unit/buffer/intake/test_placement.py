@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.placement import Forecast
+from experience_buffer_server.buffer.intake.placement import Forecast, forecast
 from experience_buffer_server.buffer.intake.push import Outcome, Push
 from experience_buffer_server.buffer.intake.push_queue import Patience
 from tests.unit.buffer.leaving.test_retention import Clock, clock, sample
@@ -166,13 +166,12 @@ async def test_what_is_forecast_happens(
     chance = random.Random(seed)
     buffer = await world.create(group_size=chance.choice([0, 2, 3]), late_members=late_members)
     forecasts: list[Forecast] = []
-    make = buffer.flow.ingest._joining.forecast
 
     def noted(*given: Any) -> Forecast:
-        forecasts.append(make(*given))
+        forecasts.append(forecast(*given))
         return forecasts[-1]
 
-    monkeypatch.setattr(buffer.flow.ingest._joining, "forecast", noted)
+    monkeypatch.setattr("experience_buffer_server.buffer.intake.push.forecast", noted)
     for number in range(60):
         members = {
             (chance.randrange(4), chance.randrange(200)) for _ in range(chance.randint(1, 9))
@@ -184,12 +183,12 @@ async def test_what_is_forecast_happens(
         await buffer.push(sent)
         new = [entry for entry in buffer.state.contents if id(entry) not in before]
         opened = [group for group in buffer.state.contents.groups if group.row.id not in ids]
-        forecast = forecasts[-1]
-        assert [one.uid for one in forecast.joining] == [entry.record.uid for entry in new]
-        assert [one.uid for one in forecast.opening] == [
+        seen = forecasts[-1]
+        assert [one.uid for one in seen.joining] == [entry.record.uid for entry in new]
+        assert [one.uid for one in seen.opening] == [
             entry.record.uid for entry in new if entry.group in opened
         ]
-        assert forecast.opened == Counter(group.row.key for group in opened)
+        assert seen.opened == Counter(group.row.key for group in opened)
         if chance.random() < 0.3:
             doomed = chance.choice(list(buffer.state.contents))
             await buffer.delete([doomed])

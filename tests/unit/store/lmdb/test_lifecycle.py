@@ -184,9 +184,8 @@ async def test_cancelling_a_waiter_withdraws_nothing(
 async def test_concurrent_commits_share_transactions(
     open_store: OpenStore, make_record: MakeRecord
 ) -> None:
-    store = await open_store()
     turns: list[int] = []
-    store.on_work = lambda work: turns.append(work.num_batches)
+    store = await open_store(on_work=lambda work: turns.append(work.num_batches))
     await asyncio.gather(*(append(store, make_record(seq)) for seq in range(1, 501)))
     assert store.stats.num_batches == sum(turns) == 500
     assert store.stats.num_transactions < 100
@@ -197,14 +196,13 @@ async def test_concurrent_commits_share_transactions(
 async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
     open_store: OpenStore, make_record: MakeRecord
 ) -> None:
-    store = await open_store()
     told = asyncio.Event()
 
     def note(work: Work) -> None:
         if not work.num_transactions:
             told.set()
 
-    store.on_work = note
+    store = await open_store(on_work=note)
     await asyncio.gather(*(append(store, make_record(seq), bytes(5000)) for seq in range(1, 501)))
     async with asyncio.timeout(30):
         await told.wait()
