@@ -7,14 +7,13 @@ from collections.abc import Awaitable
 from typing import Any
 
 from experience_buffer_server.store import StoreFullError
-from experience_buffer_server.store.interface import WriteBatch
-from experience_buffer_server.store.lmdb.store import LmdbStore
+from experience_buffer_server.store.interface import Store, WriteBatch
 
 
 class Refusals:
     """Decides about the commits of a world's store. It ends with the store's next opening."""
 
-    def __init__(self, store: LmdbStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.num_next = 0
         """How many of the next commits are refused."""
         self.held: asyncio.Event | None = None

@@ -14,7 +14,7 @@ from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.lmdb.store import LmdbStore
+from experience_buffer_server.store.interface import Store
 from tests.models import buffer_view
 from tests.models.model import Model
 from tests.models.model_place import Reader
@@ -63,7 +63,7 @@ class BufferPort:
         self._last_seq = 0
         self._estimator = estimator
         self._store = store
-        world.store = cast(LmdbStore, store)
+        world.store = cast(Store, store)
         self.buffer = loop.run_until_complete(world.create(number, **self._config(readers)))
 
     def _config(self, readers: dict[str, Reader]) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.server import ComputeSection, ServerSection
 from experience_buffer_server.store import BufferRow
+from experience_buffer_server.store.interface import Store
 from experience_buffer_server.store.lmdb.store import LmdbStore
+from experience_buffer_server.store.memory import MemoryData, MemoryStore
 from tests.unit.local_worker import LocalWorker
 
 DATA = Path(__file__).parents[1] / "data" / "trxp"
@@ -113,10 +115,25 @@ class World:
     """A store in a folder, a computer that isn't started unless asked, and buffers in them.
 
     It computes in a thread of this process, unless it is told to have a `worker_process`.
+
+    Args:
+        path: The store's folder.
+        in_memory: The store is in memory: a tenth of the time, for tests of what is decided and not of
+            what a disk, a process or a crash does.
+        worker_process: Whether advantages are computed by a process.
+        store_options: Of `LmdbStore.open`.
     """
 
-    def __init__(self, path: Path, *, worker_process: bool = False, **store_options: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        in_memory: bool = False,
+        worker_process: bool = False,
+        **store_options: Any,
+    ) -> None:
         self.path = path
+        self._data = MemoryData() if in_memory else None
         self.metrics = Metrics()
         self.computer = Computer(
             ComputeSection(device="cpu", max_latency_seconds=0.0), str(path), self.metrics
@@ -124,17 +141,26 @@ class World:
         if not worker_process:
             setattr(self.computer, "_spawn", self._worker)  # noqa: B010
         self.limits = ServerSection(max_push_items=97)
-        self.store: LmdbStore
+        self.store: Store
         self._options: dict[str, Any] = {
             "durability": "interval",
             "initial_map_bytes": 16 << 20,
         } | store_options
 
     async def _worker(self) -> LocalWorker:
-        return LocalWorker(lambda: self.store.reader)
+        return LocalWorker(lambda: self.store if self._data else self.lmdb.reader)
 
     async def open(self) -> None:
-        self.store = await LmdbStore.open(self.path, **self._options)
+        if self._data is None:
+            self.store = await LmdbStore.open(self.path, **self._options)
+        else:
+            self.store = MemoryStore(self._data)
+
+    @property
+    def lmdb(self) -> LmdbStore:
+        """The store that is no interface."""
+        assert isinstance(self.store, LmdbStore)
+        return self.store
 
     async def close(self) -> None:
         await self.computer.close()

@@ -11,13 +11,13 @@ import msgpack
 
 from experience_buffer_server.buffer.compute.worker import compute_launch
 from experience_buffer_server.runtime.child_process import ChildGoneError
-from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.interface import PayloadReader
 
 
 class LocalWorker:
     """Answers as `runtime.child_process.Child` does, in the order of the requests."""
 
-    def __init__(self, reader: Callable[[], LmdbReader]) -> None:
+    def __init__(self, reader: Callable[[], PayloadReader]) -> None:
         self._reader = reader
         self._thread = ThreadPoolExecutor(1)
         self.gone = False

@@ -61,7 +61,7 @@ async def slow(world: World, *members: tuple[int, int]) -> tuple[Backend, Buffer
     backend = await serving(world)
     buffer = backend.buffer("b")
     await buffer.push(push(*members))
-    return backend, buffer, Slow(world.store)
+    return backend, buffer, Slow(world.lmdb)
 
 
 @FORMATS

@@ -140,7 +140,7 @@ async def test_who_pushes_little_is_not_behind_all_of_who_pushes_much(
         entered(Caller(peer, peer))
         await backend.push(request(task))
 
-    with stopped(world.store):
+    with stopped(world.lmdb):
         pushes = [asyncio.create_task(push_from("much", task)) for task in range(8)]
         await asyncio.sleep(0.2)
         pushes.append(asyncio.create_task(push_from("little", 8)))
@@ -197,14 +197,14 @@ async def test_pushes_wait_until_little_is_in_front_of_them(
     monkeypatch.setattr(loop_turns, "_MOST_SECONDS", math.inf)
     monkeypatch.setattr(loop_turns, "_LEAST_SECONDS", math.inf)
     monkeypatch.setattr(commit_backlog, limit, 0)
-    monkeypatch.setattr(world.store.backlog, "_ahead", 0)
+    monkeypatch.setattr(world.lmdb.backlog, "_ahead", 0)
     monkeypatch.setattr(commit_backlog, "_SECONDS", math.inf if limit == "_MOST_AHEAD" else 0.0)
     one = request(0)
     backlogs = []
     commit = world.store.commit
 
     def watched(batch: WriteBatch) -> Awaitable[None]:
-        backlogs.append(world.store.backlog.num_bytes)
+        backlogs.append(world.lmdb.backlog.num_bytes)
         return commit(batch)
 
     monkeypatch.setattr(world.store, "commit", watched)

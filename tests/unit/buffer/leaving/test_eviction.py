@@ -131,6 +131,7 @@ async def test_a_lowered_limit_is_reached_step_by_step(
     assert left == [7, 2, 2], "by bytes too: small ones are many"
 
 
+@pytest.mark.on_disk
 async def test_what_found_no_room_to_leave_can_be_chosen_again(world: World, clock: Clock) -> None:
     buffer = await evicting(world, 6)
     await buffer.push(push((1, 0), (1, 1), (1, 2)))

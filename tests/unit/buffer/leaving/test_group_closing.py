@@ -31,8 +31,8 @@ Go = Callable[[World, Buffer], Awaitable[None]]
 @contextlib.contextmanager
 def full_disk(world: World) -> Iterator[None]:
     """No byte can be written to the store, as on a disk that others have filled."""
-    assert world.store._process is not None
-    pid = world.store._process.pid
+    assert world.lmdb._process is not None
+    pid = world.lmdb._process.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -57,6 +57,7 @@ async def command(world: World, buffer: Buffer) -> None:
         await buffer.drop("2/0", "no use")
 
 
+@pytest.mark.on_disk
 @pytest.mark.parametrize(
     ("settings", "go"), [(WITHHOLD, compute), (DEADLINE, expire), (DEADLINE, command)]
 )
@@ -92,6 +93,7 @@ async def test_a_drop_that_finds_no_room_is_done_when_there_is_some(
         assert not place.flow.grouping._undone
 
 
+@pytest.mark.on_disk
 async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
     buffer = await world.create(**DEADLINE)
     await buffer.push(push(*((task, run) for task in range(7) for run in range(2))))

@@ -275,6 +275,7 @@ async def test_settings_hold_at_once_and_can_be_taken_back(world: World, clock: 
     assert await sample(buffer, 1)
 
 
+@pytest.mark.on_disk
 async def test_a_removal_that_found_no_room_is_tried_again(world: World, clock: Clock) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
     await buffer.push(push((1, 0)))
