@@ -13,6 +13,7 @@ from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
 from experience_buffer import errors
+from experience_buffer._messages.names import names_of
 from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.settings_checks import (
@@ -71,11 +72,6 @@ def buffer_message(buffer: Buffer) -> config_pb2.Buffer:
     )
 
 
-def _enum_number(enum: Any, word: str) -> int:
-    """The number that stands for a word, "task" -> GROUP_BY_TASK."""
-    return int(enum.values_by_name[_prefix(enum) + word.upper()].number)
-
-
 def _values_from(config: config_pb2.BufferConfig) -> dict[str, Any]:
     # Before anything is made of it: an empty consumer takes two bytes.
     check_size(config.ByteSize())
@@ -107,7 +103,8 @@ def _read(message: Message) -> dict[str, Any]:
         elif field.enum_type is None:
             values[field.name] = value
         elif value:
-            values[field.name] = _enum_word(field.enum_type, value)
+            # An unknown number stays visible in the error that follows.
+            values[field.name] = names_of(field.enum_type).name(value, str(value))
     return values
 
 
@@ -124,20 +121,9 @@ def _fill(message: Message, values: Mapping[str, Any]) -> None:
             getattr(message, name).SetInParent()
             _fill(getattr(message, name), value)
         elif field.enum_type is not None:
-            setattr(message, name, _enum_number(field.enum_type, value))
+            setattr(message, name, names_of(field.enum_type).by_name[value])
         else:
             setattr(message, name, value)
-
-
-def _enum_word(enum: Any, number: int) -> str:
-    """GROUP_BY_TASK -> "task"; an unknown number stays visible in the error that follows."""
-    value = enum.values_by_number.get(number)
-    return str(number) if value is None else value.name.removeprefix(_prefix(enum)).lower()
-
-
-def _prefix(enum: Any) -> str:
-    """What all names of an enum begin with: "GROUP_BY_"."""
-    return str(enum.values_by_number[0].name).removesuffix("UNSPECIFIED")
 
 
 def _parameter(name: str, value: struct_pb2.Value) -> float | bool | str:

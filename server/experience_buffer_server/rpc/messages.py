@@ -9,13 +9,13 @@ from google.protobuf.message import Message
 
 from experience_buffer import errors
 from experience_buffer._codec import payload as payload_codec
+from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT
 from experience_buffer.eid import EID
-from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, check_count
 from experience_buffer_server.buffer.intake.annotation import (
     AnnotateOutcome,
-    AnnotateReason,
     Annotation,
 )
 from experience_buffer_server.buffer.state.experience_states import ExperienceState
@@ -25,12 +25,6 @@ from experience_buffer_server.rpc.struct_values import StructValueError, plain_e
 from experience_buffer_server.sampling.leases import Lease
 
 _Message = TypeVar("_Message", bound=Message)
-_UNIT: Final = {"item": config_pb2.UNIT_ITEM, "group": config_pb2.UNIT_GROUP}
-_ANNOTATE: Final = {
-    AnnotateReason.UNKNOWN_UID: types_pb2.ANNOTATE_REFUSAL_UNKNOWN_UID,
-    AnnotateReason.INVALID: types_pb2.ANNOTATE_REFUSAL_INVALID,
-    AnnotateReason.DELIVERED: types_pb2.ANNOTATE_REFUSAL_DELIVERED,
-}
 _WHOLE: Final = frozenset({"num_turns", "model_version", "version_start", "version_end"})
 """Entries of `info` that are whole numbers; on the wire every number is a float."""
 
@@ -98,13 +92,14 @@ def priorities_from(messages: Sequence[service_pb2.PriorityUpdate]) -> list[Prio
 
 def state_number(state: ExperienceState) -> types_pb2.ExperienceState.ValueType:
     """The number that stands for where an experience is."""
-    return types_pb2.ExperienceState.Value(f"EXPERIENCE_STATE_{state.upper()}")
+    number: types_pb2.ExperienceState.ValueType = STATE.by_name[state]
+    return number
 
 
 def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
     """The state of one buffer."""
     consumers = [
-        filled(service_pb2.ConsumerStats, consumer, unit=_UNIT[consumer.unit])
+        filled(service_pb2.ConsumerStats, consumer, unit=UNIT.by_name[consumer.unit])
         for consumer in stats.consumers
     ]
     return filled(service_pb2.BufferStats, stats, consumers=consumers)
@@ -145,5 +140,5 @@ def annotate_outcome_message(outcome: AnnotateOutcome) -> types_pb2.AnnotateOutc
     """What became of one annotation."""
     message = types_pb2.AnnotateOutcome(uid=outcome.uid, message=outcome.message)
     if outcome.reason is not None:
-        message.refusal = _ANNOTATE[outcome.reason]
+        message.refusal = ANNOTATE_REFUSAL.by_name[outcome.reason]
     return message

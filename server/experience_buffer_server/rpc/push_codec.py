@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from experience_buffer._messages.names import PUSH_STATUS, REFUSAL_REASON
 from experience_buffer._messages.varint import varint
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.intake.push_reading import Outcome, PushStatus
-from experience_buffer_server.buffer.state.entries import Reason
 
 _LENGTH_DELIMITED: Final = 2
 
@@ -199,19 +199,6 @@ def _converted(message: service_pb2.PushRequest, num_bytes: int, max_payloads: i
     )
 
 
-_STATUS: Final = {
-    PushStatus.STORED: types_pb2.PUSH_STATUS_STORED,
-    PushStatus.DUPLICATE: types_pb2.PUSH_STATUS_DUPLICATE,
-    PushStatus.REFUSED: types_pb2.PUSH_STATUS_REFUSED,
-}
-_REASON: Final = {
-    Reason.INVALID: types_pb2.REFUSAL_REASON_INVALID,
-    Reason.CONFLICT: types_pb2.REFUSAL_REASON_CONFLICT,
-    Reason.LATE: types_pb2.REFUSAL_REASON_LATE,
-    Reason.MISSING_FIELD: types_pb2.REFUSAL_REASON_MISSING_FIELD,
-    Reason.GROUP_SIZE: types_pb2.REFUSAL_REASON_GROUP_SIZE,
-    Reason.FUTURE_VERSION: types_pb2.REFUSAL_REASON_FUTURE_VERSION,
-}
 _ONE_BYTE: Final = 0x7F
 """The largest number that the wire writes as one byte."""
 
@@ -266,8 +253,10 @@ def _outcome(index: int, outcome: Outcome) -> bytes:
 
 
 def _message(index: int, outcome: Outcome) -> types_pb2.PushOutcome:
-    message = types_pb2.PushOutcome(index=index, uid=outcome.uid, status=_STATUS[outcome.status])
+    message = types_pb2.PushOutcome(
+        index=index, uid=outcome.uid, status=PUSH_STATUS.by_name[outcome.status]
+    )
     if outcome.reason is not None:
-        message.reason = _REASON[outcome.reason]
+        message.reason = REFUSAL_REASON.by_name[outcome.reason]
         message.message = outcome.message
     return message

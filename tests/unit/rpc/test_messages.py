@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from google.protobuf.message import Message
 
-from experience_buffer import values
-from experience_buffer._messages import convert
+from experience_buffer import consumer_options, values
+from experience_buffer._messages import convert, names
 from experience_buffer._messages.delivery_calls import Acked
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer import stats as server_stats
+from experience_buffer_server.buffer.intake.annotation import AnnotateReason
+from experience_buffer_server.buffer.intake.push_reading import PushStatus
+from experience_buffer_server.buffer.state.entries import Reason
+from experience_buffer_server.buffer.state.experience_states import ExperienceState
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer
 
@@ -80,3 +84,18 @@ def test_a_message_is_filled_by_its_own_fields_alone() -> None:
 
 def test_a_snapshot_has_all_that_callers_are_told() -> None:
     assert Answer.model_fields.keys() >= set(service_pb2.SnapshotResponse.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        (PushStatus, names.PUSH_STATUS),
+        (Reason, names.REFUSAL_REASON),
+        (AnnotateReason, names.ANNOTATE_REFUSAL),
+        (ExperienceState, names.STATE),
+        (get_args(consumer_options.Unit), names.UNIT),
+    ],
+)
+def test_each_word_of_the_server_is_one_of_the_contract(words: Any, known: names.Names) -> None:
+    assert set(words) <= known.by_name.keys()
+    assert words
