@@ -10,7 +10,7 @@ BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-server install-dev clean
+.PHONY: help run test test-long lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-server install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -20,6 +20,9 @@ run: install-server ## Start the server on 127.0.0.1:50051, data in ./data, metr
 
 test: lint ## Check style, types and contract, then run all tests.
 	$(RUN) pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+test-long: install-dev ## Play random histories of a buffer a hundred times as long as make test does.
+	NUM_STEPS=1200000 $(RUN) pytest tests/models $(ARGS)
 
 lint: install-dev ## Check style, types and contract.
 	$(RUN) ruff check

@@ -1,7 +1,6 @@
 """Random histories of a buffer against the model: groups, leases, ranks, rewinds, limits, crashes.
 
-A longer run, with other histories than the last one:
-`NUM_STEPS=1000000 pytest tests/models/test_histories.py`.
+`make test-long` is a longer run, with other histories than the last one.
 """
 
 from __future__ import annotations
