@@ -429,3 +429,17 @@ async def test_a_buffer_is_created_after_another_of_its_name_has_gone(
     assert first is second is registry.get("math")
     stored.append([state.row.id for state in world.store.load()])
     assert stored == [[1], [2]]
+
+
+async def test_a_group_is_whole_once_all_of_it_is_on_disk(world: World, refusals: Refusals) -> None:
+    actor = {"name": "actor", "unit": "group", "raw": True}
+    buffer = await world.create(group_size=2, consumers=[actor])
+    first = await begin(buffer.push(push((0, 0))))
+    refusals.held = asyncio.Event()
+    last = await begin(buffer.push(push((0, 1))))
+    await first
+    assert [group.row.closed for group in buffer.state.contents.groups] == ["whole"]
+    assert not len(buffer.state.consumers["actor"].ready), "its last member may still be refused"
+    refusals.held.set()
+    await last
+    assert len(buffer.state.consumers["actor"].ready) == 1

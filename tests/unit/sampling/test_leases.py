@@ -38,3 +38,22 @@ def test_ended_leases_leave_no_deadlines() -> None:
     for key in range(1000):
         table.end(grant(table, key, 1e9), "acked", 1.0)
     assert len(table._deadlines) <= 66
+
+
+def test_each_unit_of_a_shared_lease_is_one_ranks() -> None:
+    table = LeaseTable()
+    units = [Unit(key=key, seqs=(key,), num_bytes=7, num_tokens=3) for key in range(1, 8)]
+    lease = table.grant("c", units, 11.0, part_sizes=[2, 0, 3, 2])
+    assert [[unit.key for unit in lease.part(rank)] for rank in range(4)] == [
+        [1, 2],
+        [],
+        [3, 4, 5],
+        [6, 7],
+    ]
+    table.take_out(lease, units[1:3])
+    assert [[unit.key for unit in lease.part(rank)] for rank in range(4)] == [
+        [1],
+        [],
+        [4, 5],
+        [6, 7],
+    ]
