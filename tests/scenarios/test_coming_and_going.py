@@ -106,11 +106,11 @@ async def test_a_refused_version_is_published_nowhere(
     world: World, registry: Registry, refusals: Refusals
 ) -> None:
     buffer = await registry.create("math", settings())
-    assert await registry.publish("math", 1) is None
+    assert await registry.get("math").publish(1) is None
     told = buffer.version_changed
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
-        await registry.publish("math", 2)
+        await registry.get("math").publish(2)
     await registry.drain()
     assert (buffer.row.policy_version, told.is_set()) == (1, False)
     assert (await restarted(world)).get("math").row.policy_version == 1
@@ -122,7 +122,7 @@ async def test_a_refused_version_stays_refused_though_the_row_is_stored_with_it(
     """Settings are stored in the same row; and the first attempt to correct it finds no room."""
     buffer = await registry.create("math", settings())
     refusals.num_next = 1
-    publishing = asyncio.ensure_future(registry.publish("math", 2))
+    publishing = asyncio.ensure_future(registry.get("math").publish(2))
     while not buffer.row.policy_version:
         await asyncio.sleep(0)
     update = asyncio.ensure_future(registry.update("math", {"group_size": 7}))
@@ -145,14 +145,16 @@ async def test_versions_at_once_start_from_what_was_stored(
     world: World, registry: Registry, refusals: Refusals
 ) -> None:
     buffer = await registry.create("math", settings())
-    await registry.publish("math", 1)
+    await registry.get("math").publish(1)
     refusals.num_next = 3  # One is to correct the row.
-    calls = (registry.publish("math", version) for version in (2, 3))
+    calls = (registry.get("math").publish(version) for version in (2, 3))
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(one) for one in results] == [StoreFullError] * 2
     assert buffer.row.policy_version == 1
     await registry.drain()
-    first, second = await asyncio.gather(registry.publish("math", 4), registry.publish("math", 5))
+    first, second = await asyncio.gather(
+        registry.get("math").publish(4), registry.get("math").publish(5)
+    )
     assert (first, second) == (1, 4)
 
 
@@ -161,7 +163,9 @@ async def test_a_version_on_its_way_does_not_bring_a_deleted_buffer_back(
 ) -> None:
     buffer = await registry.create("math", settings())
     refusals.num_next = 1
-    publishing = [asyncio.ensure_future(registry.publish("math", version)) for version in (2, 3)]
+    publishing = [
+        asyncio.ensure_future(registry.get("math").publish(version)) for version in (2, 3)
+    ]
     while not buffer.row.policy_version:
         await asyncio.sleep(0)
     deletion = asyncio.ensure_future(registry.delete("math", force=True))

@@ -303,10 +303,6 @@ class Registry:
         leaving = self._leaving.get(name)
         return None if leaving is None or leaving.deletion.done() else leaving.deletion
 
-    async def publish(self, name: str, version: int) -> int | None:
-        """Note the policy version that the trainer has published; see `Buffer.publish`."""
-        return await self.get(name).publish(version)
-
     def tick(self, now: float) -> None:
         """Do what time asks for, in every buffer."""
         for buffer in self._buffers.values():

@@ -238,7 +238,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.PublishPolicyVersionRequest, context: Context
     ) -> service_pb2.PublishPolicyVersionResponse:
         """Note the newest policy version."""
-        previous = await self._backend.registry.publish(request.buffer, request.version)
+        previous = await self._backend.buffer(request.buffer).publish(request.version)
         return service_pb2.PublishPolicyVersionResponse(previous_version=previous)
 
     def WatchPolicyVersion(

@@ -28,7 +28,7 @@ async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
     await first.push(push((1, 0)))
     with pytest.raises(errors.WrongStateError, match="holds 1 experiences grouped by task"):
         await registry.update("math", {"group_by": "run"})
-    assert await registry.publish("math", 13) is None
+    assert await registry.get("math").publish(13) is None
     again = Registry(Settings(), world.store, world.computer, world.metrics)
     await again.load()
     assert again.get("math").settings == settings(group_size=7, lease_seconds=11.0)

@@ -178,7 +178,7 @@ async def test_a_refused_change_stays_refused_though_the_row_is_stored_again(wor
     update = asyncio.ensure_future(registry.update("math", {"group_size": 7}))
     while registry.get("math").settings.group_size != 7:
         await asyncio.sleep(0)
-    await registry.publish("math", 3)
+    await registry.get("math").publish(3)
     with pytest.raises(StoreFullError):
         await update
     again = await restarted(world, registry)

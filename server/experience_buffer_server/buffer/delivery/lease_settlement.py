@@ -30,6 +30,7 @@ class Settlement:
     def __init__(self, state: BufferState, changes: Changes) -> None:
         self._id = state.id
         self._leases = state.leases
+        self._progress = state.progress
         self._retirement = state.retirement
         self._changes = changes
         self._ends: dict[int, LeaseRow] = {}
@@ -60,7 +61,7 @@ class Settlement:
 
         def refused(error: BaseException) -> None:
             self._changes.owe(self._put_ends, ends)
-            self._retirement.note_behind(seqs)
+            self._progress.note_behind(seqs)
             if failed is not None:
                 failed(error)
 

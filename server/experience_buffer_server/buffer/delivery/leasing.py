@@ -199,7 +199,7 @@ class Leasing:
 
         def stored() -> asyncio.Future[None] | None:
             del self._ending[lease.id]
-            self._retirement.ack_ended(seqs, lease.consumer)
+            self._state.progress.ack_ended(seqs, lease.consumer)
             units = self._close(lease, "acked")
             self._events.returning(units)
             self._offers.consumed(lease, units)
@@ -313,7 +313,7 @@ class Leasing:
     ) -> None:
         batch.put_lease(self._state.id, row_of(lease, state=state))
         for unit in dict.fromkeys(lease.units) if reason in _BLAMED else ():
-            self._retirement.note_delivery(batch, unit, lease.consumer)
+            self._state.progress.note_delivery(batch, unit, lease.consumer)
             self._quarantine.blame(batch, lease.consumer, unit, reason)
         self._metrics.redelivered(self._state.name, lease.consumer, reason, lease.num_experiences)
 

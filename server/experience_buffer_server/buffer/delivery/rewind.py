@@ -110,7 +110,7 @@ class Timelines:
             for entry in entries.values():
                 if key_of(consumer.settings, entry) in past:
                     self._progress.take_off(entry, consumer.name)
-            self._retirement.note_behind(entries)
+            self._progress.note_behind(entries)
             # By settings that are newer than an ack, it needn't have been enough.
             self._offers.offer_again(entries.values())
 
@@ -163,7 +163,7 @@ class Timelines:
             for seq, acked_step in released:
                 if seq in entries:
                     self._progress.note_unsafe(entries[seq], consumer.name, acked_step)
-            self._retirement.note_behind(entries)
+            self._progress.note_behind(entries)
             self._retirement.stay(leaving, "consumed")
 
         return self._changes.submit(batch, stored, failed)

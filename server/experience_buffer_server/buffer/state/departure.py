@@ -47,13 +47,8 @@ class Retirement:
         """A live view: the buffer's consumers now."""
         self._progress = progress
         self._changes = changes
-        self._departures = Departures(consumers, progress)
         self._noted_seq = 0
         """Up to here the store knows without any record which seqs were given."""
-
-    def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
-        """Count a delivery that ended without an ack."""
-        self._progress.note_delivery(batch, unit, consumer)
 
     def problem_with(self, consumer: str, step: int) -> str:
         """Why a consumer can't acknowledge with this training step; empty if it can."""
@@ -80,21 +75,10 @@ class Retirement:
                 self._progress.ack_begun(entry, consumer)
         return self.leave(batch, done, "consumed")
 
-    def ack_ended(self, seqs: Iterable[int], consumer: str) -> None:
-        """The commit of an ack has ended: what was consumed with it may leave by `done_among`."""
-        self._progress.ack_ended(seqs, consumer)
-
     def done_among(self, seqs: Iterable[int]) -> list[Entry]:
         """Those of the experiences that all have consumed and that nobody removes yet."""
         entries = self._contents.by_seqs(dict.fromkeys(seqs))
         return [e for e in entries if not e.leaving and self._progress.is_done(e)]
-
-    def note_behind(self, seqs: Iterable[int]) -> None:
-        """The commit of what is known of experiences has failed: it is to be stored later.
-
-        So is what is known of the consumers.
-        """
-        self._progress.note_behind(seqs)
 
     def _put_groups(self, batch: WriteBatch, groups: Sequence[Group]) -> None:
         for group in groups:
@@ -159,7 +143,7 @@ class Retirement:
                 self._leave_open(batch, group, count, reason)
             else:
                 leaving += self._leave_closed(batch, group, count, reason, now)
-        self._departures.leaving(batch, leaving, consumed=reason == "consumed")
+        self._note_leaving(batch, leaving, consumed=reason == "consumed")
         if any(entry.record.generation > self._noted_seq for entry in leaving):
             # After a crash none of them says any more that its number was given.
             self._noted_seq = self._contents.last_seq
@@ -203,13 +187,9 @@ class Retirement:
             batch.remember(self._id, "group", group.row.key, group.row.closed.encode(), now)
         return rest
 
-    def give_up(self, entries: Sequence[Entry]) -> None:
-        """Entries that can't leave yet are for nobody but those who hold them."""
-        self._departures.give_up(entries)
-
     def forget(self, leaving: Sequence[Entry]) -> None:
         """The batch is on disk: the entries, and groups that are over, are gone."""
-        self._departures.left(leaving)
+        self._note_left(leaving)
         for entry in leaving:
             self._remove(entry)
         self._progress.forget([entry.record.seq for entry in leaving])
@@ -219,7 +199,7 @@ class Retirement:
     def stay(self, leaving: Sequence[Entry], reason: LeaveReason) -> None:
         """The batch failed: the entries are still here."""
         self._noted_seq = 0
-        self._departures.stay(leaving)
+        self._note_staying(leaving)
         self._progress.note_behind(())
         # The last of a group that left meanwhile may have taken its row along.
         self._changes.owe(self._put_groups, groups_of(leaving))
@@ -238,16 +218,10 @@ class Retirement:
             entry.group.members.remove(entry)
             entry.group.num_durable -= entry.durable
 
-
-class Departures:
-    """Tells the tallies of consumers with a limiter which units leave. Not thread-safe."""
-
-    def __init__(self, consumers: Mapping[str, Consumer], progress: Progress) -> None:
-        self._consumers = consumers
-        self._progress = progress
+    # --- limiters and quarantines of consumers
 
     def give_up(self, entries: Sequence[Entry]) -> None:
-        """Nobody is to get the entries any more but those who hold them."""
+        """Entries that can't leave yet are for nobody but those who hold them."""
         for consumer, plan in self._limited() if entries else ():
             busy = (consumer.out, consumer.finished, consumer.quarantined)
             for key in {key_of(consumer.settings, entry) for entry in entries}:
@@ -255,7 +229,7 @@ class Departures:
                     consumer.tally.give_up(key, plan)
             self._progress.note_behind(())
 
-    def leaving(self, batch: WriteBatch, entries: Sequence[Entry], *, consumed: bool) -> None:
+    def _note_leaving(self, batch: WriteBatch, entries: Sequence[Entry], *, consumed: bool) -> None:
         """Entries are marked as leaving: so are units of which nothing is left."""
         for consumer in self._consumers.values():
             for key in _units(consumer, entries) if consumer.quarantined else ():
@@ -269,7 +243,7 @@ class Departures:
             if keys:
                 self._progress.put_consumer(batch, consumer)
 
-    def stay(self, entries: Sequence[Entry]) -> None:
+    def _note_staying(self, entries: Sequence[Entry]) -> None:
         """The removal failed."""
         for entry in entries:
             for consumer in self._consumers.values():
@@ -280,7 +254,7 @@ class Departures:
             for key in _units(consumer, entries):
                 consumer.tally.stays(key)
 
-    def left(self, entries: Sequence[Entry]) -> None:
+    def _note_left(self, entries: Sequence[Entry]) -> None:
         """The removal is on disk."""
         self._progress.note_left(entries)
         for consumer in self._consumers.values():

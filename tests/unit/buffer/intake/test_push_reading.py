@@ -99,7 +99,7 @@ async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> 
     pushing = asyncio.create_task(backend.push(request(1)))
     for _ in range(2 * loop_turns._NUM_STEPS):
         await asyncio.sleep(0)
-    await backend.registry.publish("math", 2)
+    await backend.registry.get("math").publish(2)
     found = {outcome.reason for outcome in (await pushing).outcomes}
     assert found == {Reason.FUTURE_VERSION}
     assert backend.buffer("math").num_items == 0
