@@ -87,11 +87,13 @@ def _entry(buffer: Buffer, entry: Entry) -> dict[str, Any]:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    names = ("available", "is_whole", "has_consumed", "num_durable", "damage")
+    names = ("is_whole", "has_consumed", "num_durable", "damage")
     return {
         "row": dataclasses.asdict(group.row),
         "members": sorted(entry.record.uid for entry in group.members),
         "words": group.describe(),
+        # Of a dropped group it makes no difference any more.
+        "available": group.available and group.row.closed != "dropped",
         **{name: getattr(group, name) for name in names},
     }
 
