@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -159,8 +159,8 @@ class World:
     @property
     def lmdb(self) -> LmdbStore:
         """The store that is no interface."""
-        assert isinstance(self.store, LmdbStore)
-        return self.store
+        assert self._data is None
+        return cast(LmdbStore, self.store)  # or what stands in front of one
 
     async def close(self) -> None:
         await self.computer.close()
