@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from experience_buffer import errors, trxp
-from experience_buffer_server.buffer.intake.push import Push, PushStatus
+from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
 from experience_buffer_server.buffer.state.entries import Reason
 from tests.unit.builders import World, eid, experience, push, want
 

@@ -15,7 +15,11 @@ from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_seconds
 from experience_buffer_server.buffer.delivery.leasing import ReturnReason
-from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, Updated
+from experience_buffer_server.buffer.delivery.priorities import (
+    PriorityUpdate,
+    Updated,
+    update_priorities,
+)
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
@@ -279,8 +283,8 @@ class Buffer:
         return await self.flow.quarantine.release(self.state.consumer(consumer), uids)
 
     async def update_priorities(self, updates: Sequence[PriorityUpdate]) -> Updated:
-        """Set the priorities that can be set, all or none of them; see `Priorities.update`."""
-        return await self.flow.priorities.update(updates)
+        """Set the priorities that can be set, all or none of them; see there."""
+        return await update_priorities(self.state, self.flow, self.flow.changes, updates)
 
     async def publish(self, version: int) -> int | None:
         """Note the policy version that the trainer has published; see `StoredRow.publish`."""

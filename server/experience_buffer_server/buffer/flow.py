@@ -14,7 +14,6 @@ from experience_buffer_server.buffer.delivery.damage import Damage
 from experience_buffer_server.buffer.delivery.delivery import Delivery
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.delivery.offers import Offers
-from experience_buffer_server.buffer.delivery.priorities import Priorities
 from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.delivery.rewind import Timelines
 from experience_buffer_server.buffer.delivery.sample_queue import Line
@@ -73,7 +72,6 @@ class Flow:
         self.leasing = Leasing(state, self, self.offers, self.quarantine, changes, metrics)
         self.delivery = Delivery(state, self.line, self.leasing, metrics)
         self.timelines = Timelines(state, self.offers, self.leasing, changes)
-        self.priorities = Priorities(state, self, changes)
         self.damage = Damage(state, self, self.leasing, changes)
         self.removal = Removal(state, self, self.offers, changes, metrics)
         self.grouping = Grouping(state, self, self.removal, changes, metrics, tasks)

@@ -14,7 +14,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
-from experience_buffer_server.buffer.intake.push import Push, PushStatus
+from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc import push_stream, sample_stream
 from experience_buffer_server.rpc.batch_sender import Sending

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experience_buffer import errors
@@ -41,66 +41,53 @@ class Updated:
     """Updated by someone else since, or pushed anew."""
 
 
-class Priorities:
-    """Sets priorities. Not thread-safe."""
+async def update_priorities(
+    state: BufferState, events: BufferEvents, changes: Changes, updates: Sequence[PriorityUpdate]
+) -> Updated:
+    """Set the priorities that can be set, all or none of them.
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        changes: Changes,
-    ) -> None:
-        self._id = state.id
-        self._contents = state.contents
-        self._revalue = events.revalue
-        self._changes = changes
+    Raises:
+        InvalidRequestError: Too many updates, two for one uid, or a priority that is none.
+        StoreFullError: They can't be stored; none is set.
+    """
+    _check(updates)
+    contents = state.contents
+    # Entries, with their records before and after.
+    before: list[tuple[Entry, Record, Record]] = []
+    unknown, outdated = [], []
+    for update in updates:
+        entry = contents.by_uid(update.uid)
+        if entry is None or entry.leaving or not entry.durable or entry.record.tombstone:
+            unknown.append(update.uid)
+        elif entry.changing or update.generation not in (0, entry.record.generation):
+            # One that is being annotated is about to be another experience.
+            outdated.append(update.uid)
+        else:
+            priority = min(float(update.priority), MAX_PRIORITY)
+            version = contents.next_seq()
+            new = dataclasses.replace(entry.record, priority=priority, version=version)
+            before.append((entry, entry.record, new))
 
-    async def update(self, updates: Sequence[PriorityUpdate]) -> Updated:
-        """Set the priorities that can be set, all or none of them.
-
-        Raises:
-            InvalidRequestError: Too many updates, two for one uid, or a priority that is none.
-            StoreFullError: They can't be stored; none is set.
-        """
-        _check(updates)
-        changes: list[tuple[Entry, Record]] = []
-        unknown, outdated = [], []
-        for update in updates:
-            entry = self._contents.by_uid(update.uid)
-            if entry is None or entry.leaving or not entry.durable or entry.record.tombstone:
-                unknown.append(update.uid)
-            elif entry.changing or update.generation not in (0, entry.record.generation):
-                # One that is being annotated is about to be another experience.
-                outdated.append(update.uid)
-            else:
-                number = self._contents.next_seq()
-                priority = min(float(update.priority), MAX_PRIORITY)
-                new = dataclasses.replace(entry.record, priority=priority, version=number)
-                changes.append((entry, new))
-        if changes:
-            await self._set(changes)
-        return Updated(num_updated=len(changes), unknown_uids=unknown, outdated_uids=outdated)
-
-    def _set(self, changes: Sequence[tuple[Entry, Record]]) -> Awaitable[None]:
-        """At once and submitted here and now: the next call compares with these generations."""
-        batch = self._changes.batch()
-        before = [(entry, entry.record, record) for entry, record in changes]
-        for entry, record in changes:
-            batch.put_record(self._id, record)
-            self._contents.replace_record(entry, record)
-        try:
-            self._revalue([entry for entry, _ in changes])
-        except BaseException:
-            self._put_back(before)
-            raise
-        return self._changes.submit(batch, None, lambda error: self._put_back(before))
-
-    def _put_back(self, before: Sequence[tuple[Entry, Record, Record]]) -> None:
+    def put_back(_: BaseException) -> None:
         """Nothing was set, but for what has been set anew since."""
         for entry, old, new in before:
             if entry.record is new:
-                self._contents.replace_record(entry, old)
-        self._revalue([entry for entry, _, _ in before])
+                contents.replace_record(entry, old)
+        events.revalue([entry for entry, _, _ in before])
+
+    if before:
+        # At once and submitted here and now: the next call compares with these generations.
+        batch = changes.batch()
+        for entry, _, new in before:
+            batch.put_record(state.id, new)
+            contents.replace_record(entry, new)
+        try:
+            events.revalue([entry for entry, _, _ in before])
+        except BaseException as error:
+            put_back(error)
+            raise
+        await changes.submit(batch, None, put_back)
+    return Updated(num_updated=len(before), unknown_uids=unknown, outdated_uids=outdated)
 
 
 def check_count(num_updates: int) -> None:

@@ -34,8 +34,6 @@ from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Charge
 from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
 
-__all__ = ["Ingest", "Outcome", "Push", "PushStatus"]
-
 _STORED = PushStatus.STORED
 _UNCOUNTED = Charge()
 

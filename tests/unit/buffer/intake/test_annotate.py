@@ -14,7 +14,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.trxp import TensorView
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
-from experience_buffer_server.buffer.intake.push import Push, PushStatus
+from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
 from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.store.interface import DamagedRecordError

@@ -13,8 +13,8 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push import Outcome, Push
 from experience_buffer_server.buffer.intake.push_queue import Patience
+from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.runtime.quotas import Charge
 from tests.unit.builders import World, experience, payload, push, want
