@@ -203,12 +203,21 @@ class MemoryStore:
                 return StoreFencedError(
                     f"buffer {buffer_id} was claimed by another owner: its epoch is {rows.epoch}"
                 )
-        taken: set[tuple[int, int]] = set()
+        there: dict[tuple[int, Any], bool] = {}
+        """Records that the batch has put or removed so far."""
+        emptied: set[int] = set()
         for kind, buffer_id, key, _ in batch.operations:
             if kind == Kind.NEW_RECORD:
-                if (buffer_id, key) in taken or key in self._rows(buffer_id).of[Kind.RECORD]:
+                stored = buffer_id not in emptied and key in self._rows(buffer_id).of[Kind.RECORD]
+                if there.get((buffer_id, key), stored):
                     return StoreError(f"a number was given twice: {key} of buffer {buffer_id}")
-                taken.add((buffer_id, key))
+            if kind in (Kind.NEW_RECORD, Kind.RECORD, Kind.EXPERIENCE):
+                there[buffer_id, key] = kind != Kind.EXPERIENCE
+            elif kind == Kind.WHOLE_BUFFER:
+                emptied.add(buffer_id)
+                there = {
+                    place: is_there for place, is_there in there.items() if place[0] != buffer_id
+                }
         if batch.has_appends:
             added = sum(_num_bytes(kind, value) for kind, _, _, value in batch.operations)
             if self.data.num_bytes + added > self.limit_bytes:

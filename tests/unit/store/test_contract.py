@@ -115,6 +115,14 @@ async def append(store: Store, *records: Record, payload: bytes = b"payload") ->
     await store.commit(batch)
 
 
+async def fill(store: Store, buffer: BufferRow, records: list[Record]) -> None:
+    batch = store.batch()
+    batch.put_buffer(buffer)
+    for record in records:
+        batch.append(buffer.id, record, b"payload of " + record.uid.encode())
+    await store.commit(batch)
+
+
 def loaded(store: Store, buffer_id: int = 1) -> StoredBuffer:
     (found,) = store.load(buffer_id)
     return found
@@ -123,48 +131,255 @@ def loaded(store: Store, buffer_id: int = 1) -> StoredBuffer:
 # --- what is stored, and read back
 
 
-async def test_all_rows_come_back_as_they_were_after_a_restart(
+async def test_every_row_comes_back_after_a_restart(
     engine: Engine, store: Store, make_record: MakeRecord
 ) -> None:
-    records = [make_record(1), make_record(2, tombstone=True, payload_bytes=0), make_record(5)]
-    groups = [GroupRow(id=3, key="3/math-1", size=7, open_time=11.5, note="why", num_consumed=2)]
+    records = [
+        make_record(1),
+        make_record(2, reward=None, min_version=None, max_version=None, group_id=0),
+        make_record(3, tombstone=True, note="timeout", payload_bytes=0),
+    ]
+    group = GroupRow(
+        id=43,
+        key="3/math",
+        size=47,
+        open_time=53.5,
+        closed="sealed",
+        note="n",
+        quarantined=True,
+        num_consumed=137,
+    )
     lease = LeaseRow(
-        id=13, consumer="trainer", units=[[1], [5, 1]], deadline=17.5, part_sizes=[1, 1],
-        num_experiences=3, acked_parts={0: 19, 1: None},
-    )  # fmt: skip
-    progress = ProgressRow(seq=5, acked=["a"], num_deliveries={"b": 2}, steps={"a": [3, 5]})
-    consumer = ConsumerRow(name="trainer", safe_step=23, last_step=29, departed_inserts=31)
-    computed = AdvantageRow(seq=5, advantages=b"1234", returns=b"5678", details={"a": [1, None]})
+        id=59,
+        consumer="actor",
+        units=[[1, 2], [3]],
+        deadline=61.5,
+        state="acked",
+        num_experiences=67,
+        part_sizes=[1, 1],
+        acked_parts={0: 97, 1: None},
+        probabilities=[0.25, 0.75],
+        stale=[False, True],
+    )
+    progress = ProgressRow(
+        seq=2,
+        acked=["actor", "critic"],
+        num_deliveries={"actor": 71},
+        times_sampled={"critic": 101},
+        steps={"critic": [103, 107]},
+        quarantined={"actor": "it keeps dying"},
+        passed_over=["critic"],
+        uncounted=["actor"],
+    )
+    consumers = [
+        ConsumerRow(
+            name="actor",
+            safe_step=109,
+            last_step=113,
+            departed_inserts=127,
+            departed_samples=131,
+        ),
+        ConsumerRow(name="critic"),
+    ]
+    advantage = AdvantageRow(
+        seq=1, advantages=b"\0\1" * 4, returns=b"\2" * 8, details={"mean": 0.5, "sizes": {3: [1]}}
+    )
+    await fill(store, row(1), records)
     batch = store.batch()
-    batch.put_buffer(row())
-    for record in records:
-        batch.append(1, record, b"of " + record.uid.encode())
-    batch.put_group(1, groups[0])
+    batch.put_group(1, group)
     batch.put_lease(1, lease)
     batch.put_progress(1, progress)
-    batch.put_consumer(1, consumer)
-    batch.put_advantages(1, computed, magnitude=0.7)
-    batch.put_last_seq(1, 43)
+    for consumer in reversed(consumers):
+        batch.put_consumer(1, consumer)
+    batch.put_advantages(1, advantage, magnitude=0.73)
+    batch.remember(1, "uid", "gone", b"digest", 73.5)
     await store.commit(batch)
     store = await reopened(engine, store)
-    found = loaded(store)
-    assert found == StoredBuffer(
-        row=row(), records=records, groups=groups, leases=[lease], progress=[progress],
-        consumers=[consumer], computed=found.computed, last_seq=43,
-    )  # fmt: skip
-    assert dict(found.computed) == {5: 0.7}
+    (state,) = store.load()
+    assert state.row == row(1)
+    assert state.records == records
+    assert state.groups == [group]
+    assert state.leases == [lease]
+    assert state.progress == [progress]
+    assert state.consumers == consumers
+    assert state.computed == {1: 0.73}
+    assert store.damaged == []
+    assert store.advantages(1, [2, 1]) == [None, advantage]
+    assert store.recall(1, "uid", ["gone", "never"]) == [b"digest", None]
+    assert store.recall(1, "group", ["gone"]) == [None]
+    payload = b"payload of " + records[0].uid.encode()
+    assert store.payloads(1, [records[2].uid, records[0].uid]) == [None, payload]
     uids = [record.uid for record in records]
-    payloads = [f"of {uid}".encode() for uid in uids]
-    assert store.payloads(1, [*uids, "nobody"]) == [payloads[0], None, payloads[2], None]
-    assert store.advantages(1, [5, 1]) == [computed, None]
-    with store.stored(1, uids[:2], [1, 5]) as (views, advantages):
-        assert [view if view is None else bytes(cast(memoryview, view)) for view in views] == [
-            payloads[0], None,
-        ]  # fmt: skip
-        assert advantages == [None, computed]
-    assert set(store.payload_uids(1)) == {uids[0], uids[2]}
-    assert not store.damaged
+    with store.stored(1, [uids[2], uids[0]], [1, 2]) as (views, rows):
+        assert (views[0], bytes(cast(memoryview, views[1]))) == (None, payload)
+        assert rows == [advantage, None]
+    assert set(store.payload_uids(1)) == {*uids[:2]}
     await store.close()
+
+
+async def test_buffers_and_rows_load_in_the_order_of_their_numbers(
+    store: Store, make_record: MakeRecord
+) -> None:
+    for buffer_id in (256, 1, 2):
+        await fill(store, row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
+    states = list(store.load())
+    assert [state.row.id for state in states] == [1, 2, 256]
+    assert all([r.seq for r in state.records] == [3, 256, 257] for state in states)
+
+
+async def test_remove_takes_payload_record_advantages_and_progress(
+    store: Store, make_record: MakeRecord
+) -> None:
+    gone, kept = make_record(1), make_record(2)
+    await fill(store, row(1), [gone, kept])
+    batch = store.batch()
+    for record in (gone, kept):
+        batch.put_progress(1, ProgressRow(seq=record.seq))
+        computed = AdvantageRow(seq=record.seq, advantages=b"", returns=b"", details={})
+        batch.put_advantages(1, computed)
+    batch.put_group(1, GroupRow(id=1, key="k", size=2, open_time=0.0))
+    batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=0.0))
+    await store.commit(batch)
+    batch = store.batch()
+    batch.remove(1, gone)
+    batch.delete_group(1, 1)
+    batch.delete_lease(1, 1)
+    await store.commit(batch)
+    (state,) = store.load()
+    assert state.records == [kept]
+    assert state.computed == {2: 0.0}
+    assert [one.seq for one in state.progress] == [2]
+    assert (state.groups, state.leases) == ([], [])
+    assert store.payloads(1, [gone.uid]) == [None]
+    assert store.payloads(1, [kept.uid]) != [None]
+
+
+async def test_put_record_keeps_payload_advantages_and_progress(
+    store: Store, make_record: MakeRecord
+) -> None:
+    record, other = make_record(1), make_record(2)
+    await fill(store, row(1), [record, other])
+    advantage = AdvantageRow(seq=1, advantages=b"\1" * 4, returns=b"\2" * 4, details={})
+    batch = store.batch()
+    batch.put_advantages(1, advantage)
+    batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
+    await store.commit(batch)
+    batch = store.batch()
+    changed = make_record(1, priority=0.0, version=151)
+    batch.put_record(1, changed)
+    await store.commit(batch)
+    (state,) = store.load()
+    assert state.records == [changed, other]
+    assert [one.acked for one in state.progress] == [["actor"]]
+    assert store.payloads(1, [record.uid]) == [b"payload of " + record.uid.encode()]
+    assert store.advantages(1, [1]) == [advantage]
+
+
+async def test_put_advantages_again_replaces_them_and_their_magnitude(
+    store: Store, make_record: MakeRecord
+) -> None:
+    await fill(store, row(1), [make_record(seq) for seq in (1, 2, 3)])
+    for number in (0.31, 0.37):
+        batch = store.batch()
+        for seq in (1, 2, 3):
+            found_now = AdvantageRow(
+                seq=seq, advantages=b"\1" * 4, returns=b"", details={"n": number}
+            )
+            batch.put_advantages(1, found_now, magnitude=number * seq)
+        await store.commit(batch)
+    batch = store.batch()
+    batch.delete_advantages(1, 2)
+    await store.commit(batch)
+    (state,) = store.load()
+    assert state.computed == {1: 0.37, 3: 0.37 * 3}
+    rows = store.advantages(1, [1, 2, 3])
+    found = [one.details if isinstance(one, AdvantageRow) else one for one in rows]
+    assert found == [{"n": 0.37}, None, {"n": 0.37}]
+
+
+async def test_delete_consumer_takes_it_alone(store: Store) -> None:
+    for buffer_id in (1, 2):
+        await fill(store, row(buffer_id), [])
+        batch = store.batch()
+        for name in ("actor", "actor-2"):
+            batch.put_consumer(buffer_id, ConsumerRow(name=name))
+        await store.commit(batch)
+    batch = store.batch()
+    batch.delete_consumer(1, "actor")
+    await store.commit(batch)
+    left = [[one.name for one in state.consumers] for state in store.load()]
+    assert left == [["actor-2"], ["actor", "actor-2"]]
+
+
+async def test_delete_buffer_takes_all_of_it_and_nothing_else(
+    store: Store, make_record: MakeRecord
+) -> None:
+    records = [make_record(seq) for seq in range(1, 500)]
+    for buffer_id in (1, 2, 3):
+        await fill(store, row(buffer_id), records)
+        batch = store.batch()
+        batch.remember(buffer_id, "uid", "u", b"d", 5.0)
+        batch.put_consumer(buffer_id, ConsumerRow(name="trainer"))
+        await store.commit(batch)
+    batch = store.batch()
+    batch.delete_buffer(2)
+    await store.commit(batch)
+    assert [(s.row.id, len(s.records)) for s in store.load()] == [(1, 499), (3, 499)]
+    assert store.payloads(2, [records[0].uid]) == [None]
+    assert [store.recall(b, "uid", ["u"]) for b in (1, 2, 3)] == [[b"d"], [None], [b"d"]]
+    assert None not in store.payloads(3, [r.uid for r in records])
+    # The id's tables are empty, not only its row gone.
+    await fill(store, row(2), [])
+    again = next(s for s in store.load() if s.row.id == 2)
+    assert (again.records, again.consumers) == ([], [])
+    assert await store.prune(2, 10.0) == 0
+
+
+async def test_changes_of_a_batch_apply_in_order(store: Store, make_record: MakeRecord) -> None:
+    record = make_record(1)
+    batch = store.batch()
+    batch.put_buffer(row(1))
+    batch.append(1, record, b"first")
+    batch.remove(1, record)
+    batch.append(1, record, b"second")
+    await store.commit(batch)
+    assert store.payloads(1, [record.uid]) == [b"second"]
+
+
+async def test_prune_forgets_the_oldest_up_to_its_limit(store: Store) -> None:
+    batch = store.batch()
+    for number in range(10):
+        batch.remember(1, "uid", f"u{number}", b"v", float(number))
+        batch.remember(2, "uid", f"u{number}", b"v", float(number))
+    await store.commit(batch)
+    keys = [f"u{number}" for number in range(10)]
+    assert await store.prune(1, 7.0, limit=3) == 3
+    assert store.recall(1, "uid", keys) == [None] * 3 + [b"v"] * 7
+    assert await store.prune(1, 7.0) == 4
+    assert await store.prune(1, 7.0) == 0
+    assert store.recall(1, "uid", keys) == [None] * 7 + [b"v"] * 3
+    assert store.recall(2, "uid", keys) == [b"v"] * 10
+
+
+async def test_prune_spares_what_was_remembered_again(store: Store) -> None:
+    for time, value in ((1.0, b"old"), (9.0, b"fresh")):
+        batch = store.batch()
+        batch.remember(1, "uid", "again", value, time)
+        batch.remember(1, "uid", f"once at {time}", value, time)
+        await store.commit(batch)
+    assert await store.prune(1, 5.0) == 1
+    assert store.recall(1, "uid", ["again", "once at 1.0"]) == [b"fresh", None]
+    assert await store.prune(1, 10.0) == 2
+    assert store.recall(1, "uid", ["again"]) == [None]
+
+
+async def test_prune_does_not_wait_behind_a_clock_that_was_ahead(store: Store) -> None:
+    batch = store.batch()
+    batch.remember(1, "uid", "from the future", b"", 1e10)
+    batch.remember(1, "uid", "from now", b"", 1e9)
+    await store.commit(batch)
+    assert await store.prune(1, 2e9) == 1
+    assert store.recall(1, "uid", ["from the future", "from now"]) == [b"", None]
 
 
 @pytest.mark.parametrize("num_bytes", [1, 20_000, 3 * MEBI])
@@ -186,39 +401,24 @@ async def test_a_payload_in_pieces_of_any_size_is_stored_joined(
     expected.close()
 
 
-async def test_rows_are_replaced_and_removed(store: Store, make_record: MakeRecord) -> None:
-    await put(store, row())
-    await append(store, make_record(1), make_record(2))
+async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
+    store: Store, make_record: MakeRecord
+) -> None:
+    await fill(store, row(), [make_record(1)])
+    computed = AdvantageRow(seq=1, advantages=b"1234", returns=b"", details={})
     batch = store.batch()
-    batch.put_group(1, GroupRow(id=3, key="k", size=1, open_time=0.0))
-    batch.put_lease(1, LeaseRow(id=3, consumer="c", units=[], deadline=0.0))
-    batch.put_consumer(1, ConsumerRow(name="c"))
-    for seq in (1, 2):
-        batch.put_progress(1, ProgressRow(seq=seq))
-        batch.put_advantages(1, AdvantageRow(seq=seq, advantages=b"", returns=b"", details={}))
+    batch.put_advantages(1, computed)
+    batch.put_progress(1, ProgressRow(seq=1))
+    batch.replace(1, make_record(1, note="replaced"), b"other")
     await store.commit(batch)
+    assert loaded(store).records == [make_record(1, note="replaced")]
+    assert store.payloads(1, [make_record(1).uid]) == [b"other"]
+    assert store.advantages(1, [1]) == [computed]
     batch = store.batch()
-    batch.put_record(1, make_record(2, note="changed"))
-    batch.replace(1, make_record(2, note="replaced"), b"other")
-    batch.remove(1, make_record(1))
-    batch.delete_group(1, 3)
-    batch.delete_lease(1, 3)
-    batch.delete_consumer(1, "c")
+    batch.delete_progress(1, 1)
     batch.put_buffer(row(name="renamed"))
     await store.commit(batch)
-    found = loaded(store)
-    assert found == StoredBuffer(
-        row=row(name="renamed"), records=[make_record(2, note="replaced")], groups=[], leases=[],
-        progress=[ProgressRow(seq=2)], consumers=[], computed=found.computed, last_seq=2,
-    )  # fmt: skip
-    assert store.payloads(1, [make_record(1).uid, make_record(2).uid]) == [None, b"other"]
-    assert store.advantages(1, [1]) == [None]
-    batch = store.batch()
-    batch.delete_progress(1, 2)
-    batch.delete_advantages(1, 2)
-    await store.commit(batch)
-    found = loaded(store)
-    assert (found.progress, dict(found.computed), store.advantages(1, [2])) == ([], {}, [None])
+    assert (loaded(store).progress, loaded(store).row.name) == ([], "renamed")
 
 
 # --- commits
@@ -326,26 +526,6 @@ async def test_what_no_store_can_hold_is_refused_when_it_is_noted(
 
 
 # --- what is remembered
-
-
-async def test_values_are_remembered_by_kind_and_forgotten_by_age(
-    engine: Engine, store: Store
-) -> None:
-    batch = store.batch()
-    for number in range(5):
-        batch.remember(1, "uid", str(number), b"%d" % number, 10.0 + number)
-    batch.remember(1, "group", "0", b"whole", 10.0)
-    batch.remember(2, "uid", "0", b"another's", 10.0)
-    batch.remember(1, "uid", "1", b"again", 30.0)
-    await store.commit(batch)
-    store = await reopened(engine, store)
-    assert store.recall(1, "uid", ["0", "1", "nobody"]) == [b"0", b"again", None]
-    assert await store.prune(1, 12.0, limit=1) == 1
-    assert await store.prune(1, 13.0) == 2, "what was remembered again is as old as the last time"
-    assert store.recall(1, "uid", [*"01234"]) == [None, b"again", None, b"3", b"4"]
-    assert store.recall(1, "group", ["0"]) == [None]
-    assert store.recall(2, "uid", ["0"]) == [b"another's"]
-    await store.close()
 
 
 async def test_what_is_at_hand_is_read_as_it_is_by_then(

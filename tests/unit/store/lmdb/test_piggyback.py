@@ -99,8 +99,3 @@ async def test_closing_leaves_nobody_behind(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     await store.close()
     await riding
-
-
-async def test_appends_do_not_ride(store: LmdbStore) -> None:
-    with pytest.raises(TypeError, match="without appends"):
-        store.ride(appending(store, 1))
