@@ -195,11 +195,12 @@ def _look(
 def _room(state: BufferState, consumer: Consumer, max_bytes: int) -> _Room:
     settings = consumer.settings
     most = min(settings.max_leased_experiences or math.inf, state.limits.max_leased_experiences)
+    num_units, num_experiences, num_bytes = consumer.window_use
     # A batch of its own may exceed the bytes: else one larger than they are would never go.
-    most_bytes = settings.max_leased_bytes if consumer.num_leased else 0
+    most_bytes = settings.max_leased_bytes if num_units else 0
     return _Room(
         message_bytes=max_bytes,
-        num_experiences=most - consumer.num_leased_experiences,
-        num_bytes=(most_bytes or math.inf) - consumer.num_leased_bytes,
-        takes_any_first=not consumer.num_leased,
+        num_experiences=most - num_experiences,
+        num_bytes=(most_bytes or math.inf) - num_bytes,
+        takes_any_first=not num_units,
     )

@@ -126,9 +126,11 @@ class Line:
                 return_when=asyncio.FIRST_COMPLETED,
             )
         except asyncio.CancelledError:
+            consumer.promised.pop(waiter, None)
             self.put_back(consumer, _result(waiter).units)
             raise
         finally:
+            consumer.promised.pop(waiter, None)
             stopping.cancel()
             seconds = waiter.clock.until(time.monotonic())
             self._metrics.waited(self._state.name, consumer.name, seconds)
@@ -148,6 +150,7 @@ class Line:
             taken = self._try(consumer, waiter.want)
             if taken.units:
                 del consumer.waiters[place]
+                consumer.promised[waiter] = taken.units
                 waiter.taken.set_result(taken)
                 continue
             reason = taken.cut_by or self.wait_of(consumer, waiter.want.batch_size).label
@@ -220,6 +223,7 @@ class Line:
     def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
         """Offer units that were taken and not delivered, in their old places."""
         put_back(self._state, consumer, units)
+        consumer.unfit = (0, "")
         self._events.discard_units([unit for unit in units if unit.gone])
         self.serve(consumer)
 
@@ -290,7 +294,7 @@ def _most_cut_by(consumer: Consumer, picked: Picked) -> Cut:
     """What keeps even the largest batch that may ever go from taking more."""
     if picked.cut_by == "message":
         return "message"
-    return "window" if picked.cut_by == "experiences" and not consumer.num_leased else ""
+    return "window" if picked.cut_by == "experiences" and not consumer.window_use[0] else ""
 
 
 def _result(waiter: Waiter) -> Taken:

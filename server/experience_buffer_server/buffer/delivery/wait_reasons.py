@@ -53,9 +53,9 @@ def _window(consumer: Consumer, batch_size: int, max_leased: int) -> Wait:
     """Whether more may be leased; at least one experience per unit will be."""
     settings = consumer.settings
     bound = window_of(consumer, max_leased)
-    leased, num_bytes = consumer.num_leased_experiences, consumer.num_leased_bytes
+    num_units, leased, num_bytes = consumer.window_use
     unfit_size, cut_by = consumer.unfit
-    did_not_fit = consumer.num_leased > 0 and 0 < unfit_size <= batch_size
+    did_not_fit = num_units > 0 and 0 < unfit_size <= batch_size
     if batch_size > bound:
         return Wait(
             "window",
@@ -78,7 +78,7 @@ def words_of_window(consumer: Consumer, cut_by: str, max_leased: int) -> str:
         cut_by: What it has too many of: "experiences" or "bytes".
         max_leased: The server's bound on experiences leased at once.
     """
-    leased, num_bytes = consumer.num_leased_experiences, consumer.num_leased_bytes
+    _, leased, num_bytes = consumer.window_use
     bound, most = window_of(consumer, max_leased), consumer.settings.max_leased_bytes
     if cut_by == "bytes":
         return f"{num_bytes} bytes are leased and max_leased_bytes is {most}; acknowledge some"

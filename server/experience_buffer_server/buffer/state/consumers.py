@@ -132,6 +132,8 @@ class Consumer:
         """Units leased, repeats within a batch counted."""
         self.num_leased_experiences = 0
         self.num_leased_bytes = 0
+        self.promised: dict[Waiter, list[Unit]] = {}
+        """Units given to calls that have waited and haven't leased them yet; they go on at once."""
         self.totals = Totals()
         self.timeline = Timeline()
         self.tally = Tally()
@@ -186,6 +188,16 @@ class Consumer:
             for key, value in values:
                 ready.add(key, value)
             self.ready = ready
+
+    @property
+    def window_use(self) -> tuple[int, int, int]:
+        """Units, experiences and bytes that are leased, or promised to calls that lease them next."""
+        units = [unit for promised in self.promised.values() for unit in promised]
+        return (
+            self.num_leased + len(units),
+            self.num_leased_experiences + sum(len(unit.seqs) for unit in units),
+            self.num_leased_bytes + sum(unit.num_bytes for unit in units),
+        )
 
     def lent(self, lease: Lease) -> None:
         """A lease's units are out now."""

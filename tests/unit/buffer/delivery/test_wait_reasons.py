@@ -145,3 +145,27 @@ async def test_leases_that_leave_no_room_for_another_group_are_named(world: Worl
     count, why = await sample(buffer, 2)
     assert count == 1
     assert "3 experiences are leased and max_leased_experiences is 7; acknowledge some" in why
+
+
+@pytest.mark.parametrize("first_goes_away", [False, True])
+async def test_calls_that_are_served_at_once_keep_to_the_window_together(
+    world: World, first_goes_away: bool
+) -> None:
+    buffer = await filled(world, 0, max_leased_experiences=4)
+    first, second = (asyncio.create_task(sample(buffer, 3, 3600.0)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    pushing = asyncio.create_task(buffer.push(push(*((1, run) for run in range(8)))))
+    trainer = buffer.state.consumers["trainer"]
+    while not trainer.promised:
+        await asyncio.sleep(0)
+    if first_goes_away:
+        first.cancel()
+    else:
+        assert await first == (3, "")
+    await pushing
+    if not first_goes_away:
+        assert trainer.num_leased_experiences == 3
+        await buffer.ack(next(iter(trainer.leases)))
+    assert await asyncio.wait_for(second, 30.0) == (3, "")
+    assert not trainer.promised
+    await asyncio.wait([first])
