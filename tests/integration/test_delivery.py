@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -24,56 +21,9 @@ from tests.integration.plain import (
     uids,
 )
 from tests.integration.server import eventually
+from tests.integration.streams import speaking
 
 NONE = config_pb2.GROUP_BY_NONE
-
-
-class Stream:
-    """One SampleStream, spoken by hand."""
-
-    def __init__(self, stub: ExperienceBufferStub) -> None:
-        self._requests: queue.SimpleQueue[service_pb2.SampleStreamRequest | None] = (
-            queue.SimpleQueue()
-        )
-        self.call = stub.SampleStream(iter(self._requests.get, None))
-
-    def say(self, **message: Any) -> None:
-        self._requests.put(service_pb2.SampleStreamRequest(**message))
-
-    def open(self, name: str, batch_size: int, *, credits: int = 0, **fields: Any) -> None:
-        opening: dict[str, Any] = {"consumer": "trainer", "timeout_seconds": 20.0} | fields
-        self.say(open=service_pb2.SampleStreamOpen(buffer=name, batch_size=batch_size, **opening))
-        if credits:
-            self.say(credits=credits)
-
-    def ack(self, *ids: int) -> None:
-        self.say(ack=service_pb2.AckLeases(ids=ids))
-
-    def next(self) -> service_pb2.SampleStreamResponse:
-        return next(self.call)
-
-    def batch(self) -> tuple[int, list[str], service_pb2.SampleFrame]:
-        """The next batch: its lease, its uids, its last frame. Nothing else may come first."""
-        found: list[str] = []
-        while True:
-            message = self.next()
-            assert message.WhichOneof("message") == "frame", message
-            found += uids(message.frame)
-            if message.frame.last:
-                return message.frame.lease.id, found, message.frame
-
-    def end(self) -> None:
-        self._requests.put(None)
-
-
-@contextmanager
-def streaming(stub: ExperienceBufferStub) -> Iterator[Stream]:
-    stream = Stream(stub)
-    try:
-        yield stream
-    finally:
-        stream.call.cancel()
-        stream.end()
 
 
 # --- leases
@@ -177,22 +127,23 @@ def test_waiting_calls_that_take_less_do_not_starve_each_other(
 def test_a_stream_delivers_one_batch_per_credit(stub: ExperienceBufferStub, name: str) -> None:
     create(stub, name, group_by=NONE)
     push(stub, name, group(0, 17))
-    with streaming(stub) as stream:
+    with speaking(stub) as stream:
         stream.open(name, 3, credits=2)
         batches = [stream.batch() for _ in range(2)]
-        assert [len(found) for _, found, _ in batches] == [3, 3]
+        assert [len(batch.uids) for batch in batches] == [3, 3]
         # An ack is answered behind what was sent before it: no third batch is on its way.
-        stream.ack(batches[0][0])
-        assert stream.next().lease_result.lease_id == batches[0][0]
+        stream.say(ack=service_pb2.AckLeases(ids=[batches[0].lease]))
+        assert stream.next().lease_result.lease_id == batches[0].lease
         assert stats(stub, name).consumers[0].num_leased_units == 3
         stream.say(credits=1)
-        lease, found, last = stream.batch()
+        received = stream.batch()
+        found, last = received.uids, received.last
         assert found == [one.eid.uid for one in group(0, 17)[6:9]]
         assert (last.num_units, last.shortfall) == (3, "")
-        stream.say(nack=service_pb2.NackLeases(ids=[lease]))
+        stream.say(nack=service_pb2.NackLeases(ids=[received.lease]))
         assert not stream.next().lease_result.HasField("error")
         stream.say(credits=1)
-        assert stream.batch()[1] == found
+        assert stream.batch().uids == found
     eventually(lambda: stats(stub, name).consumers[0].num_leased_units == 0, "leases to come back")
     assert stats(stub, name).num_items == 14
 
@@ -202,15 +153,14 @@ def test_a_stream_that_ends_gives_its_leases_back_at_once(
 ) -> None:
     create(stub, name, group_by=NONE)
     push(stub, name, group(0, 5))
-    with streaming(stub) as stream:
+    with speaking(stub) as stream:
         stream.open(name, 2, credits=2)
         kept, returned = stream.batch(), stream.batch()
-        stream.ack(kept[0])
-        stream.next()
+        assert stream.ack(kept.lease) is None
         stream.end()
         assert list(stream.call) == []
         assert stream.call.code() is grpc.StatusCode.OK
-    assert uids(sample(stub, name, 3)) == [*returned[1], experience(0, 4).eid.uid]
+    assert uids(sample(stub, name, 3)) == [*returned.uids, experience(0, 4).eid.uid]
 
 
 def test_streams_that_die_with_unread_batches_leave_nothing_behind(
@@ -221,7 +171,7 @@ def test_streams_that_die_with_unread_batches_leave_nothing_behind(
     for run in range(5):
         push(stub, name, [experience(0, run, **megabytes)])
     for _ in range(3):
-        with streaming(stub) as stream:
+        with speaking(stub) as stream:
             stream.open(name, 1, credits=5)
             eventually(lambda: stats(stub, name).consumers[0].num_leased_units > 1, "leases")
         eventually(lambda: stats(stub, name).consumers[0].num_leased_units == 0, "their return")
@@ -232,7 +182,7 @@ def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(
     stub: ExperienceBufferStub, name: str
 ) -> None:
     create(stub, name, group_size=2, consumers={"trainer": "group"})
-    with streaming(stub) as stream:
+    with speaking(stub) as stream:
         stream.open(name, 2, credits=1, min_batch_size=1, timeout_seconds=0.2)
         assert "nothing is stored" in stream.next().waiting
         push(stub, name, [*group(0, 2), *group(1, 1)])
@@ -246,7 +196,7 @@ def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(
 def test_a_large_batch_comes_in_frames(stub: ExperienceBufferStub, name: str) -> None:
     create(stub, name, group_size=5, consumers={"trainer": "group"})
     push(stub, name, group(0, 5, info={"text": "y" * 700_001}))
-    with streaming(stub) as stream:
+    with speaking(stub) as stream:
         stream.open(name, 1, credits=1)
         frames = [stream.next().frame for _ in range(5)]
         assert [len(frame.experiences) for frame in frames] == [1] * 5
@@ -259,7 +209,7 @@ def test_a_stream_that_opens_badly_is_told_why(
     stub: ExperienceBufferStub, name: str, opening: str
 ) -> None:
     create(stub, name)
-    with streaming(stub) as stream:
+    with speaking(stub) as stream:
         match opening:
             case "none":
                 stream.end()
