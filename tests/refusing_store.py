@@ -32,6 +32,24 @@ class Refusals:
         return asyncio.ensure_future(_hold(committed, self.held))
 
 
+class Held:
+    """The next commit of a world's store, which never gets there; the ones after it are real."""
+
+    def __init__(self, store: Store) -> None:
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        commit = store.commit
+
+        def hold(batch: WriteBatch) -> Awaitable[None]:
+            vars(store)["commit"] = commit
+            return self._end
+
+        vars(store)["commit"] = hold
+
+    def refuse(self) -> None:
+        """It ends."""
+        self._end.set_exception(StoreFullError("the disk is full"))
+
+
 async def begin(work: Any) -> asyncio.Task[Any]:
     """Start a call and let it go as far as its first commit."""
     task: asyncio.Task[Any] = asyncio.ensure_future(work)

@@ -196,6 +196,21 @@ async def test_a_unit_is_in_one_open_lease_on_disk(
     assert len(fresh.state.contents) == 0
 
 
+async def test_a_lease_that_finds_no_room_was_never_given(world: World, refusals: Refusals) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.push(push((0, 0)))
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await sample(buffer, "c")
+    await buffer.drain()
+    consumer = buffer.state.consumer("c")
+    assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
+    labels = {"buffer": buffer.name, "consumer": "c", "reason": "undeliverable"}
+    name = "experience_buffer_redelivered_experiences_total"
+    assert world.metrics.registry.get_sample_value(name, labels) is None
+    assert open_on_disk(world) == []
+
+
 async def test_an_end_under_way_may_fail_after_the_next_grant(
     world: World, refusals: Refusals
 ) -> None:

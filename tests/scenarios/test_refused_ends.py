@@ -12,7 +12,7 @@ from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store import StoreFullError
-from tests.refusing_store import Refusals, begin
+from tests.refusing_store import Held, Refusals, begin
 from tests.unit.builders import World, push, settings, uid, want
 
 REPLAY = {"name": "c", "replay": True, "max_times_sampled": 2}
@@ -248,3 +248,26 @@ async def test_an_ack_of_a_part_that_comes_again_ends_alike(
     for place in (buffer, await world.restart(buffer)):
         (lease,) = place.state.consumer("c").leases.values()
         assert lease.acked_parts == {0: 2}
+
+
+async def test_a_row_that_is_owed_waits_for_the_ack_that_may_end_its_lease(world: World) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.push(push((0, 0), (1, 0), (2, 0)))
+    lease = await shared(buffer)
+    held = [Held(world.store)]
+    first = await begin(buffer.ack(lease.id, rank=0))
+    # Its row says that the first rank has acknowledged its part, too.
+    await buffer.ack(lease.id, rank=1)
+    held.append(Held(world.store))
+    last = await begin(buffer.ack(lease.id, rank=2))
+    for ack, commit in zip((first, last), held, strict=True):
+        commit.refuse()
+        with pytest.raises(StoreFullError):
+            await ack
+        buffer.tick(clock.now() + 4.0)
+    assert lease.state == "open"
+    buffer.tick(clock.now() + 9.0)
+    await buffer.drain()
+    for place in (buffer, await world.restart(buffer)):
+        (lease,) = place.state.consumer("c").leases.values()
+        assert lease.acked_parts == {1: None}

@@ -14,7 +14,8 @@ from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.runtime.memory import sweep
 from experience_buffer_server.settings.server import Settings
-from experience_buffer_server.store.interface import ProgressRow
+from experience_buffer_server.store.interface import ProgressRow, StoreFullError
+from tests.refusing_store import Held, Refusals, begin
 from tests.unit.builders import World, push, settings, settle, want
 
 
@@ -89,3 +90,19 @@ def test_a_large_store_isnt_looked_through_for_one_buffer() -> None:
     assert not sweep(num_leftovers=1, num_entries=5_001)
     assert not sweep(num_leftovers=199, num_entries=1_000_000)
     assert sweep(num_leftovers=200, num_entries=1_000_000)
+
+
+async def test_what_finds_no_room_is_not_put_right_once_the_buffer_was_deleted(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A row that is stored after the buffer's removal would bring the buffer back."""
+    buffer = await world.create()
+    held = Held(world.store)
+    publishing = await begin(buffer.publish(3))
+    buffer.close()
+    Refusals(world.store).num_next = 1
+    held.refuse()
+    with pytest.raises(StoreFullError):
+        await publishing
+    await buffer.drain()
+    assert not caplog.records, "nothing was tried"

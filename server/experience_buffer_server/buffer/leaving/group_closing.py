@@ -146,11 +146,8 @@ class Grouping:
         if was_open:
             self._close(group, "deadline")
         postpone = self._contents.groups.deadlines.postpone
-        is_closed = True
 
         def failed(error: BaseException) -> None:
-            nonlocal is_closed
-            is_closed = False
             if was_open and group.row.closed == "deadline":
                 self._contents.groups.reopen(group, size=previous_size)
             # The deadline is looked at again.
@@ -158,13 +155,11 @@ class Grouping:
 
         def stored() -> None:
             postpone(group, clock.now() + _POSTPONE_SECONDS)
-            if not lacking:
+            if not lacking:  # Else it goes on once they are gone.
                 self._go_on(group)
 
         def removed() -> None:
-            if is_closed:
-                self._metrics.dropped(self._state.name, "missing_field", len(lacking))
-                self._go_on(group)
+            self._metrics.dropped(self._state.name, "missing_field", len(lacking))
 
         # Submitted here and now: nobody can lease one of them in between.
         self._changes.log(self._submit_row(group, stored, failed))

@@ -15,7 +15,9 @@ from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
+from experience_buffer_server.store import StoreFullError
 from experience_buffer_server.store.interface import MAX_PRIORITY
+from tests.refusing_store import Refusals, begin
 from tests.unit.builders import World, experience, push, uid, want
 
 PRIORITIZED = [{"name": "trainer", "unit": "group", "selector": {"kind": "prioritized"}}]
@@ -90,3 +92,16 @@ async def test_what_cannot_be_taken_into_account_is_not_set(
     assert priorities(buffer) == [1.0] * 2
     assert (await buffer.update_priorities(update(5.0, 0))).num_updated == 1
     assert priorities(buffer) == priorities(await world.restart(buffer)) == [5.0, 1.0]
+
+
+async def test_what_finds_no_room_is_as_before_but_for_what_was_set_since(world: World) -> None:
+    buffer = await world.create(group_size=2, consumers=PRIORITIZED)
+    await buffer.push(push((1, 0), (1, 1)))
+    refusals = Refusals(world.store)
+    refusals.num_next = 1
+    refused = await begin(buffer.update_priorities(update(5.0, 0, 1)))
+    assert priorities(buffer) == [5.0, 5.0], "the next call compares with these"
+    assert (await buffer.update_priorities(update(3.0, 1))).num_updated == 1
+    with pytest.raises(StoreFullError):
+        await refused
+    assert priorities(buffer) == priorities(await world.restart(buffer)) == [1.0, 3.0]

@@ -18,6 +18,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
 from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.store.interface import DamagedRecordError
+from tests.refusing_store import Refusals
 from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid, want
 
 GAE: dict[str, Any] = {
@@ -374,3 +375,18 @@ async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_co
     fresh = world.reload(buffer)
     counted = {entry.record.uid: entry.counted for entry in fresh.state.contents}
     assert counted == {uid(1, 0): True, uid(1, 1): False}
+
+
+async def test_a_refused_annotation_leaves_what_was_computed(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**GAE)
+    await buffer.push(pushed((1, 0), reward=1.0))
+    await annotate(buffer, uid(1, 0), tensors=values())
+    await settle(buffer)
+    (entry,) = buffer.state.contents
+    before = entry.magnitude
+    Refusals(world.store).num_next = 1
+    with pytest.raises(errors.BufferFullError):
+        await annotate(buffer, uid(1, 0), reward=9.0)
+    assert entry.magnitude == before > 0
+    assert (entry.available, entry.changing) == (True, False)

@@ -11,9 +11,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.entries import Reason
-from experience_buffer_server.store import StoreFullError
-from experience_buffer_server.store.interface import WriteBatch
-from tests.refusing_store import Refusals
+from tests.refusing_store import Held, Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
 from tests.unit.buffer.intake.test_annotate import pushed
 from tests.unit.builders import World, push, settle, uid
@@ -23,20 +21,13 @@ class Pushing:
     """A push whose commit is under way, and that will find no room."""
 
     def __init__(self, world: World, buffer: Buffer, push: Push) -> None:
-        commit = world.store.commit
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def hold(batch: WriteBatch) -> asyncio.Future[None]:
-            vars(world.store)["commit"] = commit
-            return self._end
-
-        vars(world.store)["commit"] = hold
+        self._commit = Held(world.store)
         self._task = asyncio.ensure_future(buffer.push(push))
         self._buffer = buffer
 
     async def fail(self) -> None:
         """The commit ends."""
-        self._end.set_exception(StoreFullError("the disk is full"))
+        self._commit.refuse()
         with pytest.raises(errors.BufferFullError):
             await self._task
         await self._buffer.drain()

@@ -1,4 +1,4 @@
-"""Groups that are dropped while nothing can be written."""
+"""Groups that are closed or dropped while nothing can be written."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store import StoreFullError
+from tests.refusing_store import Refusals
+from tests.unit.buffer.compute.test_races import PARTIAL
+from tests.unit.buffer.intake.test_annotate import pushed
 from tests.unit.builders import World, experience, push, settle, uid
 
 WITHHOLD: dict[str, Any] = {
@@ -98,7 +101,9 @@ async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
     buffer = await world.create(**DEADLINE)
     await buffer.push(push(*((task, run) for task in range(7) for run in range(2))))
     with full_disk(world):
-        await expire(world, buffer)
+        for seconds in (0, 10, 20):
+            buffer.tick(time.time() + 61 + seconds)
+            await buffer.drain()
         assert len(buffer.state.contents) == 14
     buffer.tick(time.time() + 100)
     await buffer.drain()
@@ -108,3 +113,37 @@ async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
         {"buffer": buffer.name, "reason": "group_dropped"},
     )
     assert dropped == 14
+
+
+async def test_a_seal_that_finds_no_room_leaves_the_group_open(world: World) -> None:
+    buffer = await world.create(group_size=3)
+    await buffer.push(push((0, 0), (0, 1)))
+    Refusals(world.store).num_next = 1
+    with pytest.raises(StoreFullError):
+        await buffer.seal("2/0")
+    for place in (buffer, await world.restart(buffer)):
+        (group,) = place.state.contents.groups
+        assert (group.is_open, group.describe()) == (True, "2 of 3")
+    await place.push(push((0, 2)))
+    assert (group.row.closed, group.available) == ("whole", True)
+
+
+async def test_a_deadline_whose_row_finds_no_room_is_looked_at_again(world: World) -> None:
+    world.computer.start()
+    buffer = await world.create(**PARTIAL | {"group_size": 4})
+    await buffer.push(pushed((0, 0), (0, 1)))
+    await buffer.push(pushed((0, 2), reward=None))
+    (group,) = buffer.state.contents.groups
+    Refusals(world.store).num_next = 1
+    buffer.tick(time.time() + 61)
+    await buffer.drain()
+    assert group.is_open
+    assert len(buffer.state.contents) == 2, "what lacks a field has gone, and is counted"
+    name, labels = "experience_buffer_dropped_experiences_total", {"reason": "missing_field"}
+    counted = world.metrics.registry.get_sample_value(name, {"buffer": buffer.name} | labels)
+    assert counted == 1
+    buffer.tick(time.time() + 100)
+    await settle(buffer)
+    for place in (buffer, await world.restart(buffer)):
+        (group,) = place.state.contents.groups
+        assert (group.row.closed, group.available) == ("deadline", True)

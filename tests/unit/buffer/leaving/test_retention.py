@@ -19,8 +19,9 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.tuning import TUNING
 from tests.models.retention_model import Model, Place
+from tests.refusing_store import Held
 from tests.unit.buffer.leaving.test_group_closing import full_disk
-from tests.unit.builders import World, experience, push, uid, want
+from tests.unit.builders import World, experience, push, settings, uid, want
 
 HOUR = 3600.0
 
@@ -287,6 +288,26 @@ async def test_a_removal_that_found_no_room_is_tried_again(world: World, clock: 
     await settle(buffer, clock)
     assert stored(buffer) == []
     assert dropped(world, buffer, "aged") == 1
+
+
+async def test_what_could_not_leave_follows_the_settings_that_came_meanwhile(
+    world: World, clock: Clock
+) -> None:
+    """Its field isn't asked for any more: else it would wait for it for ever."""
+    waits: dict[str, Any] = {"advantage": {"estimator": "gae"}, "on_missing_field": "wait"}
+    buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR}, **waits)
+    await buffer.push(push((1, 0)))
+    (entry,) = buffer.state.contents
+    assert entry.missing
+    clock.now += HOUR + 1
+    removal = Held(world.store)
+    buffer.tick(clock.now)
+    assert entry.leaving
+    await buffer.change_settings(settings(group_by="none"))
+    removal.refuse()
+    await buffer.drain()
+    assert not entry.leaving
+    assert entry.available
 
 
 async def test_a_tick_does_a_bounded_part_and_goes_on(
