@@ -16,6 +16,8 @@ from experience_buffer_server.store import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.builders import World, push, settings, uid
 
+pytestmark = pytest.mark.on_disk
+
 
 @pytest.fixture
 def refusals(world: World) -> Refusals:

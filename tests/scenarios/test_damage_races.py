@@ -22,6 +22,8 @@ from tests.unit.buffer.delivery.test_damage import entry_of, lose
 from tests.unit.buffer.intake.test_annotate import RLOO, annotate, pushed
 from tests.unit.builders import World, push, sampling, settings, settle, uid, want
 
+pytestmark = pytest.mark.on_disk
+
 CONSUMERS = [{"name": "critic", "raw": True}, {"name": "actor", "unit": "group"}]
 
 

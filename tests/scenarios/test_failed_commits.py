@@ -19,6 +19,8 @@ from experience_buffer_server.store import StoreFullError
 from tests.refusing_store import Refusals, begin
 from tests.unit.builders import World, push, settings, uid, want
 
+pytestmark = pytest.mark.on_disk
+
 TWO = [{"name": "c"}, {"name": "d"}]
 
 

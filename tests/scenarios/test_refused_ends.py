@@ -15,6 +15,8 @@ from experience_buffer_server.store import StoreFullError
 from tests.refusing_store import Held, Refusals, begin
 from tests.unit.builders import World, push, settings, uid, want
 
+pytestmark = pytest.mark.on_disk
+
 REPLAY = {"name": "c", "replay": True, "max_times_sampled": 2}
 LIMITER = {"min_size": 1, "min_diff": -10.0, "max_diff": 50.0}
 

@@ -15,6 +15,8 @@ from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.buffer.intake.test_annotate import annotate
 from tests.unit.builders import World, experience, push, settings, settle, uid, want
 
+pytestmark = pytest.mark.on_disk
+
 
 def pushed(run: int, version: int = 1, **fields: Any) -> Push:
     info = {"model_version": version}

@@ -30,8 +30,10 @@ def forked_writers() -> Iterator[None]:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path / "store")
+async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """One whose store is in memory, but for tests that are marked `on_disk`."""
+    on_disk = request.node.get_closest_marker("on_disk") is not None
+    world = World(tmp_path / "store", in_memory=not on_disk)
     await world.open()
     yield world
     await world.close()

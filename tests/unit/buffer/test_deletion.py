@@ -88,6 +88,7 @@ async def test_others_commit_between_the_parts(world: World, registry: Registry)
     assert list(world.store.payload_uids(1)) == []
 
 
+@pytest.mark.on_disk
 @pytest.mark.parametrize("num_commits", range(1, 9))
 async def test_a_crash_on_the_way_leaves_what_fits_together(
     world: World, registry: Registry, num_commits: int

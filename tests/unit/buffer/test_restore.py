@@ -25,6 +25,8 @@ from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
 from tests.unit.buffer.test_settings_change import take
 from tests.unit.builders import World, push, settings, settle, uid, want
 
+pytestmark = pytest.mark.on_disk
+
 
 async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:
     """Restart with other settings, whose row alone got to the disk."""

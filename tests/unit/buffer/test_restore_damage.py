@@ -11,6 +11,8 @@ from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key,
 from tests.damaging import flip, flip_key
 from tests.unit.builders import World, push, uid, want
 
+pytestmark = pytest.mark.on_disk
+
 GROUPS: dict[str, Any] = {
     "group_by": "task",
     "group_size": 3,

@@ -23,6 +23,8 @@ from tests.refusing_store import Refusals
 from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.builders import World, experience, push, uid
 
+pytestmark = pytest.mark.on_disk
+
 PACKED = types_pb2.SAMPLE_FORMAT_PACKED
 FORMATS = pytest.mark.parametrize("form", [PACKED, types_pb2.SAMPLE_FORMAT_TRXP])
 

@@ -30,6 +30,8 @@ from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.builders import World, experience, payload, settings
 
+pytestmark = pytest.mark.on_disk
+
 NUM_RUNS = 6
 
 
