@@ -147,7 +147,7 @@ def nursery() -> Nursery:
 
 def _environment(whole: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What is fixed when an interpreter starts and libraries are loaded."""
-    own = ("EXPERIENCE_BUFFER_", "PYTEST_")
+    own = ("EXPERIENCE_BUFFER_", "PYTEST_", "PYTHONPATH")
     return {name: value for name, value in whole.items() if not name.startswith(own)}
 
 
@@ -186,6 +186,7 @@ def main() -> None:
     os.chdir(message["folder"])
     os.environ.clear()
     os.environ.update(message["environment"])
+    sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [message["module"], *message["arguments"]]
     if message["module"] == _WRITER:
         sys.exit(importlib.import_module(_WRITER).main())
