@@ -13,6 +13,8 @@ from experience_buffer_server.store.lmdb.disk.format import Table, payload_key
 from tests.damaging import flip
 from tests.unit.builders import World, push, uid
 
+pytestmark = pytest.mark.on_disk
+
 
 def verify(path: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["verify", "--data", str(path), *more])

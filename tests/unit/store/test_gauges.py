@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from experience_buffer_server.runtime.metrics import Metrics
@@ -14,6 +15,7 @@ def _values(text: str, prefix: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
+@pytest.mark.on_disk
 async def test_the_sizes_are_known_from_the_first_commit_on(world: World) -> None:
     registry = CollectorRegistry()
     registry.register(StoreGauges(world.store))

@@ -17,6 +17,8 @@ from experience_buffer_server.settings.server import SnapshotsSection
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots, run_copy
 from tests.unit.builders import World
 
+pytestmark = pytest.mark.on_disk
+
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
