@@ -283,7 +283,7 @@ class Buffer:
         return await self.flow.quarantine.release(self.state.consumer(consumer), uids)
 
     async def update_priorities(self, updates: Sequence[PriorityUpdate]) -> Updated:
-        """Set the priorities that can be set, all or none of them; see there."""
+        """Set the priorities that can be set, all or none; see `delivery.priorities`."""
         return await update_priorities(self.state, self.flow, self.flow.changes, updates)
 
     async def publish(self, version: int) -> int | None:
@@ -329,6 +329,11 @@ class Buffer:
     def find(self, uid: str) -> Entry | None:
         """What is stored under a uid, or is about to be."""
         return self.state.contents.by_uid(uid)
+
+    def stored(self, uid: str) -> Entry | None:
+        """What is on disk under a uid; not what is leaving: its payload may be gone, undamaged."""
+        entry = self.find(uid)
+        return entry if entry is not None and entry.durable and not entry.leaving else None
 
     def entries(self, seqs: Iterable[int]) -> list[Entry]:
         """Those of the entries that are still here."""

@@ -37,9 +37,8 @@ async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse
         ExperienceNotFoundError: Nothing is stored under this uid.
         DataLossError: Its payload is gone or damaged.
     """
-    entry = buffer.find(uid)
-    # Of one that is leaving the payload may be gone already, which isn't damage.
-    if entry is None or not entry.durable or entry.leaving:
+    entry = buffer.stored(uid)
+    if entry is None:
         raise errors.ExperienceNotFoundError(
             f"buffer {buffer.name!r} holds no experience {uid!r}", subject=uid
         )
@@ -117,8 +116,8 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
     if request.uids:
         entries = []
         for uid in dict.fromkeys(request.uids):
-            entry = buffer.find(uid)
-            if entry is None or not entry.durable or entry.leaving:
+            entry = buffer.stored(uid)
+            if entry is None:
                 response.unknown_uids.append(uid)
             else:
                 entries.append(entry)
