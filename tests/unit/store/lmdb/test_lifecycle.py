@@ -145,6 +145,36 @@ async def test_the_writers_death_fails_what_is_pending_and_what_follows(
     await (await open_store()).close()
 
 
+@pytest.mark.parametrize("num_answered", [0, 1, 7])
+async def test_after_the_writers_death_a_commits_number_says_whether_it_is_stored(
+    open_store: OpenStore, make_record: MakeRecord, num_answered: int
+) -> None:
+    store = await open_store()
+    batch = store.batch()
+    batch.put_buffer(BufferRow(id=1, name="b", config="{}", policy_version=None, create_time=0.0))
+    await store.commit(batch)
+    await store.claim(1)
+    commits = []
+    for seq in range(1, 200):
+        batch = store.batch()
+        batch.append(1, make_record(seq), bytes(5000))
+        commits.append(asyncio.ensure_future(store.commit(batch)))
+        assert batch.numbers == {1: seq}
+    if num_answered:
+        await commits[num_answered - 1]
+    assert store._process is not None
+    store._process.kill()
+    results = await asyncio.gather(*commits, return_exceptions=True)
+    num_acked = sum(result is None for result in results)
+    assert num_answered <= num_acked
+    await store.close()
+    store = await open_store()
+    last = await store.last_number(1)
+    assert last >= num_acked
+    (found,) = store.load()
+    assert [record.seq for record in found.records] == list(range(1, last + 1))
+
+
 async def test_close_finishes_what_was_submitted(
     open_store: OpenStore, make_record: MakeRecord
 ) -> None:
