@@ -1,7 +1,8 @@
 """The limiter's arithmetic, written out from the units that are stored and those that have left.
 
 difference = inserts * samples_per_insert - samples; a sample may not take it below `min_diff`, an
-insert not above `max_diff`; below `min_size` nothing is sampled and everything is inserted.
+insert not above `max_diff`; below `min_size` nothing is sampled and everything is inserted. What was
+used up and stays counts as stored where it is sampled from, and not where there is more to come.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def may_insert(model: Model, uids: Iterable[str], keys: Iterable[str]) -> bool:
     for name, place in model.places.items():
         limiter, kind = place.reader.get("limiter"), place.reader["unit"]
         new, stored = num_new[kind], _num_stored(model, name)
-        if limiter and new and new > limiter["min_size"] - stored:
+        if limiter and new and new > limiter["min_size"] - stored + _num_used_up(model, name):
             rise = new * Fraction(str(limiter["samples_per_insert"]))
             if difference(model, name, stored) + rise > limiter["max_diff"]:
                 return False
@@ -64,3 +65,9 @@ def _num_stored(model: Model, name: str) -> int:
     if place.reader["unit"] == "item":
         return sum(m.uid not in place.given_up for group in groups for m in group.live)
     return sum(group.key not in place.given_up for group in groups)
+
+
+def _num_used_up(model: Model, name: str) -> int:
+    """Units that are here and were delivered as often as they may be."""
+    place, leased = model.places[name], model.leased(name)
+    return sum(place.consumed(unit) and unit not in leased for unit in counted(model, name))
