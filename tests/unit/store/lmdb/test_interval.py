@@ -41,7 +41,7 @@ def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(tmp_path: Pa
     ours, theirs = socket.socketpair()
     engine = NotingEngine(tmp_path, sync=False, initial_map_bytes=MEBI, max_map_bytes=64 * MEBI)
     with closing(engine), theirs, closing(Inbox(theirs)) as inbox:
-        document = msgpack.packb((1, 0, [(int(Table.META), b"key", b"value")], ()))
+        document = msgpack.packb((1, 0, [(int(Table.META), b"key", b"value")], (), ()))
         with ours:
             ours.sendall(writer_protocol.PARTS.pack(len(document), 0, 0) + document)
         assert _Loop(theirs, inbox, engine, LONG_SECONDS).run() == 0
