@@ -62,6 +62,10 @@ class Place:
     def rewind(self, step: int) -> None:
         for unit, steps in self.acks.items():
             self.acks[unit] = [s for s in steps if s is None or s <= step]
+            if len(self.acks[unit]) < len(steps) and unit in self.passed:
+                # It is judged again when its turn comes.
+                self.passed.remove(unit)
+                self.given_up.discard(unit)
         if self.last is not None and self.last > step:
             self.last = step if step >= 0 else None
 
