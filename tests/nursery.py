@@ -172,6 +172,8 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None
 def main() -> None:
     """Import, then fork until the tests end."""
     connection = socket.socket(fileno=int(sys.argv[1]))
+    # As `serve` has it before it imports gRPC.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for module in _IMPORTS:
         importlib.import_module(module)
     born = _serve(connection)
