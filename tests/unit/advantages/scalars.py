@@ -5,13 +5,9 @@ Legend: a run is named by `run` and numbered by `step`; every experience here ha
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.values import Column, ExperienceInput, GroupDetails
@@ -19,29 +15,7 @@ from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.plan.specs import plan
 from experience_buffer_server.advantages.stages.reward_shaping import overlong_penalty, turn_rewards
 
-GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
-TOLERANCE = {"float64": 1e-11, "float32": 3e-5}
-Case = dict[str, Any]
 Group = Sequence[ExperienceInput]
-
-
-def golden_cases(file: str, fn: str, *, noted: bool = False) -> list[Any]:
-    """Cases of a function, as pytest parameters; an empty selection is an error."""
-    loaded = json.loads((GOLDENS / f"{file}.json").read_text())["cases"]
-    chosen = [case for case in loaded if case["fn"] == fn and ("note" in case) == noted]
-    assert chosen, (file, fn)
-    return [pytest.param(case, id=case["name"]) for case in chosen]
-
-
-def rows(tensor: dict[str, Any]) -> list[list[Any]]:
-    """Rows of a 2-D tensor."""
-    count, width = tensor["shape"]
-    return [tensor["data"][row * width : (row + 1) * width] for row in range(count)]
-
-
-def chunks(values: Sequence[float], size: int) -> list[list[float]]:
-    """Groups as the originals take them: by position."""
-    return [list(values[start : start + size]) for start in range(0, len(values), size)]
 
 
 def step(

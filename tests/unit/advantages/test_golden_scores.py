@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from experience_buffer_server.advantages.stages.running_moments import (
 )
 from experience_buffer_server.advantages.stages.votes import Votes
 
-from . import plain
-from .scalars import TOLERANCE, Case, chunks, golden_cases, packed, scored, step
+from .goldens import TOLERANCE, Case, cases, chunks
+from .reference_rewards import AGAINST_VOTES
+from .scalars import packed, scored, step
 
 NAIVE = "NaiveExperienceMaker(.VL).process_experiences"
 ORIGINALS = [
@@ -40,12 +42,12 @@ ORIGINALS = [
     ("light_reinforce_baseline", "REINFORCEBaselineCalculator.preprocess_rewards", False),
     ("light_reinforce_baseline", NAIVE, True),
 ]
-CASES = [case for file, fn, noted in ORIGINALS for case in golden_cases(file, fn, noted=noted)]
+CASES = [case for file, fn, noted in ORIGINALS for case in cases(file, fn, noted=noted)]
 PASSED_THROUGH = [
-    *golden_cases("light_reward_passthrough", "BaseREINFORCECalculator.preprocess_rewards"),
-    *golden_cases("light_reward_passthrough", "GAECalculator.preprocess_rewards"),
-    *golden_cases("light_reward_passthrough", "CPGDCalculator.preprocess_rewards"),
-    *golden_cases("light_reward_passthrough", NAIVE, noted=True),
+    *cases("light_reward_passthrough", "BaseREINFORCECalculator.preprocess_rewards"),
+    *cases("light_reward_passthrough", "GAECalculator.preprocess_rewards"),
+    *cases("light_reward_passthrough", "CPGDCalculator.preprocess_rewards"),
+    *cases("light_reward_passthrough", NAIVE, noted=True),
 ]
 
 
@@ -89,14 +91,14 @@ def our_scores(case: Case, eps: float) -> list[float]:
     return [score for group in scores for score in group]
 
 
-def plain_scores(case: Case, eps: float) -> list[float]:
-    estimator = case["params"]["estimator"]
+def exact_scores(case: Case, eps: float) -> list[float]:
+    formula, parameters = AGAINST_VOTES[case["params"]["estimator"]], SimpleNamespace(eps=eps)
     groups = chunks(case["inputs"]["rewards"]["data"], case["params"]["n_samples_per_prompt"])
-    if estimator == "rloo":
-        return [score for rewards in groups for score in plain.rloo(rewards)]
-    if estimator == "reinforce_baseline":
-        return [score for rewards in groups for score in plain.centred(rewards)]
-    return [score for rewards in groups for score in plain.grpo(rewards, eps)]
+    return [
+        formula(reward, own, rewards, parameters)
+        for rewards in groups
+        for own, reward in enumerate(rewards)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_a_group_of_one_gives_its_reward(case: Case) -> None:
 )
 def test_float64_statistics_where_the_original_loses_digits(case: Case) -> None:
     scores = our_scores(case, 1e-6)
-    assert scores == pytest.approx(plain_scores(case, 1e-6), rel=1e-9, abs=1e-9)
+    assert scores == pytest.approx(exact_scores(case, 1e-6), rel=1e-9, abs=1e-9)
     if len(set(case["inputs"]["rewards"]["data"])) == 1:
         assert scores == [0.0] * len(scores)
 
@@ -154,7 +156,7 @@ def test_stages_that_are_off_leave_rewards_alone(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    golden_cases("light_reward_passthrough", "AdvantageCalculator.preprocess_rewards", noted=True),
+    cases("light_reward_passthrough", "AdvantageCalculator.preprocess_rewards", noted=True),
 )
 def test_rewards_stay_with_their_group_whatever_the_sizes(case: Case) -> None:
     # The original deals them out in chunks of one size, whatever the groups are.
@@ -167,7 +169,7 @@ def test_rewards_stay_with_their_group_whatever_the_sizes(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", golden_cases("light_reward_passthrough", "NaiveExperienceMaker.process_experiences")
+    "case", cases("light_reward_passthrough", "NaiveExperienceMaker.process_experiences")
 )
 def test_every_experience_maker_knows_every_estimator(case: Case) -> None:
     # One of the originals does not know these two.
@@ -177,7 +179,7 @@ def test_every_experience_maker_knows_every_estimator(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    golden_cases(
+    cases(
         "light_dynamic_sampling",
         "GroupNormCalculator.preprocess_rewards(dynamic_sampling=True)",
         noted=True,

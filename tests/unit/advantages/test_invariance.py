@@ -231,13 +231,6 @@ def test_a_group_that_was_counted_is_normalised_and_votes_no_more() -> None:
     assert half.to_json() == kept.to_json()
 
 
-def test_running_norm_needs_moments() -> None:
-    case, _ = draw("reinforce", 5, 3, batch=False)
-    how: dict[str, Any] = {"estimator": "reinforce", "parameters": {"running_norm": "std"}}
-    with pytest.raises(ValueError, match="needs the moments so far"):
-        compute(case.inputs, **how)
-
-
 TORCH = [
     "grpo",
     "reinforce_baseline",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,10 +11,8 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.advantages import (
-    ESTIMATORS,
     Column,
     EstimatorSpec,
-    ExperienceAdvantages,
     ExperienceInput,
     GroupFailure,
     GroupResult,
@@ -35,24 +31,19 @@ from experience_buffer_server.advantages.plan.parameters import (
 )
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
-BATCHED = ("cpgd", "reinforce_baseline", "reinforce_plus_plus")
-"""Their statistics are a batch's."""
-ALONE = sorted(set(ESTIMATORS) - set(BATCHED))
+from .builders import advantages, column, computed, failed
+from .builders import floats as floats_of
 
 
 def floats(*numbers: float) -> Column:
-    return Column("F32", struct.pack(f"<{len(numbers)}f", *numbers))
-
-
-def mask(*valid: int) -> Column:
-    return Column("U8", bytes(valid))
+    return column(numbers, "F32")
 
 
 def experience(reward: float | None = 1.0, *, valid: Sequence[int] = (1, 1), **fields: Any) -> Any:
     """An experience with everything that any estimator reads."""
     zeros = floats(*([0.0] * len(valid)))
     given: dict[str, Any] = {
-        "mask": mask(*valid), "values": zeros, "logprobs": zeros, "ref_logprobs": zeros,
+        "mask": column(valid, "U8"), "values": zeros, "logprobs": zeros, "ref_logprobs": zeros,
         "teacher_logprobs": zeros, "baseline_reward": 0.0, "env_state_hash": "s",
     }  # fmt: skip
     return ExperienceInput(reward=reward, **{**given, **fields})
@@ -67,185 +58,6 @@ def launch(
     return compute(groups, estimator=estimator, parameters=parameters or {}, **options)
 
 
-def computed(outcome: GroupResult | GroupFailure) -> GroupResult:
-    assert isinstance(outcome, GroupResult), outcome
-    return outcome
-
-
-def failed(outcome: GroupResult | GroupFailure) -> str:
-    assert isinstance(outcome, GroupFailure), outcome
-    return outcome.error
-
-
-def advantages(item: ExperienceAdvantages) -> list[float]:
-    return list(memoryview(bytes(item.advantages)).cast("f"))
-
-
-def returns(item: ExperienceAdvantages) -> list[float]:
-    return list(memoryview(bytes(item.returns)).cast("f"))
-
-
-def random_experience(rng: random.Random) -> ExperienceInput:
-    """Ragged, with gaps, runs, garbage where masked, and one of few states and rewards."""
-    valid = [rng.choice([0, 1, 1]) for _ in range(rng.choice([0, 1, 2, 7, 40]))]
-
-    def column(extra: int = 0) -> Column:
-        numbers = [rng.gauss(0, 1) if ok else math.nan for ok in valid]
-        return floats(*numbers, *[rng.gauss(0, 1) for _ in range(extra)])
-
-    return ExperienceInput(
-        reward=rng.choice([0.1, 0.7, 1.3, rng.gauss(0, 1)]),
-        mask=mask(*valid),
-        token_level_reward=column() if rng.random() < 0.3 else None,
-        values=column(rng.randrange(2)),
-        logprobs=column(),
-        ref_logprobs=column(),
-        teacher_logprobs=column(),
-        baseline_reward=rng.gauss(0, 1),
-        env_state_hash=rng.choice("xyz"),
-        truncated=rng.random() < 0.5,
-        num_turns=rng.choice([None, 1, 4]),
-    )
-
-
-def with_runs(members: list[ExperienceInput]) -> list[ExperienceInput]:
-    """The first half of a group is one run."""
-    half = len(members) // 2
-    fields = ExperienceInput.__slots__
-    as_steps = [
-        ExperienceInput(**{f: getattr(m, f) for f in fields} | {"run": "a", "step": step})
-        for step, m in enumerate(members[:half])
-    ]
-    return as_steps + members[half:]
-
-
-def random_groups(seed: int) -> list[list[ExperienceInput]]:
-    rng = random.Random(seed)
-    sizes = [1, 0, 5, 2, 8, 1, 3]
-    return [with_runs([random_experience(rng) for _ in range(size)]) for size in sizes]
-
-
-EXTRA: dict[str, dict[str, Any]] = {
-    "reinforce": {"turn_rewards": "steps", "turn_discount": 0.9, "kl_coef": 0.1, "gamma": 0.9},
-    "gae": {"kl_coef": 0.1, "kl_estimator": "k3", "mask_mode": "count", "lam": 0.9},
-    "grpo": {"advantage_norm_mean": "group", "advantage_norm_std": "group", "advantage_clip": 1},
-    "rloo": {"turn_rewards": "concatenated", "turn_discount": 0.5, "overlong_penalty": 1,
-             "overlong_buffer": 5, "max_response_tokens": 11},
-    "dr_grpo": {"turn_rewards": "steps", "turn_discount": 0.5, "reward_norm_std": "group"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("estimator", ALONE)
-@pytest.mark.parametrize("with_extra", [False, True])
-def test_neither_order_nor_neighbours_change_a_bit(estimator: str, with_extra: bool) -> None:
-    parameters = EXTRA.get(estimator, {}) if with_extra else {}
-    for seed in range(3):
-        groups = random_groups(seed)
-        together = [computed(o) for o in launch(groups, estimator, parameters)]
-        apart = [computed(launch([group], estimator, parameters)[0]) for group in groups]
-        assert together == apart
-        assert [computed(o) for o in launch(groups, estimator, parameters, threads=2)] == apart
-        rng = random.Random(seed)
-        order = rng.sample(range(len(groups)), len(groups))
-        member_orders = [rng.sample(range(len(group)), len(group)) for group in groups]
-        shuffled = launch(
-            [[groups[g][m] for m in member_orders[g]] for g in order], estimator, parameters
-        )
-        for g, outcome in zip(order, shuffled, strict=True):
-            expected = tuple(apart[g].items[m] for m in member_orders[g])
-            assert computed(outcome) == GroupResult(items=expected, details=apart[g].details)
-
-
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
-def test_a_bad_group_costs_its_neighbours_nothing(estimator: str) -> None:
-    groups = random_groups(11)
-    numbers = [1] * 6 + [2]
-    bad_mask = experience(mask=Column("F32", bytes(8)))
-    garbage: dict[str, Any] = dict.fromkeys(
-        ("values", "logprobs", "teacher_logprobs"), floats(0.0, math.nan)
-    )
-    bad_number = experience(**garbage)
-    expected = launch(groups, estimator, batches=numbers)
-    outcomes = launch(
-        [[bad_mask], *groups[:3], [experience(), bad_number, experience()], *groups[3:]],
-        estimator,
-        batches=[0, *numbers[:3], 1, *numbers[3:]],
-    )
-    assert "mask of experience 0 of the group has dtype F32" in failed(outcomes.pop(0))
-    middle = outcomes.pop(3)
-    reads_columns = estimator in ("gae", "on_policy_distill")
-    if reads_columns:
-        assert "experience 1 of the group: " in failed(middle)
-        assert "at a valid token is NaN" in failed(middle)
-        assert outcomes == expected
-    elif estimator not in BATCHED:
-        computed(middle)
-        assert outcomes == expected
-
-
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
-def test_empty_launches_and_groups(estimator: str) -> None:
-    assert launch([], estimator) == []
-    outcomes = launch([[], [experience()], []], estimator)
-    assert [len(computed(outcome).items) for outcome in outcomes] == [0, 1, 0]
-    (only,) = launch([[]], estimator)
-    assert computed(only).details["members"] == 0
-
-
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
-def test_a_mask_without_valid_tokens_gives_zeros_and_a_flag(estimator: str) -> None:
-    garbage: dict[str, Any] = dict.fromkeys(
-        ("values", "logprobs", "teacher_logprobs"), floats(*[math.nan] * 3)
-    )
-    members = [
-        experience(1.0, valid=[0] * 3, **garbage),
-        experience(2.0, valid=[]),
-        experience(4.0, valid=[1]),
-    ]
-    result = computed(launch([members], estimator)[0])
-    assert [item.zero_mask for item in result.items] == [True, True, False]
-    assert bytes(result.items[0].advantages) == bytes(result.items[0].returns) == bytes(12)
-    assert bytes(result.items[1].advantages) == bytes(result.items[1].returns) == b""
-    # It still votes: the rollout happened, only nothing of it is trained on.
-    assert result.details["members"] == 3
-    only = computed(launch([members[:1]], estimator)[0])
-    assert bytes(only.items[0].advantages) == bytes(12)
-
-
-def test_details_of_a_group_estimator() -> None:
-    members = [experience(reward) for reward in (1.0, 0.0, 0.0, 1.0, 0.5)]
-    result = computed(launch([members], "group_norm", {"eps": 0.25, "gamma": 1.0})[0])
-    assert result.details == {
-        "estimator": "grpo",
-        "parameters.eps": 0.25,
-        "members": 5,
-        "votes": 5,
-        "mean": 0.5,
-        "std": 0.5,
-        "zero_variance": False,
-        "singleton": False,
-    }
-    expected = [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0.0]
-    assert [advantages(item)[0] for item in result.items] == pytest.approx(expected)
-
-
-def test_details_of_an_item_estimator_and_of_a_batch() -> None:
-    assert computed(launch([[experience()]], "gae", {"lam": 0.5})[0]).details == {
-        "estimator": "gae",
-        "parameters.lam": 0.5,
-        "members": 1,
-    }
-    groups = [[experience(), experience(0.0)], [experience()], [experience(None)], [experience()]]
-    outcomes = launch(groups, "cpgd", batches=[0, 0, 1, 3])
-    failed(outcomes.pop(2))
-    found = [computed(outcome).details for outcome in outcomes]
-    assert [(own["batch_groups"], own["batch_members"]) for own in found] == [
-        (2, 3),
-        (2, 3),
-        (1, 1),
-    ]
-
-
 def test_scores_stand_for_token_level_rewards_in_the_stages_that_follow() -> None:
     members = [
         experience(None, token_level_reward=floats(1.0, 2.0)),
@@ -258,31 +70,6 @@ def test_scores_stand_for_token_level_rewards_in_the_stages_that_follow() -> Non
         pytest.approx([-1.0, -1.0], rel=1e-5),
         pytest.approx([1.0, 1.0], rel=1e-5),
     ]
-
-
-def test_a_single_vote_is_flagged_and_gets_its_reward() -> None:
-    run = [experience(float(step), run="a", step=step) for step in range(3)]
-    pair = [experience(1.0), experience(3.0)]
-    for estimator, expected in (("grpo", 2.0 / (1 + 1e-6)), ("rloo", 2.0), ("dr_grpo", 2.0)):
-        alone, compared = launch([run, pair], estimator)
-        assert [advantages(i)[0] for i in computed(alone).items] == pytest.approx([expected] * 3)
-        assert [item.singleton for item in computed(alone).items] == [True] * 3
-        assert [item.singleton for item in computed(compared).items] == [False] * 2
-        assert computed(alone).details["singleton"] is True
-
-
-def test_a_bootstrap_value_is_used_if_truncated_and_given() -> None:
-    members = [
-        experience(1.0, valid=[1, 0], values=floats(0.5, 9.0, 2.0), truncated=True),
-        experience(1.0, valid=[1, 0], values=floats(0.5, 9.0, 2.0)),
-        experience(1.0, valid=[1, 0], values=floats(0.5, 9.0), truncated=True),
-    ]
-    for mode in ("count", "skip"):
-        result = computed(launch([members], "gae", {"gamma": 0.5, "mask_mode": mode})[0])
-        assert [advantages(i) for i in result.items] == [[1.5, 0.0], [0.5, 0.0], [0.5, 0.0]]
-        assert [returns(i) for i in result.items] == [[2.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
-        assert [i.bootstrapped for i in result.items] == [True, False, False]
-    assert not any(i.bootstrapped for i in computed(launch([members], "reinforce")[0]).items)
 
 
 def test_groups_without_variance_are_kept_masked_or_withheld() -> None:
@@ -429,7 +216,7 @@ def test_an_estimator_of_ones_own(parameters: type[BatchParameters]) -> None:
     outcomes = launch([[experience(3.0)], not_a_number], "halves", custom=own)
     result = computed(outcomes[0])
     assert advantages(result.items[0]) == [1.5, 1.5]
-    assert returns(result.items[0]) == [-1.5, -1.5]
+    assert floats_of(result.items[0].returns) == [-1.5, -1.5]
     assert result.details == {"estimator": "halves", "members": 1, "halved": True}
     assert "experience 0 of the group: the result is beyond float32" in failed(outcomes[1])
     with pytest.raises(ParameterError, match="unknown estimator 'halves'"):
@@ -479,30 +266,6 @@ def test_what_follows_a_recursion_is_computed_before_rounding() -> None:
     given = experience(None, token_level_reward=floats(1.0, 2.0**-24), baseline_reward=1.0)
     (outcome,) = launch([[given]], "remax", {"gamma": 0.5})
     assert advantages(computed(outcome).items[0]) == [2.0**-25, 2.0**-24 - 1.0]
-
-
-def test_what_an_estimator_does_not_read_cannot_fail_it() -> None:
-    odd = experience(1.0, valid=[1], values=floats(math.nan, 1, 2), token_level_reward=floats(1, 1))
-    (outcome,) = launch([[odd, experience(3.0, valid=[1])]], "rloo")
-    assert [advantages(item) for item in computed(outcome).items] == [[-2.0], [2.0]]
-    unread = experience(math.nan, valid=[1], token_level_reward=floats(4.0))
-    assert advantages(computed(launch([[unread]], "reinforce")[0]).items[0]) == [4.0]
-    unused = experience(1.0, valid=[1], values=floats(0.5, math.nan))
-    assert advantages(computed(launch([[unused]], "gae")[0]).items[0]) == [0.5]
-
-
-def test_what_does_not_fit_raises() -> None:
-    groups = [[experience()], [experience()]]
-    with pytest.raises(ParameterError, match="unknown estimator"):
-        launch(groups, "ppo")
-    with pytest.raises(ParameterError, match="no parameter"):
-        launch(groups, "grpo", {"lam": 1.0})
-    with pytest.raises(ValueError, match="batches has 1 elements for 2 groups"):
-        launch(groups, batches=[0])
-    with pytest.raises(ValueError, match="counted has 3 elements for 2 groups"):
-        launch(groups, counted=[True] * 3)
-    with pytest.raises(ValueError, match="batches descend"):
-        launch(groups, batches=[1, 0])
 
 
 def test_the_package_loads_nothing_that_computes() -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from experience_buffer_server.advantages.arrays.values import ExperienceInput
 from experience_buffer_server.advantages.estimators.episodes import (
     gigpo_scores,
     step_wise_grpo_scores,
 )
-from tests.unit.advantages import plain
 from tests.unit.advantages.scalars import Group, scored, step, steps
 
 
@@ -31,16 +26,6 @@ def step_wise(group: Group, **parameters: Any) -> tuple[list[float], dict[str, A
 
 def close(values: list[float]) -> Any:
     return pytest.approx(values, rel=1e-11, abs=1e-11)
-
-
-def test_step_wise_grpo_spreads_a_runs_score_over_its_steps() -> None:
-    group = [*steps([5.0, 0.0, 1.0], "a"), step(0.25, "b"), *steps([3.0, -2.0], "c"), step(0.5)]
-    a, b, c, d = plain.grpo([1.0, 0.25, -2.0, 0.5], 1e-6)
-    scores, details = step_wise(group)
-    assert scores == close([a, a, a, b, c, c, d])
-    assert details["votes"] == 4
-    scores, _ = step_wise(group, divide_by_steps=True)
-    assert scores == close([a / 3, a / 3, a / 3, b, c / 2, c / 2, d])
 
 
 def test_step_wise_grpo_scores_returns_where_steps_have_them() -> None:
@@ -97,13 +82,6 @@ def test_sparse_rewards_at_first_steps_do_not_hide_the_returns() -> None:
     group = [*steps([0.0, 1.0], "a", ["s", "t"]), *steps([0.0, 0.0], "b", ["s", "t"])]
     assert gigpo(group, turn_rewards="steps")[1]["zero_variance"] is False
     assert gigpo(group)[1]["zero_variance"] is False
-
-
-def test_states_are_compared_within_the_group_only() -> None:
-    first = [*steps([1.0], "a", ["s"]), *steps([0.0], "b", ["t"])]
-    second = [*steps([0.5], "a", ["s"]), *steps([0.0], "b", ["t"])]
-    apart, _ = scored(gigpo_scores, [first, second], "gigpo", use_std=False)
-    assert apart == [[0.5, -0.5], [0.25, -0.25]]
 
 
 def test_steps_without_a_state_share_it_with_nothing() -> None:
@@ -176,67 +154,3 @@ def test_returns_that_are_given_are_not_summed_again() -> None:
     )
     # Returns 0.5, 1 and 0, 0: the first is the run's, compared with 0.
     assert scores == close([0.25 + 0.25, 0.25 + 0.5, -0.25 - 0.25, -0.25 - 0.5])
-
-
-@st.composite
-def tasks(draw: st.DrawFn) -> list[tuple[list[float], list[str]]]:
-    runs = draw(st.integers(1, 6))
-    lengths = [draw(st.integers(1, 6)) for _ in range(runs)]
-    reward = st.floats(-10, 10, width=32).map(lambda value: value + 0.0)
-    return [
-        (
-            [draw(reward) for _ in range(length)],
-            [draw(st.sampled_from("xyz")) for _ in range(length)],
-        )
-        for length in lengths
-    ]
-
-
-@settings(max_examples=100, deadline=None)
-@given(tasks(), st.floats(0, 1), st.booleans(), st.randoms(use_true_random=False))
-def test_gigpo_agrees_with_plain_loops_in_any_order(
-    task: list[tuple[list[float], list[str]]],
-    discount: float,
-    use_std: bool,
-    shuffling: random.Random,
-) -> None:
-    members = [
-        member
-        for index, (rewards, states) in enumerate(task)
-        for member in steps(rewards, f"r{index}", states)
-    ]
-    parameters = {"step_discount": discount, "use_std": use_std, "step_weight": 0.5, "eps": 1e-2}
-    scores, _ = gigpo(members, **parameters)
-    assert scores == pytest.approx(plain_gigpo(task, discount, use_std), rel=1e-9, abs=1e-9)
-    shuffled = shuffling.sample(members, len(members))
-    by_step = dict(zip(map(key, shuffled), gigpo(shuffled, **parameters)[0], strict=True))
-    assert [by_step[key(member)] for member in members] == scores
-
-
-def key(member: ExperienceInput) -> tuple[str, int]:
-    return member.run, member.step
-
-
-def plain_gigpo(
-    task: list[tuple[list[float], list[str]]], discount: float, use_std: bool
-) -> list[float]:
-    def compared(rewards: list[float]) -> list[float]:
-        return plain.grpo(rewards, 1e-2) if use_std else plain.centred(rewards)
-
-    episodes = compared([sum(rewards) for rewards, _ in task])
-    visits = [
-        (state, value)
-        for rewards, states in task
-        for state, value in zip(states, plain.returns(rewards, discount), strict=True)
-    ]
-    expected: list[float] = []
-    for episode, (rewards, _) in zip(episodes, task, strict=True):
-        for _ in rewards:
-            state, _ = visits[at := len(expected)]
-            there = [index for index, (other, _) in enumerate(visits) if other == state]
-            if len(there) > 1:
-                anchored = compared([visits[index][1] for index in there])[there.index(at)]
-            else:
-                anchored = 0.0
-            expected.append(episode + 0.5 * anchored)
-    return expected

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experience_buffer_server.advantages.estimators.sequence_scores import (
     cpgd_scores,
     filter_weights,
 )
-from tests.unit.advantages.scalars import (
-    TOLERANCE,
-    Case,
-    Group,
-    golden_cases,
-    rows,
-    scored,
-    step,
-    steps,
-)
+from tests.unit.advantages.goldens import TOLERANCE, Case, cases, rows
+from tests.unit.advantages.scalars import Group, scored, step, steps
 
 WEIGHTS = {"STD_weight": "std", "clip_filter_like_weight": "clip_filter", "mean_only": "none"}
 
@@ -37,8 +26,8 @@ def cpgd(groups: Sequence[Group], **parameters: Any) -> tuple[list[list[float]],
 @pytest.mark.parametrize(
     "case",
     [
-        *golden_cases("light_cpgd", "get_cpgd_advantages_returns"),
-        *golden_cases("light_cpgd", "CPGDCalculator.compute"),
+        *cases("light_cpgd", "get_cpgd_advantages_returns"),
+        *cases("light_cpgd", "CPGDCalculator.compute"),
     ],
 )
 def test_sequences_are_scored_as_by_the_original(case: Case) -> None:
@@ -62,7 +51,7 @@ def test_sequences_are_scored_as_by_the_original(case: Case) -> None:
         assert [score] * len(valid) == pytest.approx(valid, rel=tolerance, abs=tolerance)
 
 
-@pytest.mark.parametrize("case", golden_cases("light_cpgd", "CPGDCalculator.compute", noted=True))
+@pytest.mark.parametrize("case", cases("light_cpgd", "CPGDCalculator.compute", noted=True))
 def test_scalar_rewards_are_scores_per_sequence(case: Case) -> None:
     # The original sums the scalars of the whole batch instead, and every advantage is 0.
     rewards = case["inputs"]["info_reward"]["data"]
@@ -75,9 +64,7 @@ def test_scalar_rewards_are_scores_per_sequence(case: Case) -> None:
     assert details[0] == {"batch_mean": pytest.approx(mean), "batch_std": pytest.approx(std)}
 
 
-@pytest.mark.parametrize(
-    "case", golden_cases("light_clip_fraction", "clip_filter_like_weight_func")
-)
+@pytest.mark.parametrize("case", cases("light_clip_fraction", "clip_filter_like_weight_func"))
 def test_filter_weights(case: Case) -> None:
     groups = rows(case["inputs"]["rewards"])
     constant = [len(set(group)) == 1 for group in groups]
@@ -99,15 +86,6 @@ def test_groups_that_vary_are_weighed_up_for_those_that_do_not() -> None:
     assert [detail["zero_variance"] for detail in details] == [False, True, False, True]
     capped, _ = cpgd(groups, weight="clip_filter", max_weight=2.0)
     assert capped[0] == pytest.approx([2 * (1 - mean), 2 * (0 - mean)], rel=1e-12)
-
-
-@pytest.mark.parametrize("weight", ["none", "std", "clip_filter"])
-def test_each_statistics_batch_stands_alone(weight: str) -> None:
-    first: list[Group] = [[step(1.0), step(0.0)], [step(0.5), step(0.5)]]
-    second: list[Group] = [[step(7.0), step(3.0)]]
-    together, details = cpgd([*first, *second], weight=weight, batches=[4, 4, 6])
-    assert together == cpgd(first, weight=weight)[0] + cpgd(second, weight=weight)[0]
-    assert [detail["batch_mean"] for detail in details] == [0.5, 0.5, 5.0]
 
 
 @pytest.mark.parametrize("weight", ["none", "std", "clip_filter"])
@@ -136,49 +114,3 @@ def test_returns_of_steps_are_scored_against_whole_runs() -> None:
     assert details[0]["zero_variance"] is False
     flat = [*steps([0.0, 1.0], "a"), *steps([1.0, 0.0], "b")]
     assert cpgd([flat], turn_rewards="steps", weight="std")[0] == [[0.0] * 4]
-
-
-def test_masked_token_rewards_do_not_count() -> None:
-    group = [
-        step(None, mask=[True, False, True], token_rewards=[1.0, float("nan"), 2.0]),
-        step(1.0),
-    ]
-    scores, _ = cpgd([group], weight="none")
-    assert scores == [[1.0, -1.0]]
-
-
-def test_empty_launches() -> None:
-    assert cpgd([]) == ([], [])
-    assert cpgd([[], []])[0] == [[], []]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=7), min_size=1, max_size=6
-    ),
-    st.sampled_from(["none", "std", "clip_filter"]),
-    st.randoms(use_true_random=False),
-)
-def test_plain_formula_and_the_order_of_members(
-    rewards: list[list[float]], weight: str, shuffling: random.Random
-) -> None:
-    groups = [[step(r, f"r{i}") for i, r in enumerate(group)] for group in rewards]
-    scores, _ = cpgd(list(groups), weight=weight, eps=1e-2)
-    every = [reward for group in rewards for reward in group]
-    mean, std = statistics.mean(every), statistics.pstdev(every)
-    constant = [len(group) > 1 and len({*group}) == 1 for group in rewards]
-    for values, flat, ours in zip(rewards, constant, scores, strict=True):
-        factor = 1.0
-        if weight == "std":
-            factor = 1 / (std + 1e-2)
-        elif weight == "clip_filter" and not flat:
-            factor = min(len(rewards) / (len(rewards) - sum(constant)), 3.0)
-        expected = [(reward - mean) * factor for reward in values]
-        assert ours == pytest.approx(expected, rel=1e-10, abs=1e-10)
-    shuffled = [shuffling.sample(group, len(group)) for group in groups]
-    for members, group, before, after in zip(
-        shuffled, groups, scores, cpgd(list(shuffled), weight=weight, eps=1e-2)[0], strict=True
-    ):
-        by_run = {member.run: score for member, score in zip(group, before, strict=True)}
-        assert after == [by_run[member.run] for member in members]

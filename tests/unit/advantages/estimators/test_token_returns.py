@@ -85,38 +85,6 @@ def test_the_reward_is_on_the_last_valid_token_with_the_kl_on_each(device: str) 
     assert advantages == [-0.25, 0.0, -0.0625, 2.0 - 1.5, 0.0]
 
 
-def test_token_level_rewards_are_used_instead_of_the_scalar(device: str) -> None:
-    member = experience(7.0, MASK, token_level_reward=[1.0, math.inf, 2.0, 4.0, math.nan])
-    advantages, _, _ = computed([member], "reinforce", [0.5], device)
-    assert advantages == [7.5, 0.0, 6.5, 4.5, 0.0]
-
-
-def test_remax_subtracts_the_baseline_from_advantages_alone(device: str) -> None:
-    members = [
-        experience(7.0, MASK, baseline_reward=0.75), experience(7.0, [True], baseline_reward=-1.0),
-    ]  # fmt: skip
-    advantages, returns, _ = computed(members, "remax", [2.0, 4.0], device, gamma=0.5)
-    assert returns == [0.5, 0.0, 1.0, 2.0, 0.0, 4.0]
-    assert advantages == [-0.25, 0.0, 0.25, 1.25, 0.0, 5.0]
-
-
-def test_gae(device: str) -> None:
-    member = experience(7.0, MASK, values=[1.0, math.nan, 2.0, 4.0, math.inf, 8.0], truncated=True)
-    advantages, returns, same = computed([member], "gae", [3.0], device, gamma=0.5, lam=0.5)
-    last = 3.0 + 0.5 * 8.0 - 4.0
-    middle = 0.5 * 4.0 - 2.0 + 0.25 * last
-    first = 0.5 * 2.0 - 1.0 + 0.25 * middle
-    assert advantages == [first, 0.0, middle, last, 0.0]
-    assert returns == [first + 1.0, 0.0, middle + 2.0, last + 4.0, 0.0]
-    assert not same
-
-
-def test_cpgd_leaves_token_rewards_to_its_scores(device: str) -> None:
-    member = experience(7.0, MASK, token_level_reward=[1.0] * 5)
-    advantages, returns, _ = computed([member], "cpgd", [-0.3], device)
-    assert advantages == returns == [-0.3, 0.0, -0.3, -0.3, 0.0]
-
-
 def test_distillation_reads_no_reward(device: str) -> None:
     member = experience(
         None,

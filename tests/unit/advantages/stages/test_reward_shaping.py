@@ -22,12 +22,13 @@ from experience_buffer_server.advantages.stages.reward_shaping import (
     token_reward_sums,
     turn_rewards,
 )
-from tests.unit.advantages import plain
-from tests.unit.advantages.scalars import Case, Group, golden_cases, packed, rows, step, steps
+from tests.unit.advantages import reference
+from tests.unit.advantages.goldens import Case, cases, rows
+from tests.unit.advantages.scalars import Group, packed, step, steps
 
 PENALTIES = [
-    *golden_cases("light_overlong", "FastExperienceMaker._process_experiences"),
-    *golden_cases("areal_overlong", "reward_overlong_penalty"),
+    *cases("light_overlong", "FastExperienceMaker._process_experiences"),
+    *cases("areal_overlong", "reward_overlong_penalty"),
 ]
 
 
@@ -39,7 +40,7 @@ def turned(group: Group, estimator: str = "grpo", **parameters: Any) -> list[flo
 
 @pytest.mark.parametrize(
     "case",
-    golden_cases(
+    cases(
         "areal_turn_discount",
         "MathMultiTurnAgent.collect_trajectory (seed 004 == AReaL 7f03b4b56^)",
     ),
@@ -60,7 +61,7 @@ def test_turn_rewards_of_the_agent(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    golden_cases("areal_turn_discount", "InteractionCache.apply_reward_discount", noted=True),
+    cases("areal_turn_discount", "InteractionCache.apply_reward_discount", noted=True),
 )
 def test_missing_rewards_of_the_interaction_cache(case: Case) -> None:
     # A missing reward is refused where it is pushed; a pusher that means 0 says 0.
@@ -70,9 +71,7 @@ def test_missing_rewards_of_the_interaction_cache(case: Case) -> None:
     assert result == pytest.approx(case["expected"]["rewards"], rel=1e-11)
 
 
-@pytest.mark.parametrize(
-    "case", golden_cases("areal_turn_discount", "MultiTurnWorkflow.arun_episode")
-)
+@pytest.mark.parametrize("case", cases("areal_turn_discount", "MultiTurnWorkflow.arun_episode"))
 def test_concatenated_turns_of_the_workflow(case: Case) -> None:
     mask = [bool(flag) for flag in case["expected"]["loss_mask"]["data"]]
     experience = step(case["inputs"]["success"][-1], mask=mask)
@@ -114,7 +113,9 @@ def test_returns_over_steps_agree_with_plain_sums_in_any_order(
     expected: dict[tuple[str, int], float] = {}
     for index, rewards in enumerate(runs):
         members.extend(steps(rewards, f"r{index}"))
-        for number, value in enumerate(plain.returns(rewards, discount)):
+        valid = [True] * len(rewards)
+        returns = reference.returns(rewards, valid, gamma=discount, mode="skip")
+        for number, value in enumerate(returns):
             expected[f"r{index}", number] = value
     shuffling.shuffle(members)
     result = turned(members, turn_rewards="steps", turn_discount=discount)
@@ -199,7 +200,7 @@ def test_overlong_penalty(case: Case) -> None:
     assert batch.rewards.tolist() == inputs["rewards"]["data"]
 
 
-@pytest.mark.parametrize("case", golden_cases("light_clip_fraction", "compute_clip_fraction"))
+@pytest.mark.parametrize("case", cases("light_clip_fraction", "compute_clip_fraction"))
 def test_clip_fraction(case: Case) -> None:
     params = case["params"]
     values = np.array(case["inputs"]["values"]["data"])

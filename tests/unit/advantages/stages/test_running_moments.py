@@ -21,7 +21,8 @@ from experience_buffer_server.advantages.stages.running_moments import (
     _root,
     normalise_by_moments,
 )
-from tests.unit.advantages.scalars import Case, Group, golden_cases, step, steps
+from tests.unit.advantages.goldens import Case, cases
+from tests.unit.advantages.scalars import Group, step, steps
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -43,7 +44,7 @@ def normalised(
     return result.tolist(), details
 
 
-@pytest.mark.parametrize("case", golden_cases("light_running_moments", "RunningMoments.update"))
+@pytest.mark.parametrize("case", cases("light_running_moments", "RunningMoments.update"))
 def test_agrees_with_the_original(case: Case) -> None:
     # It keeps its state in single precision, also where the numbers are in double.
     moments = RunningMoments()
@@ -216,40 +217,11 @@ def test_a_group_is_normalised_by_all_up_to_itself() -> None:
     assert result == pytest.approx([(0.5 - statistics.mean(every)) / statistics.stdev(every)])
 
 
-def test_which_groups_share_a_launch_changes_no_bit() -> None:
-    shuffling = random.Random(11)
-    groups: list[Group] = [
-        [step(shuffling.gauss(0.1, 3)) for _ in range(shuffling.randint(1, 7))] for _ in range(23)
-    ]
-    at_once, details = normalised(groups, RunningMoments(), norm="mean_std")
-    moments, one_by_one = RunningMoments(), []
-    for group, recorded in zip(groups, details, strict=True):
-        shuffled = shuffling.sample(range(len(group)), len(group))
-        result, (own,) = normalised([[group[i] for i in shuffled]], moments, norm="mean_std")
-        one_by_one += [value for _, value in sorted(zip(shuffled, result, strict=True))]
-        assert own == recorded
-        moments = RunningMoments.from_json(moments.to_json())
-    assert one_by_one == at_once
-
-
 def test_a_statistics_batch_is_counted_before_it_is_normalised() -> None:
     groups: list[Group] = [[step(1.0), step(4.0)], [step(-2.0)], [step(9.0)]]
     _, details = normalised(groups, RunningMoments(), batches=[0, 0, 1], advantage_norm_std="batch")
     assert [detail["running_count"] for detail in details] == [3, 3, 4]
     assert details[0] == details[1]
-
-
-def test_a_group_counted_before_is_only_normalised() -> None:
-    groups: list[Group] = [[step(1.0), step(4.0)], [step(-2.0), step(0.5)]]
-    moments = RunningMoments()
-    before, _ = normalised(groups, moments)
-    state = moments.to_json()
-    again, details = normalised(groups, moments, counted=[False, False])
-    assert moments.to_json() == state
-    assert again[2:] == before[2:]
-    assert [detail["running_count"] for detail in details] == [4, 4]
-    _, details = normalised(groups, moments, counted=[False, True])
-    assert [detail["running_count"] for detail in details] == [4, 6]
 
 
 def test_a_run_of_several_steps_counts_once() -> None:
