@@ -171,7 +171,7 @@ async def test_a_packed_stream_keeps_to_the_smallest_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many frames it takes: a packed batch is read before anything of it is sent."""
-    monkeypatch.setattr("experience_buffer_server.rpc.sample_frames.FRAME_BYTES", 200)
+    monkeypatch.setattr("experience_buffer_server.rpc.batch_sender.FRAME_BYTES", 200)
     backend = await serving(world)
     buffer = backend.buffer("b")
     await buffer.push(push((1, 0), (1, 1), (1, 2)))

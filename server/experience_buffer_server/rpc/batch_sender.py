@@ -5,11 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from experience_buffer import errors
+from experience_buffer._messages.sample_bytes import (
+    Pieces,
+    frame_pieces,
+    frame_response,
+    packed_pieces,
+)
+from experience_buffer.packed import cut
+from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.rpc import messages as wire
+from experience_buffer_server.rpc.batch_assembly import Sampled, packed, pieces_of, sampled
 from experience_buffer_server.rpc.flow_control import (
     FRAME_BYTES,
     MAX_BYTES,
@@ -18,12 +29,7 @@ from experience_buffer_server.rpc.flow_control import (
     Outgoing,
 )
 from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.rpc.sample_frames import (
-    SampledBatch,
-    packed_messages,
-    trxp_messages,
-    trxp_parts,
-)
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.runtime.response_bytes import Hold
 from experience_buffer_server.runtime.shared_memory import SampleMemory
@@ -33,6 +39,21 @@ from experience_buffer_server.store.interface import StoreError
 
 _SPARE_LEASES = 64
 """Leases that may be noted beyond twice those that are open."""
+_T = TypeVar("_T")
+
+
+class SampledBatch(NamedTuple):
+    """A batch that is being sent."""
+
+    lease: Lease
+    units: Sequence[Unit]
+    """What of the lease is sent, in the batch's order."""
+    shortfall: str
+    """Why they are fewer than were asked for."""
+    least: int
+    """The fewest units worth sending."""
+    unreadable: Unreadable
+    """What of it can't be read, so far."""
 
 
 class Sending:
@@ -156,12 +177,12 @@ class Sending:
         if rank_of is not None:
             self.rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
         await self._outgoing.room()
-        batch = SampledBatch(lease, self._units_of(lease), shortfall)
+        batch = SampledBatch(lease, self._units_of(lease), shortfall, least, Unreadable())
         hold = await self._backend.responses.wait(caller_of(), self._held_bytes(batch.units))
         is_sent = False
         try:
             send = self._send_packed if self._packed else self._send_trxp
-            is_sent = self._is_deliverable(lease) and await send(batch, least, hold)
+            is_sent = self._is_deliverable(lease) and await send(batch, hold)
         finally:
             if not is_sent:
                 hold.release()
@@ -173,55 +194,46 @@ class Sending:
             self._buffer.give_back([lease.id], "undeliverable")
         return lease.state == "open"
 
-    async def _send_packed(self, batch: SampledBatch, least: int, hold: Hold) -> bool:
+    async def _send_packed(self, batch: SampledBatch, hold: Hold) -> bool:
         """Send a packed batch, all of which is read before anything of it is sent."""
-        store, buffer, units = self._backend.store, self._buffer, batch.units
-        async with buffer.fetched(units):
+        async with self._buffer.fetched(batch.units):
             if batch.lease.state != "open":
                 return False
-            messages = packed_messages(
-                store, buffer, batch, self._memory, least=least, max_bytes=self._max_frame_bytes
-            )
-        if not messages:
+            messages = self._packed_messages(batch)
+        if messages is None:
             return False
-        hold.keep(self._sent_bytes(units))
-        self._credits.spend(sum(unit.num_bytes for unit in units))
-        self._note(batch.lease)
+        hold.keep(self._sent_bytes(batch.units))
+        self._begin(batch)
         await self._put(messages, last_of=hold)
         return True
 
-    async def _send_trxp(self, batch: SampledBatch, least: int, hold: Hold) -> bool:
+    async def _send_trxp(self, batch: SampledBatch, hold: Hold) -> bool:
         """Send a batch of payloads, in parts that are read when they are to be sent."""
-        store, buffer = self._backend.store, self._buffer
-        unreadable, is_begun = Unreadable(), False
-        *others, last = trxp_parts(batch.units, self._part_bytes)
+        is_begun = False
+        *others, last = _trxp_parts(batch.units, self._part_bytes)
         for part in (*others, last):
             await self._outgoing.room()
-            async with buffer.fetched(part):
+            async with self._buffer.fetched(part):
                 if not is_begun and batch.lease.state != "open":
                     return False
-                messages = trxp_messages(
-                    store,
-                    buffer,
-                    batch,
-                    part,
-                    unreadable,
-                    self._memory,
-                    is_last=part is last,
+                messages = self._trxp_messages(
                     # What has been sent can't be taken back: the rest follows, however small.
-                    least=0 if is_begun else least,
-                    max_bytes=self._max_frame_bytes,
-                )
+                    batch, part, is_last=part is last, least=0 if is_begun else batch.least
+                )  # fmt: skip
             if messages is None:
                 return False
             if messages and not is_begun:
-                self._credits.spend(sum(unit.num_bytes for unit in batch.units))
-                self._note(batch.lease)
+                self._begin(batch)
                 is_begun = True
             if part is last:
                 hold.keep(self._sent_bytes(batch.units))
             await self._put(messages, last_of=hold if part is last else None)
         return True
+
+    def _begin(self, batch: SampledBatch) -> None:
+        """Its first message is about to be sent."""
+        self._credits.spend(sum(unit.num_bytes for unit in batch.units))
+        self._note(batch.lease)
 
     async def _put(self, messages: list[bytes], *, last_of: Hold | None) -> None:
         """Put messages on their way, as there is room; the list is used up."""
@@ -253,3 +265,114 @@ class Sending:
     def _most_of_part(self, units: Sequence[Unit]) -> int:
         """What of a batch of payloads is read at once. A rank may get none of it."""
         return max([self._part_bytes, *(unit.num_bytes for unit in units)])
+
+    # --- as it goes over the wire
+
+    def _packed_messages(self, batch: SampledBatch) -> list[bytes] | None:
+        """A packed batch, in shared memory or in parts of about `FRAME_BYTES`.
+
+        Without room for all of it in shared memory, as many of its parts are there as have some.
+
+        Returns:
+            At least one message; None where too much can't be read, and the lease was given back.
+        """
+
+        def join(pieces: Pieces) -> list[bytes] | None:
+            if batch.unreadable and not self._settle(batch, batch.least):
+                return None
+            frame = service_pb2.SampleFrame(lease=wire.lease_message(batch.lease, clock.now()))
+            whole = self._last_frame(frame, batch)
+            large = packed_pieces(service_pb2.SampleFrame, pieces)
+            if message := self._shared(whole, large):
+                return [message]
+            num_bytes = _part_bytes(pieces, self._max_frame_bytes)
+            *parts, last = cut(pieces, frame_bytes=num_bytes)
+            messages = [self._packed_message(frame, part) for part in parts]
+            return [*messages, self._packed_message(whole, last)]
+
+        return packed(self._backend.store, self._buffer, batch.units, batch.unreadable, join)
+
+    def _packed_message(self, frame: service_pb2.SampleFrame, part: Pieces) -> bytes:
+        large = packed_pieces(service_pb2.SampleFrame, part)
+        return self._shared(frame, large) or frame_response(frame, large)
+
+    def _trxp_messages(
+        self, batch: SampledBatch, part: Sequence[Unit], *, is_last: bool, least: int
+    ) -> list[bytes] | None:
+        """A part of a batch of payloads, in shared memory or in messages of about `FRAME_BYTES`.
+
+        Only a message of a single experience exceeds what a message may hold.
+
+        Args:
+            batch: The batch.
+            part: One of `_trxp_parts`.
+            is_last: No part follows.
+            least: The fewest units of the batch worth sending, of which the last part decides.
+
+        Returns:
+            The messages; None where too much can't be read, and the lease was given back.
+        """
+
+        def join(experiences: Sequence[Sampled]) -> list[bytes] | None:
+            if is_last and batch.unreadable and not self._settle(batch, least):
+                return None
+            frame = service_pb2.SampleFrame(lease=wire.lease_message(batch.lease, clock.now()))
+            end = self._last_frame(frame, batch) if is_last else frame
+            if message := self._shared(end, pieces_of(experiences)):
+                return [message]
+            sizes = [each.num_bytes for each in experiences]
+            *others, last = _in_parts(experiences, sizes, min(FRAME_BYTES, self._max_frame_bytes))
+            messages = [frame_response(frame, pieces_of(each)) for each in others]
+            if is_last or last:
+                messages.append(frame_response(end, pieces_of(last)))
+            return messages
+
+        return sampled(self._backend.store, self._buffer, part, batch.unreadable, join)
+
+    def _settle(self, batch: SampledBatch, least: int) -> bool:
+        """Set aside what can't be read; False where too little is left: it was given back."""
+        return self._buffer.settle(batch.lease, batch.unreadable, least=least)
+
+    def _shared(self, frame: service_pb2.SampleFrame, large: Pieces) -> bytes | None:
+        """The message of a frame that was put into shared memory, if there was room."""
+        return None if self._memory is None else self._memory.put(frame_pieces(frame, large))
+
+    def _last_frame(
+        self, frame: service_pb2.SampleFrame, batch: SampledBatch
+    ) -> service_pb2.SampleFrame:
+        """The last frame of a batch, from one of the others."""
+        last = service_pb2.SampleFrame(
+            last=True,
+            num_units=batch.unreadable.left_of(batch.units),
+            shortfall=batch.unreadable.explain(batch.shortfall),
+            batch_bytes=sum(unit.num_bytes for unit in batch.units),
+            policy_version=self._buffer.policy_version,
+        )
+        last.MergeFrom(frame)
+        return last
+
+
+def _part_bytes(pieces: Pieces, max_bytes: int) -> int:
+    """How large the parts of a batch are: as near to `FRAME_BYTES` as equal ones can be."""
+    num_bytes = sum(map(len, pieces))
+    return min(-(-num_bytes // max(round(num_bytes / FRAME_BYTES), 1)), max_bytes)
+
+
+def _trxp_parts(units: Sequence[Unit], most: int) -> list[Sequence[Unit]]:
+    """A batch in parts that are read at once: none has more bytes but that of a single unit.
+
+    There is at least one part. Its bytes are those that it takes on the wire, at most.
+    """
+    return _in_parts(units, [unit.message_bytes for unit in units], most)
+
+
+def _in_parts(found: Sequence[_T], sizes: Sequence[int], most: int) -> list[Sequence[_T]]:
+    """At least one part; none exceeds `most` but that of a single one."""
+    parts: list[Sequence[_T]] = []
+    first = num_bytes = 0
+    for place, size in enumerate(sizes):
+        if place > first and num_bytes + size > most:
+            parts.append(found[first:place])
+            first, num_bytes = place, 0
+        num_bytes += size
+    return [*parts, found[first:]]

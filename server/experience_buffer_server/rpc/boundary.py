@@ -1,4 +1,10 @@
-"""The boundary of every RPC: counts it, times it, guards it, and turns errors into statuses."""
+"""The boundary of every RPC: counts it, times it, guards it, and turns errors into statuses.
+
+It also refuses requests that can't be read: above the size limit, or no messages at all. gRPC's own
+check of sizes knows no settings, so it is given twice the limit and only cuts off what is far above;
+what lies between is read and refused here, unparsed. What can't be parsed gRPC answers with UNKNOWN,
+and logs with a traceback as if it were a bug; here it is the caller's error.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,16 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from experience_buffer import errors
 from experience_buffer.status import to_status
 from experience_buffer_server.access.calls import GuardedCall
 from experience_buffer_server.access.guard import Guard
-from experience_buffer_server.rpc import request_size
 from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Quotas
@@ -87,7 +94,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
         )
         wrapped: Handler = make(
             behavior,
-            request_deserializer=request_size.bounded(
+            request_deserializer=_bounded(
                 self._readers.get(handler_call_details.method, handler.request_deserializer),
                 self._max_message_bytes,
                 own_bytes=guarded.max_request_bytes,
@@ -144,7 +151,7 @@ class _Call:
                     with self._guarded.entered(context) as guarded, self._open_stream():
                         self._let_in()
                         if is_stream:
-                            request = guarded.all_checked(request_size.all_checked(requests))
+                            request = guarded.all_checked(_all_read(requests))
                         else:
                             request = guarded.check(await self._request(context))
                             self._watch()
@@ -216,7 +223,7 @@ class _Call:
             ) from error
         if request is grpc.aio.EOF:
             raise errors.InvalidRequestError("the call has no request; send one")
-        return request_size.checked(request)
+        return _read(request)
 
     async def refused(self, requests: Any, context: Context) -> AsyncIterator[Any]:
         """The handler of a call that is refused unread."""
@@ -292,3 +299,80 @@ def _bug(method: str, error: Exception) -> errors.InternalServerError:
     return errors.InternalServerError(
         f"internal error {incident}; the server's log has the details under this id"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Oversized:
+    """Takes the place of a request that is too large to be parsed."""
+
+    num_bytes: int
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Takes the place of a request that is no message of its type."""
+
+    num_bytes: int
+    problem: str
+
+
+def receive_limit(max_message_bytes: int) -> int:
+    """What gRPC may receive, so that this server can explain what exceeds `max_message_bytes`."""
+    return 2 * max_message_bytes
+
+
+def _bounded(
+    deserialize: Callable[[bytes], Any] | None, limit_bytes: int, *, own_bytes: int = 0
+) -> Callable[[bytes], Any]:
+    """A deserializer that leaves what can't be read to `_read`.
+
+    Args:
+        deserialize: None: bytes as they are.
+        limit_bytes: `server.max_message_bytes`.
+        own_bytes: A smaller bound that the call itself has; 0: none.
+    """
+    limit = f"server.max_message_bytes is {limit_bytes}; send less at once, or raise the limit"
+    if 0 < own_bytes < limit_bytes:
+        limit_bytes = own_bytes
+        limit = f"a request of this call may have {own_bytes} bytes"
+
+    def read(data: bytes) -> Any:
+        if len(data) > limit_bytes:
+            return _Oversized(len(data), limit)
+        try:
+            return data if deserialize is None else deserialize(data)
+        except DecodeError as error:
+            return _Malformed(len(data), str(error))
+
+    return read
+
+
+def _read(request: Any) -> Any:
+    """The request.
+
+    Raises:
+        ResourceExhaustedError: It was too large.
+        InvalidRequestError: It is no message of its type.
+    """
+    if isinstance(request, _Oversized):
+        raise errors.ResourceExhaustedError(
+            f"a message of {request.num_bytes} bytes is over the limit: {request.limit}"
+        )
+    if isinstance(request, _Malformed):
+        raise errors.InvalidRequestError(
+            f"the {request.num_bytes} bytes of the request can't be read ({request.problem}); send "
+            "a message of the service's contract"
+        )
+    return request
+
+
+async def _all_read(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The requests of a stream.
+
+    Raises:
+        ResourceExhaustedError: One was too large; the stream ends with it.
+        InvalidRequestError: One is no message of its type; the stream ends with it.
+    """
+    async for request in requests:
+        yield _read(request)

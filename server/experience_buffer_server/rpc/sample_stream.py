@@ -19,8 +19,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.buffer.state.entries import MAX_NOTE
 from experience_buffer_server.rpc.batch_sender import Sending
-from experience_buffer_server.rpc.batches_ahead import MAX_AHEAD, Ahead, Answers
-from experience_buffer_server.rpc.flow_control import Credits, Outgoing
+from experience_buffer_server.rpc.flow_control import MAX_AHEAD, Ahead, Answers, Credits, Outgoing
 from experience_buffer_server.rpc.gateway import Backend, rank_of
 from experience_buffer_server.runtime.shared_memory import SampleMemory
 from experience_buffer_server.sampling.leases import Lease

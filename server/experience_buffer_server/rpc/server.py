@@ -12,11 +12,10 @@ from experience_buffer.v1 import service_pb2, service_pb2_grpc
 from experience_buffer_server.access.exposure import UNIX_SCHEME, target
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.access.tls import Certificates
-from experience_buffer_server.rpc import BoundaryInterceptor
+from experience_buffer_server.rpc.boundary import BoundaryInterceptor, receive_limit
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.health import HealthServicer
 from experience_buffer_server.rpc.push_codec import readers
-from experience_buffer_server.rpc.request_size import receive_limit
 from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.server import ConfigurationError, ServerSection

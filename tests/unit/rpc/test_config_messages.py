@@ -10,7 +10,7 @@ from experience_buffer import errors
 from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.rpc import config_messages, messages
-from experience_buffer_server.rpc.struct_values import MAX_DEPTH
+from experience_buffer_server.rpc.messages import MAX_DEPTH
 from experience_buffer_server.settings.buffer import BufferSettings
 from tests.unit.builders import World
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from experience_buffer_server.rpc.batch_sender import _in_parts, _trxp_parts
 from experience_buffer_server.rpc.flow_control import FRAME_BYTES
-from experience_buffer_server.rpc.sample_frames import _in_parts, trxp_parts
 from experience_buffer_server.sampling.units import Unit
 
 HALF = FRAME_BYTES // 2
@@ -36,7 +36,7 @@ def test_parts_are_as_large_as_a_message_or_one_unit(
     sizes: list[int], expected: list[list[int]]
 ) -> None:
     batch = units(sizes)
-    parts = trxp_parts(batch, FRAME_BYTES)
+    parts = _trxp_parts(batch, FRAME_BYTES)
     assert [[unit.message_bytes for unit in part] for part in parts] == expected
     assert [unit for part in parts for unit in part] == batch
 

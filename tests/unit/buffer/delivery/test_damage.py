@@ -78,8 +78,7 @@ async def test_too_small_a_rest_is_sampled_anew(world: World, name: str) -> None
 async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("sample_frames", "batch_sender"):
-        monkeypatch.setattr(f"experience_buffer_server.rpc.{module}.FRAME_BYTES", 1)
+    monkeypatch.setattr("experience_buffer_server.rpc.batch_sender.FRAME_BYTES", 1)
     backend = await serving(world)
     buffer = backend.buffer("b")
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
