@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from experience_buffer import Client
 from experience_buffer.v1 import service_pb2_grpc
 from tests.integration.journals import Process
 from tests.integration.server import Server
@@ -34,6 +35,13 @@ def stub(shared_server: Server) -> Iterator[service_pb2_grpc.ExperienceBufferStu
     """A plain stub of the shared server."""
     with shared_server.stub() as plain:
         yield plain
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    """A client of the shared server."""
+    with Client(shared_server.address) as connected:
+        yield connected
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,13 +25,6 @@ from experience_buffer.dataset import ExperienceDataset, LeaseTicket
 from tests.integration.dataset_groups import PADDED, SIZE, fill, groups, left, retained
 from tests.integration.plain import NUM_PROMPT
 from tests.integration.server import Server, eventually
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    with Client(shared_server.address) as made:
-        yield made
-
 
 # --- one process
 

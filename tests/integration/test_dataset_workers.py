@@ -23,14 +23,7 @@ from experience_buffer.collation import trinity_collate
 from experience_buffer.dataset import ExperienceDataset, LeasedBatch
 from tests.integration import dataset_trainer
 from tests.integration.dataset_groups import PADDED, SIZE, fill, groups, left, retained
-from tests.integration.server import Server, eventually
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    with Client(shared_server.address) as made:
-        yield made
-
+from tests.integration.server import eventually
 
 # --- workers
 

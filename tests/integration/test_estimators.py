@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -37,13 +37,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "gae": {"gamma": 0.97, "lam": 0.9, "turn_rewards": "steps", "turn_discount": 0.5},
     "on_policy_distill": {"coefficient": 0.3, "cross_batch": "mean"},
 }  # fmt: skip
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def experiences() -> list[Experience]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,13 +21,6 @@ from experience_buffer import (
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, summaries
 from tests.integration.server import Server, eventually
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def evicting(name: str, remover: Any = "fifo", **config: Any) -> BufferConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,17 +19,10 @@ from tests.integration.plain import (
     states,
     statuses,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import eventually
 
 INVALID = types_pb2.ANNOTATE_REFUSAL_INVALID
 T = NUM_RESPONSE
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def create(client: Client, name: str, estimator: str, **more: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,13 +22,6 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import error_of, experience, group, push, push_request, stats
 from tests.integration.server import Server, eventually
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def limited(name: str, limiter: Limiter, **consumer: Any) -> BufferConfig:

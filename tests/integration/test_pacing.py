@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,14 +16,7 @@ from experience_buffer import (
 )
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import error_of, experience, group, push, stats
-from tests.integration.server import Server, eventually
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
+from tests.integration.server import eventually
 
 
 def paced(name: str, **pacing: Any) -> BufferConfig:

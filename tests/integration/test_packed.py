@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,17 +20,9 @@ from experience_buffer import (
 from experience_buffer.v1 import types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import NUM_RESPONSE, experience, sample
-from tests.integration.server import Server
 from tests.integration.streams import speaking
 
 PACKED = types_pb2.SAMPLE_FORMAT_PACKED
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def varied() -> list[Experience]:

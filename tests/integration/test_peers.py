@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -117,13 +116,6 @@ ELSEWHERE = {
         "integration/test_staleness.py::test_a_rollback_holds_what_came_after",
     ],
 }
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def alone(name: str, **config: Any) -> BufferConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +12,6 @@ from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, states, stats
 from tests.integration.server import Server, eventually
 from tests.integration.streams import speaking
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def careful(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +18,6 @@ from experience_buffer import (
 )
 from tests.integration.plain import experience, group
 from tests.integration.server import Server
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def replaying(name: str, **consumer: Any) -> BufferConfig:

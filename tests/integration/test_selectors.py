@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,20 +20,12 @@ from experience_buffer import (
     Selector,
 )
 from tests.integration.plain import experience
-from tests.integration.server import Server
 
 DRAWS = 600
 VERSIONS = [5, 9, 2, 9, 7]
 REWARDS = [0.5, 2.0, -1.0, 0.25, 1.0]
 LENGTHS = [5, 3, 11, 2, 7]
 PRIORITIES = [2.0, 0.5, 1.0, 4.0, 0.0]
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def member(task: int, run: int) -> Experience:

@@ -88,12 +88,6 @@ def either(shared_server: Server, connect: Any) -> Iterator[Client]:
         yield connected
 
 
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    with Client(shared_server.address) as connected:
-        yield connected
-
-
 def written(client: Client, name: str) -> None:
     """All groups, through a background writer that has shared memory."""
     with client.writer(buffer=name) as writer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -25,13 +24,6 @@ from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import error_of, experience, group, sample, stats, uids
 from tests.integration.server import Server, eventually
 from tests.integration.streams import SpokenStream, speaking
-
-
-@pytest.fixture
-def client(shared_server: Server) -> Iterator[Client]:
-    """A client of the shared server."""
-    with Client(shared_server.address) as connected:
-        yield connected
 
 
 def alone(name: str, **consumer: Any) -> BufferConfig:
