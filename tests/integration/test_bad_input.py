@@ -30,7 +30,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server
 
 NONE = config_pb2.GROUP_BY_NONE
 INVALID = types_pb2.REFUSAL_REASON_INVALID
@@ -185,17 +185,3 @@ def test_an_unknown_buffer_is_named(shared_server: Server, stub: ExperienceBuffe
     code, message, details = error_of(lambda: push(stub, "no-such", group(0, 1)))
     assert (code, details["ResourceInfo"].resource_name) == ("NOT_FOUND", "no-such")
     assert "create it with CreateBuffer" in message
-
-
-def test_a_batch_of_estimated_experiences_that_cannot_be_computed_is_quarantined(
-    stub: ExperienceBufferStub, name: str
-) -> None:
-    create(stub, name, estimator="gae")
-    outcomes = push(
-        stub,
-        name,
-        [experience(1, 0, info={"values": [float("nan")] * NUM_RESPONSE}), experience(1, 1)],
-    )
-    assert outcomes[1].status == REFUSED
-    assert outcomes[0].status == STORED
-    eventually(lambda: states(stub, name) == ["quarantined"], "it to be quarantined")

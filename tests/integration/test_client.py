@@ -131,11 +131,12 @@ def test_groups_get_advantages_and_tombstones_complete_them(buffer: Client) -> N
     assert info.config.advantage is not None
     assert info.config.advantage.estimator == "rloo"
     buffer.publish_policy_version(17, buffer="math")
-    buffer.push(
+    result = buffer.push(
         [experience(0, reward=1.0), experience(1, reward=0.0)],
         buffer="math",
         tombstones=[Tombstone(EID(3, 5, 2, 0, "abcdef"), "timed out")],
     )
+    assert result.policy_version == 17
     batch = buffer.sample(1, buffer="math")
     assert (batch.num_units, len(batch), batch.policy_version) == (1, 2, 17)
     assert batch.groups == ("3/5", "3/5")

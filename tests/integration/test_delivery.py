@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import grpc
 import pytest
 
@@ -12,7 +10,6 @@ from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     ack,
     create,
-    experience,
     group,
     push,
     sample,
@@ -86,41 +83,6 @@ def test_a_consumer_added_later_sees_what_is_there(stub: ExperienceBufferStub, n
     assert uids(late) == [one.eid.uid for one in group(0, 5)[2:]]
 
 
-def test_deleting_a_member_of_a_ready_group_leaves_the_rest(
-    stub: ExperienceBufferStub, name: str
-) -> None:
-    create(stub, name, group_size=3, consumers={"trainer": "group"})
-    push(stub, name, [*group(0, 3), *group(1, 3)])
-    gone = experience(0, 1).eid.uid
-    assert stub.Delete(service_pb2.DeleteRequest(buffer=name, uids=[gone])).num_deleted == 1
-    batch = sample(stub, name, 2)
-    runs = [(one.group, one.uid.split("/")[2]) for one in batch.experiences]
-    assert runs == [("7/0", "0"), ("7/0", "2"), ("7/1", "0"), ("7/1", "1"), ("7/1", "2")]
-
-
-def test_waiting_calls_that_take_less_do_not_starve_each_other(
-    stub: ExperienceBufferStub, name: str
-) -> None:
-    create(stub, name, group_by=NONE)
-    push(stub, name, group(0, 1))
-    fields: dict[str, Any] = {"buffer": name, "consumer": "trainer", "batch_size": 2}
-    other = stub.Sample.future(service_pb2.SampleRequest(timeout_seconds=60, **fields))
-    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 1, "the first to wait")
-    first = stub.Sample.future(
-        service_pb2.SampleRequest(min_batch_size=1, timeout_seconds=0.2, **fields)
-    )
-    assert not first.result(timeout=20).experiences, "who came first is served first"
-    other.cancel()
-    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 0, "the cancelled call to go")
-    first = stub.Sample.future(
-        service_pb2.SampleRequest(min_batch_size=1, timeout_seconds=0.5, **fields)
-    )
-    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 1, "the first to wait")
-    other = stub.Sample.future(service_pb2.SampleRequest(timeout_seconds=60, **fields))
-    assert len(first.result(timeout=20).experiences) == 1
-    other.cancel()
-
-
 # --- streams
 
 
@@ -148,36 +110,6 @@ def test_a_stream_delivers_one_batch_per_credit(stub: ExperienceBufferStub, name
     assert stats(stub, name).num_items == 14
 
 
-def test_a_stream_that_ends_gives_its_leases_back_at_once(
-    stub: ExperienceBufferStub, name: str
-) -> None:
-    create(stub, name, group_by=NONE)
-    push(stub, name, group(0, 5))
-    with speaking(stub) as stream:
-        stream.open(name, 2, credits=2)
-        kept, returned = stream.batch(), stream.batch()
-        assert stream.ack(kept.lease) is None
-        stream.end()
-        assert list(stream.call) == []
-        assert stream.call.code() is grpc.StatusCode.OK
-    assert uids(sample(stub, name, 3)) == [*returned.uids, experience(0, 4).eid.uid]
-
-
-def test_streams_that_die_with_unread_batches_leave_nothing_behind(
-    stub: ExperienceBufferStub, name: str
-) -> None:
-    create(stub, name, group_by=NONE)
-    megabytes = {"info": {"text": "x" * 3_000_017}}
-    for run in range(5):
-        push(stub, name, [experience(0, run, **megabytes)])
-    for _ in range(3):
-        with speaking(stub) as stream:
-            stream.open(name, 1, credits=5)
-            eventually(lambda: stats(stub, name).consumers[0].num_leased_units > 1, "leases")
-        eventually(lambda: stats(stub, name).consumers[0].num_leased_units == 0, "their return")
-    assert len(sample(stub, name, 5).experiences) == 5
-
-
 def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(
     stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -191,17 +123,6 @@ def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(
             message = stream.next()
         assert len(message.frame.experiences) == 2
         assert "oldest open group '7/1' has 1 of 2" in message.frame.shortfall
-
-
-def test_a_large_batch_comes_in_frames(stub: ExperienceBufferStub, name: str) -> None:
-    create(stub, name, group_size=5, consumers={"trainer": "group"})
-    push(stub, name, group(0, 5, info={"text": "y" * 700_001}))
-    with speaking(stub) as stream:
-        stream.open(name, 1, credits=1)
-        frames = [stream.next().frame for _ in range(5)]
-        assert [len(frame.experiences) for frame in frames] == [1] * 5
-        assert [frame.last for frame in frames] == [False] * 4 + [True]
-        assert len({frame.lease.id for frame in frames}) == 1
 
 
 @pytest.mark.parametrize("opening", ["none", "credits", "batch_size", "buffer", "consumer"])

@@ -23,7 +23,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server
 
 
 def decode(response: service_pb2.SampleResponse) -> list[Experience]:
@@ -69,19 +69,6 @@ def test_a_wait_ends_before_the_deadline_of_its_call(stub: ExperienceBufferStub,
         buffer=name, consumer="trainer", batch_size=1, timeout_seconds=60.0
     )
     assert "nothing is stored" in stub.Sample(request, timeout=0.7).shortfall
-
-
-def test_a_waiting_sample_gets_what_is_pushed(stub: ExperienceBufferStub, name: str) -> None:
-    create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
-    request = service_pb2.SampleRequest(
-        buffer=name, consumer="trainer", batch_size=2, timeout_seconds=60.0
-    )
-    waiting = stub.Sample.future(request)
-    eventually(lambda: stats(stub, name).consumers[0].num_waiting == 1, "the call to wait")
-    assert stats(stub, name).consumers[0].waiting_for.startswith("0 ready of 2 items")
-    push(stub, name, group(0, 1))
-    push(stub, name, group(1, 1))
-    assert len(waiting.result(timeout=20).experiences) == 2
 
 
 # --- repeats

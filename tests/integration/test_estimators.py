@@ -140,6 +140,8 @@ def test_what_is_sampled_is_what_the_formula_says(
             assert tensor.dtype == torch.float32
             wanted = torch.tensor(numbers, dtype=torch.float64)
             assert torch.allclose(tensor.double(), wanted, rtol=2e-6, atol=2e-6), found.eid
+    last = client.get(batch.uids[-1], buffer=name)
+    assert last.payload == batch.payloads[-1]
     stored_config = client.get_buffer(name).config.advantage
     assert stored_config is not None
     assert stored_config.estimator == estimator

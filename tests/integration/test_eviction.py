@@ -84,25 +84,6 @@ def test_leased_and_open_groups_stay(client: Client, stub: ExperienceBufferStub,
     assert tasks(stub, name) == ["4"]
 
 
-@pytest.mark.parametrize("num_groups", [2, 4])
-def test_a_push_that_finds_no_room_all_the_same_costs_nobody_their_place(
-    client: Client, stub: ExperienceBufferStub, name: str, num_groups: int
-) -> None:
-    """All the room or none is made: what was evicted for a refused push would be lost for nothing."""
-    client.create_buffer(evicting(name, "lifo"))
-    client.push([one for task in range(3) for one in group(task, 2)], buffer=name)
-    leased = client.sample(2, buffer=name)
-    pushed = [one for task in range(3, 3 + num_groups) for one in group(task, 2)]
-    with pytest.raises(BufferFullError, match="max_items = 6"):
-        client.push(pushed, buffer=name, timeout=0.1)
-    assert tasks(stub, name) == ["0", "1", "2"]
-    leased.ack()
-    client.push(pushed[:4], buffer=name)
-    assert tasks(stub, name) == ["2", "3", "4"]
-    client.push(group(9, 2), buffer=name)
-    assert tasks(stub, name) == ["2", "3", "9"], "what was spared can be evicted"
-
-
 def test_what_is_kept_for_a_rewind_stays(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -191,22 +172,6 @@ def test_eviction_goes_on_after_a_restart(make_server: Callable[..., Server]) ->
     with Client(server.address) as client, server.stub() as stub:
         client.push(group(3, 2), buffer="b")
         assert tasks(stub, "b") == ["1", "2", "3"]
-
-
-def test_what_exceeds_a_lowered_limit_leaves(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(evicting(name, max_items=20))
-    client.push([one for task in range(9) for one in group(task, 2)], buffer=name)
-    leased = client.sample(2, buffer=name)
-    client.update_buffer(name, max_items=7)
-    eventually(lambda: len(stored(stub, name)) <= 7, "the surplus to leave")
-    assert tasks(stub, name) == ["0", "1", "8"], "0 and 1 are leased"
-    leased.ack()
-    size = summaries(stub, name)[0].payload_bytes
-    client.push(group(9, 2), buffer=name)
-    client.update_buffer(name, max_bytes=3 * size)
-    eventually(lambda: tasks(stub, name) == ["9"], "what takes too many bytes to leave")
 
 
 def test_retention_is_set_live(client: Client, stub: ExperienceBufferStub, name: str) -> None:

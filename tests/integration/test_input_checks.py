@@ -97,24 +97,6 @@ def test_numbers_that_cannot_be_computed_with_are_quarantined(
     eventually(lambda: states(stub, name) == ["quarantined"], "it to be quarantined")
 
 
-def test_only_a_truncated_response_is_bootstrapped(client: Client, name: str) -> None:
-    create(client, name, "gae")
-    statuses_of_runs = ["response_truncated", "stop", None]
-    client.push(
-        [
-            experience(1, run, reward=1.0, truncate_status=status, values=torch.full((T + 1,), 0.5))
-            for run, status in enumerate(statuses_of_runs)
-        ],
-        buffer=name,
-    )
-    batch = client.sample(3, buffer=name, timeout=60)
-    found = {}
-    for one, flags in zip(batch.experiences, batch.flags, strict=True):
-        assert one.advantages is not None
-        found[one.eid.run] = (float(one.advantages[-1]), "bootstrapped" in flags)
-    assert found == {0: (1.0, True), 1: (0.5, False), 2: (0.5, False)}
-
-
 def test_counts_of_a_computation_are_whole_numbers(client: Client, name: str) -> None:
     parameters: dict[str, Any] = {
         "running_norm": "mean_std",

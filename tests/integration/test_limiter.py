@@ -125,27 +125,6 @@ def test_a_push_that_waits_goes_on_when_something_is_sampled(client: Client, nam
     assert runs == list(range(6))
 
 
-def test_a_push_too_large_for_the_window_is_told_to_split(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(limited(name, queue_of(3)))
-    code, text, details = error_of(lambda: push(stub, name, group(0, 4)))
-    assert code == "RESOURCE_EXHAUSTED"
-    assert "at most 3 fit at once" in text
-    assert "split it" in text
-    assert "RetryInfo" not in details, "waiting can't help"
-
-
-def test_returned_deliveries_count_as_not_sampled(client: Client, name: str) -> None:
-    client.create_buffer(limited(name, queue_of(2)))
-    client.push(group(0, 2), buffer=name)
-    batch = client.sample(2, buffer=name)
-    batch.nack()
-    with pytest.raises(ResourceExhaustedError):
-        client.push([experience(0, 2)], buffer=name, timeout=1.0)
-    assert len(client.sample(2, buffer=name)) == 2, "they can be sampled again"
-
-
 def test_bytes_that_run_ahead_are_bounded(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -192,34 +171,6 @@ def test_live_tuning_lets_waiting_calls_go(
         assert waiting.result() == 1
     tune(None)
     client.push(group(2, 50), buffer=name)
-
-
-def test_groups_count_as_units_and_members_complete_them_freely(client: Client, name: str) -> None:
-    """A limiter that held back the rest of an open group would wait for good."""
-    trainer = ConsumerConfig("trainer", "group", limiter=queue_of(2))
-    client.create_buffer(BufferConfig(name, group_size=3, consumers=(trainer,)))
-    for task in range(2):
-        client.push([experience(task, 0)], buffer=name)
-    with pytest.raises(ResourceExhaustedError):
-        client.push([experience(2, 0)], buffer=name, timeout=1.0)
-    for task in range(2):
-        client.push([experience(task, run) for run in (1, 2)], buffer=name)
-    assert client.sample(2, buffer=name).num_units == 2
-    client.push([experience(2, 0)], buffer=name)
-
-
-def test_what_is_deleted_unsampled_is_refunded(client: Client, name: str) -> None:
-    client.create_buffer(limited(name, queue_of(2)))
-    client.push(group(0, 2), buffer=name)
-    gone = [experience(0, 0).eid.uid]
-    assert client.delete(uids=gone, buffer=name).num_deleted == 1
-    client.push([experience(0, 2)], buffer=name)
-    with pytest.raises(ResourceExhaustedError):
-        client.push([experience(0, 3)], buffer=name, timeout=1.0)
-    batch = client.sample(2, buffer=name)
-    assert [one.eid.run for one in batch.experiences] == [1, 2]
-    batch.ack()
-    assert not client.sample(1, buffer=name, timeout=0)
 
 
 @pytest.mark.parametrize(

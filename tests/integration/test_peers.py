@@ -1,6 +1,6 @@
 """What other buffers lose, repeat, mix or hang on, each as a case of our own server.
 
-Here, in `test_peers_trinity.py` and in `test_peers_groups.py` is a test per case that users of Reverb, TransferQueue, Trinity-RFT,
+Here and in `test_peers_groups.py` is a test per case that users of Reverb, TransferQueue, Trinity-RFT,
 verl, slime, NeMo-RL, SkyRL, miles, TRL, AReaL, lerobot and agent-lightning reported or we measured. Cases
 that other modules test already, and what users praise elsewhere, are in the table below.
 """
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from experience_buffer import BufferConfig, Client, ConsumerConfig
+from experience_buffer import BufferConfig, Client, ConsumerConfig, WriterOptions
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, stats
 from tests.integration.server import Server, eventually
@@ -59,8 +59,27 @@ ELSEWHERE = {
     "Trinity: get_batch hangs and nothing says why (their 182)": [
         "integration/test_streaming.py::test_a_first_batch_that_does_not_come_raises_with_the_reason",
         "integration/test_end_to_end.py::test_a_shortfall_says_why",
+        "integration/test_limiter.py::test_min_size_keeps_sampling_waiting_and_says_so",
+        "integration/test_pacing.py::test_as_many_tasks_begin_as_can_be_used_in_time",
+    ],
+    "Trinity: a timeout with 3 of 5 gives nobody any, and the 3 are gone": [
+        "integration/test_end_to_end.py::test_a_shortfall_says_why",
+        "models/test_histories.py::test_histories",
+    ],
+    "Trinity: a full priority queue drops what comes, and nobody hears of it": [
+        "integration/test_eviction.py::test_by_default_a_full_buffer_refuses_and_keeps_everything",
+        "integration/test_limiter.py::test_a_push_that_waits_goes_on_when_something_is_sampled",
+    ],
+    "TransferQueue: ready members of two prompts become one group": [
+        "integration/test_groups.py::test_groups_are_whole_and_never_mixed",
+        "integration/test_end_to_end.py::test_a_shortfall_says_why",
+    ],
+    "TransferQueue: a length-balanced split delivers 2 of 8 twice and 2 never": [
+        "integration/test_ranks.py::test_parts_are_disjoint_whole_and_balanced",
+        "unit/sampling/test_ranks.py::test_each_unit_goes_to_one_rank_and_counts_are_even",
     ],
     "verl: no durable buffer; hours of trajectories are lost with a crash": [
+        "integration/test_kill.py::test_no_acknowledged_push_is_lost",
         "unit/store/lmdb/test_crash.py::test_a_kill_loses_nothing_acknowledged_and_leaves_no_part",
         "integration/test_training_timeline.py::test_a_trainer_killed_at_50_points_learns_from_every_group_once",
     ],
@@ -74,9 +93,7 @@ ELSEWHERE = {
     "agent-lightning: long runs bias the baseline (445, 462)": [
         "unit/advantages/estimators/test_group_relative.py::test_a_run_of_several_steps_votes_once_with_its_last"
     ],
-    "nobody model-checks delivery": [
-        "models/test_buffer_histories.py::test_histories_without_an_estimator"
-    ],
+    "nobody model-checks delivery": ["models/test_histories.py::test_histories"],
     "praised, Reverb: credits": [
         "integration/test_streaming.py::test_byte_credits_bound_what_is_sent_ahead",
         "integration/test_delivery.py::test_a_stream_delivers_one_batch_per_credit",
@@ -121,11 +138,6 @@ ELSEWHERE = {
 def alone(name: str, **config: Any) -> BufferConfig:
     """A buffer of single experiences."""
     return BufferConfig(name, **({"group_by": "none"} | config))
-
-
-def grouped(name: str, **config: Any) -> BufferConfig:
-    """A buffer whose trainer takes groups."""
-    return BufferConfig(name, consumers=(ConsumerConfig("trainer", "group"),), **config)
 
 
 @pytest.mark.parametrize("case", ELSEWHERE)
@@ -188,39 +200,6 @@ def test_reverb_a_consumer_killed_after_one_item_loses_nothing(
 # --- TransferQueue
 
 
-def test_transferqueue_ready_members_of_two_prompts_are_never_one_group(
-    client: Client, name: str
-) -> None:
-    """Its sampler takes n consecutive indices: ready [1, 2, 3, 4, 5], n = 3 mixes two prompts."""
-    client.create_buffer(grouped(name, group_size=3))
-    client.push([experience(0, 1), experience(0, 2)], buffer=name)
-    client.push(group(1, 3), buffer=name)
-    batch = client.sample(2, buffer=name, min_batch_size=1, timeout=0)
-    assert set(batch.groups) == {"7/1"}
-    assert len(batch) == 3
-    assert "oldest open group '7/0' has 2 of 3" in batch.shortfall
-    client.push([experience(0, 0)], buffer=name)
-    assert set(client.sample(1, buffer=name).groups) == {"7/0"}
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_transferqueue_a_length_balanced_split_delivers_each_once(
-    client: Client, name: str, world: int
-) -> None:
-    """Its length-balanced sampler delivers 2 of 8 samples twice and 2 never."""
-    client.create_buffer(alone(name))
-    lengths = [30, 1, 17, 4, 9, 9, 2, 24]
-    pushed = [
-        experience(0, run, tokens=torch.zeros(2 + n, dtype=torch.int32), logprobs=torch.zeros(n))
-        for run, n in enumerate(lengths)
-    ]
-    client.push(pushed, buffer=name)
-    parts = [client.sample(8, buffer=name, rank=rank, world_size=world) for rank in range(world)]
-    counts = Counter(uid for part in parts for uid in part.uids)
-    assert counts == {one.eid.uid: 1 for one in pushed}
-    assert [len(part) for part in parts] == [8 // world] * world
-
-
 def test_transferqueue_an_early_read_stalls_nobody(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -239,3 +218,45 @@ def test_transferqueue_an_early_read_stalls_nobody(
         assert not early.done()
         client.push([experience(0, 7)], buffer=name)
         assert len(early.result()) == 8
+
+
+# --- Trinity-RFT
+
+
+def test_trinity_closing_keeps_the_last_partial_batch(make_server: Callable[..., Server]) -> None:
+    """There closing drops it, on the side that writes and on the side that reads."""
+    server = make_server()
+    with Client(server.address) as client:
+        client.create_buffer(alone("b"))
+        options = WriterOptions(linger_seconds=60, max_batch_items=100)
+        with client.writer(buffer="b", options=options) as writer:
+            for one in group(0, 3):
+                writer.append(one)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(client.sample, 5, buffer="b", timeout=40)
+            eventually(
+                lambda: client.get_stats("b").buffers[0].consumers[0].num_waiting, "it to wait"
+            )
+            assert server.stop() == 0
+            assert reading.result().shortfall == "the server is stopping"
+        server.start()
+        client.push([experience(0, 3), experience(0, 4)], buffer="b")
+        batch = client.sample(5, buffer="b")
+        assert batch.uids == tuple(one.eid.uid for one in group(0, 5))
+
+
+def test_trinity_an_experience_over_32_mib_is_not_skipped(client: Client, name: str) -> None:
+    """There SQL mode skips it with a line in the log."""
+    client.create_buffer(alone(name))
+    size = 9 * 1024 * 1024
+    one = experience(
+        0,
+        0,
+        tokens=torch.arange(size, dtype=torch.int32),
+        prompt_length=size - 2,
+        logprobs=[-1, -2],
+    )
+    assert client.push([one], buffer=name).num_stored == 1
+    batch = client.sample(1, buffer=name)
+    assert len(batch.payloads[0]) > 32 * 1024 * 1024
+    assert torch.equal(batch.experiences[0].tokens, one.tokens)

@@ -1,4 +1,4 @@
-"""What other buffers get wrong about groups, crashes and foreign bytes; see `test_peers.py`."""
+"""What other buffers get wrong about rewards, masks and foreign bytes; see `test_peers.py`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from experience_buffer import (
 )
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-from tests.integration.plain import error_of, experience, group, push_request, stats
-from tests.integration.server import Server, eventually
+from tests.integration.plain import error_of, experience, push_request, stats
 
 
 def grouped(name: str, **config: Any) -> BufferConfig:
@@ -41,79 +40,6 @@ def advantages(client: Client, name: str, size: int) -> dict[str, float]:
         assert one.advantages is not None
         found[uid] = float(one.advantages[-1])
     return found
-
-
-# --- verl
-
-
-def test_verl_what_was_acknowledged_is_there_after_a_crash(
-    make_server: Callable[..., Server],
-) -> None:
-    """Their users lose 2,400 to 4,000 trajectory-seconds with every crash."""
-    server = make_server()
-    pushed = [one for task in range(5) for one in group(task, 2)]
-    with Client(server.address) as client:
-        client.create_buffer(grouped("b", group_size=2))
-        assert client.push(pushed, buffer="b").num_stored == 10
-        server.restart()
-        batch = client.sample(5, buffer="b")
-        assert batch.payloads == tuple(trxp.encode([one]) for one in pushed), "bit for bit"
-
-
-# --- slime, NeMo-RL, SkyRL, miles, TRL
-
-
-def test_slime_a_group_that_never_completes_keeps_nobody_waiting(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    """There one lost rollout stalls training: 29 h in one report, 7.5 h in another."""
-    client.create_buffer(grouped(name, group_size=2))
-    client.push([experience(0, 0), *group(1, 2), experience(2, 0), *group(3, 2)], buffer=name)
-    batch = client.sample(2, buffer=name)
-    assert list(dict.fromkeys(batch.groups)) == ["7/1", "7/3"]
-    batch.ack()
-    assert "oldest open group '7/0' has 1 of 2" in stats(stub, name).oldest_open_group
-    client.drop_group("7/0", buffer=name, reason="its worker is gone")
-    client.seal_group("7/2", buffer=name)
-    rest = client.sample(1, buffer=name)
-    assert rest.groups == ("7/2",)
-    rest.ack()
-    assert stats(stub, name).num_items == 0
-
-
-def test_nemo_a_group_is_over_at_its_deadline(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    config = grouped(name, group_size=4, group_deadline_seconds=0.3, on_group_deadline="drop")
-    client.create_buffer(config)
-    client.push(group(0, 3), buffer=name)
-    eventually(lambda: stats(stub, name).num_items == 0, "the group to be dropped")
-    late = client.push([experience(0, 3)], buffer=name, raise_on_refused=False)
-    assert late.outcomes[0].reason == "late"
-
-
-def test_miles_short_answers_that_come_first_are_not_trained_on_alone(
-    client: Client, name: str
-) -> None:
-    """A partial group holds the rollouts that ended early: its mean favours short answers."""
-    client.create_buffer(grouped(name, group_size=4, advantage=AdvantageConfig("rloo")))
-    client.push([experience(0, run, reward=1.0) for run in range(2)], buffer=name)
-    assert not client.sample(1, buffer=name, min_batch_size=1, timeout=0.05)
-    slow = [experience(0, run, reward=0.0) for run in (2, 3)]
-    client.push(slow, buffer=name)
-    found = advantages(client, name, 1)
-    assert sorted(found.values()) == pytest.approx([-2 / 3, -2 / 3, 2 / 3, 2 / 3])
-
-
-def test_trl_a_failed_rollout_completes_its_group_without_a_vote(client: Client, name: str) -> None:
-    client.create_buffer(grouped(name, group_size=3, advantage=AdvantageConfig("rloo")))
-    failed = Tombstone(experience(0, 2).eid, "out of memory")
-    client.push(
-        [experience(0, run, reward=float(run)) for run in range(2)],
-        buffer=name,
-        tombstones=[failed],
-    )
-    assert list(advantages(client, name, 1).values()) == [-1.0, 1.0]
 
 
 # --- AReaL
@@ -217,27 +143,3 @@ def test_lerobot_bytes_from_strangers_are_never_run(
     pickle.loads(bomb)
     assert (tmp_path / "gone off").exists(), "it would have gone off"
     assert stats(stub, name).num_items == 1
-
-
-# --- agent-lightning
-
-
-def test_agent_lightning_a_long_run_votes_once(client: Client, name: str) -> None:
-    """A run of many turns must not outweigh the others in the baseline (their 445 and 462)."""
-    turns = {0: 5, 1: 1, 2: 1}
-    rewards = {0: 3.0, 1: 0.0, 2: 0.0}
-    client.create_buffer(grouped(name, group_size=7, advantage=AdvantageConfig("rloo")))
-    client.push(
-        [
-            experience(0, run, step=step, reward=rewards[run])
-            for run, count in turns.items()
-            for step in range(count)
-        ],
-        buffer=name,
-    )
-    found = advantages(client, name, 1)
-    for uid, advantage in found.items():
-        run = int(uid.split("/")[2])
-        # Against the mean of the two other runs, each counted once.
-        assert advantage == pytest.approx(3.0 if run == 0 else -1.5), uid
-    assert len(found) == 7

@@ -61,17 +61,6 @@ def test_after_so_many_deliveries_it_is_kept_away_and_listed(
     assert "1 quarantined after too many deliveries; see ReleaseQuarantined" in nothing.shortfall
 
 
-def test_an_ack_forgets_the_bad_deliveries(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(careful(name))
-    client.push(group(0, 1), buffer=name)
-    client.sample(1, buffer=name).nack()
-    client.sample(1, buffer=name).ack()
-    assert stats(stub, name).num_items == 0
-    assert quarantined(stub, name) == 0
-
-
 @pytest.mark.parametrize("way", ["expired", "stream_closed"])
 def test_a_consumer_that_dies_counts_like_one_that_complains(
     client: Client, stub: ExperienceBufferStub, name: str, way: str
@@ -119,29 +108,6 @@ def test_a_group_goes_and_comes_as_a_whole(
     assert client.sample(2, buffer=name, min_batch_size=1, timeout=0).groups == ("7/1", "7/1")
     assert client.release_quarantined([uid(0, 1)], buffer=name) == 1, "with its other member"
     assert client.sample(1, buffer=name).uids == (uid(0, 0), uid(0, 1))
-
-
-def test_it_is_kept_from_that_consumer_only(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(careful(name, others=(ConsumerConfig("critic"),)))
-    client.push(group(0, 1), buffer=name)
-    for _ in range(2):
-        client.sample(1, buffer=name).nack()
-    critic = client.sample(1, buffer=name, consumer="critic")
-    assert critic.uids == (uid(0, 0),)
-    critic.ack()
-    assert stats(stub, name).num_items == 1, "it isn't lost"
-
-
-def test_a_quarantined_one_can_be_deleted(client: Client, name: str) -> None:
-    client.create_buffer(careful(name))
-    client.push(group(0, 2), buffer=name)
-    for _ in range(2):
-        client.sample(1, buffer=name).nack()
-    assert client.delete(uids=[uid(0, 0)], buffer=name).num_deleted == 1
-    assert client.get_stats(name).buffers[0].consumers[0].num_quarantined_units == 0
-    assert client.sample(1, buffer=name).uids == (uid(0, 1),)
 
 
 def test_the_quarantine_survives_the_death_of_the_server(

@@ -170,28 +170,6 @@ def test_one_rank_that_gives_back_gives_back_all(
     assert [set(one.num_deliveries) for one in again] == [{2}, {2}]
 
 
-def test_an_expired_batch_comes_back_whole(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(2) for one in group(task, 2)], buffer=name)
-    first = part(client, name, 0, 2, 2, lease_seconds=0.7)
-    first.ack()
-    eventually(lambda: stats(stub, name).consumers[0].num_ready_units == 2, "the lease to expire")
-    assert stats(stub, name).num_items == 4, "half a batch is not consumed"
-
-
-def test_more_ranks_than_groups_leave_some_with_nothing(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(grouped(name))
-    client.push(group(0, 2), buffer=name)
-    parts = [part(client, name, rank, 1, 3) for rank in range(3)]
-    assert sorted(one.num_units for one in parts) == [0, 0, 1]
-    assert [one.ack() for one in parts] == [2, 1, 0]
-    assert stats(stub, name).num_items == 0
-
-
 def test_streams_deliver_parts_and_leave_them_when_they_end(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:

@@ -43,18 +43,6 @@ def test_a_group_comes_as_often_as_asked_and_is_gone(client: Client, name: str) 
     assert not client.sample(1, buffer=name, timeout=0)
 
 
-def test_what_is_never_consumed_leaves_by_delete(client: Client, name: str) -> None:
-    client.create_buffer(replaying(name))
-    client.push(group(0, 2), buffer=name)
-    for time in range(5):
-        batch = client.sample(1, buffer=name)
-        assert batch.times_sampled == (time,) * 2
-        batch.ack()
-    assert client.get_buffer(name).num_items == 2
-    assert client.delete(uids=list(batch.uids), buffer=name).num_deleted == 2
-    assert not client.sample(1, buffer=name, timeout=0)
-
-
 def test_a_leased_group_is_in_no_other_batch(client: Client, name: str) -> None:
     """At most one open lease holds a unit of a consumer, also when it replays."""
     client.create_buffer(replaying(name, selector=Selector("uniform", seed=1)))
@@ -101,26 +89,6 @@ def test_a_failed_rollout_is_not_replayed(client: Client, name: str) -> None:
         assert batch.uids == (experience(0, 0).eid.uid,)
         batch.ack()
     assert not client.sample(1, buffer=name, timeout=0)
-
-
-def test_consumers_replay_each_for_themselves(client: Client, name: str) -> None:
-    config = BufferConfig(
-        name,
-        group_by="none",
-        consumers=(
-            ConsumerConfig("actor"),
-            ConsumerConfig("critic", replay=True, max_times_sampled=2),
-        ),
-    )
-    client.create_buffer(config)
-    client.push(group(0, 3), buffer=name)
-    for consumer, left in (("actor", 3), ("critic", 3), ("critic", 0)):
-        batch = client.sample(3, buffer=name, consumer=consumer)
-        assert len(batch) == 3
-        batch.ack()
-        assert client.get_buffer(name).num_items == left
-    for consumer in ("actor", "critic"):
-        assert not client.sample(1, buffer=name, consumer=consumer, timeout=0)
 
 
 def test_times_sampled_survive_the_death_of_the_server(

@@ -174,17 +174,6 @@ def test_large_advantages_are_drawn_more_often(client: Client, name: str) -> Non
         assert counts[uid] / DRAWS == pytest.approx(share, abs=play)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "prioritized", "staleness"])
-def test_a_seed_makes_the_choices_repeatable(client: Client, name: str, kind: Any) -> None:
-    sequences = []
-    for number, seed in enumerate([5, 5, 6]):
-        one = f"{name}-{number}"
-        selector = Selector(kind, seed=seed)
-        fill(client, one, "group", selector, replay=True, with_replacement=True)
-        sequences.append(client.sample(40, buffer=one).uids)
-    assert sequences[0] == sequences[1] != sequences[2]
-
-
 def test_without_replacement_probabilities_are_those_of_the_draw(client: Client, name: str) -> None:
     fill(client, name, "group", Selector("uniform"))
     batch = client.sample(5, buffer=name)

@@ -21,7 +21,7 @@ from experience_buffer import (
 )
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-from tests.integration.plain import error_of, experience, group, sample, stats, uids
+from tests.integration.plain import experience, group, stats, uids
 from tests.integration.server import Server, eventually
 from tests.integration.streams import SpokenStream, speaking
 
@@ -151,18 +151,6 @@ def test_leases_are_extended_by_call_and_on_the_stream(
     assert stats(stub, name).consumers[0].last_step == 3
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), 1e9])
-def test_an_extension_must_be_in_bounds(
-    client: Client, stub: ExperienceBufferStub, name: str, seconds: float
-) -> None:
-    client.create_buffer(alone(name))
-    client.push(group(0, 1), buffer=name)
-    lease = sample(stub, name, 1).lease.id
-    request = service_pb2.ExtendLeaseRequest(buffer=name, lease_id=lease, lease_seconds=seconds)
-    code, text, _ = error_of(lambda: stub.ExtendLease(request))
-    assert (code, "lease_seconds" in text) == ("INVALID_ARGUMENT", True)
-
-
 def test_the_window_in_experiences_holds_batches_back_until_an_ack(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -275,22 +263,6 @@ def test_a_first_batch_that_does_not_come_raises_with_the_reason(client: Client,
         pytest.raises(DeadlineExceededError, match=r"oldest open group '7/0' has 3 of 4"),
     ):
         next(stream)
-
-
-def test_a_stream_notes_what_it_waits_for(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(alone(name))
-    client.publish_policy_version(1, buffer=name)
-    client.push([experience(0, 0, info={"version_start": 2})], buffer=name)
-    with speaking(stub) as stream:
-        stream.open(name, 1, credits=1, timeout_seconds=0.1)
-        assert "1 held until policy version 2 is published" in stream.next().waiting
-        client.publish_policy_version(2, buffer=name)
-        message = stream.next()
-        while message.WhichOneof("message") == "waiting":
-            message = stream.next()
-        assert uids(message.frame) == [experience(0, 0).eid.uid]
 
 
 def test_a_removed_consumer_ends_its_stream(

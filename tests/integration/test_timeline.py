@@ -15,7 +15,6 @@ from experience_buffer import (
     BufferConfig,
     Client,
     ConsumerConfig,
-    InvalidRequestError,
     LeaseNotFoundError,
     WrongStateError,
 )
@@ -63,17 +62,6 @@ def test_a_rewind_brings_back_what_came_after_its_step(
     assert not client.sample(1, buffer=name, timeout=0)
 
 
-def test_a_rewind_is_idempotent_and_minus_one_is_the_start(client: Client, name: str) -> None:
-    training(client, name, 3)
-    for number in range(3):
-        step(client, name, number)
-    assert client.rewind(-1, buffer=name).num_experiences == 6
-    assert client.rewind(-1, buffer=name).num_experiences == 0
-    assert [step(client, name, number) for number in range(3)] == keys(0, 1, 2)
-    with pytest.raises(InvalidRequestError, match="-1"):
-        client.rewind(-2, buffer=name)
-
-
 def test_what_is_safe_leaves_and_is_not_rewound(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -92,27 +80,6 @@ def test_what_is_safe_leaves_and_is_not_rewound(
     assert stats(stub, name).num_items == 0
 
 
-def test_a_step_that_is_safe_already_takes_no_ack(client: Client, name: str) -> None:
-    training(client, name, 3)
-    step(client, name, 5)
-    client.declare_safe(5, buffer=name)
-    batch = client.sample(1, buffer=name)
-    with pytest.raises(WrongStateError, match="step"):
-        batch.ack(step=5)
-    batch.ack(step=6)
-
-
-def test_an_ack_without_a_step_is_final(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    training(client, name, 2)
-    step(client, name, None)
-    assert stats(stub, name).num_items == 2
-    step(client, name, 1)
-    assert client.rewind(-1, buffer=name).num_experiences == 2
-    assert step(client, name, 1) == "7/1"
-
-
 def test_the_newest_steps_are_kept_where_that_is_set(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -124,28 +91,6 @@ def test_the_newest_steps_are_kept_where_that_is_set(
     with pytest.raises(WrongStateError):
         client.rewind(2, buffer=name)
     assert client.rewind(3, buffer=name).num_experiences == 4
-
-
-def test_replayed_groups_are_rewound_ack_by_ack(client: Client, name: str) -> None:
-    training(client, name, 1, replay=True, max_times_sampled=3)
-    for number in range(3):
-        assert client.sample(1, buffer=name).times_sampled == (number, number)
-        client.rewind(number - 1, buffer=name)
-        step(client, name, number)
-    assert not client.sample(1, buffer=name, timeout=0)
-    client.rewind(0, buffer=name)
-    assert client.sample(1, buffer=name).times_sampled == (1, 1)
-
-
-def test_consumers_have_timelines_of_their_own(client: Client, name: str) -> None:
-    consumers = (ConsumerConfig("actor", "group"), ConsumerConfig("critic", "group"))
-    client.create_buffer(BufferConfig(name, group_size=2, consumers=consumers))
-    client.push(group(0, 2), buffer=name)
-    for consumer in ("actor", "critic"):
-        client.sample(1, buffer=name, consumer=consumer).ack(step=7)
-    assert client.rewind(3, buffer=name, consumer="actor").num_experiences == 2
-    assert client.sample(1, buffer=name, consumer="actor").groups == ("7/0", "7/0")
-    assert not client.sample(1, buffer=name, consumer="critic", timeout=0)
 
 
 def test_a_checkpoints_state_resumes_where_it_was_written(client: Client, name: str) -> None:
