@@ -36,9 +36,9 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.disk.private_files import make_folder, sync
 from experience_buffer_server.store.lmdb.large.payload_file import NAME as PAYLOADS_NAME
-from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.snapshots.folder import DATA_NAME, SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inventory
 from experience_buffer_server.store.lmdb.snapshots.manifest import (
@@ -159,23 +159,11 @@ def copy_store(data: Path, to: Path) -> int:
         DamagedRecordError: A page is damaged, or large payloads are lost.
         StoreFailedError: It can't be read.
     """
-    # Which checks the format, before anything is copied.
-    LmdbReader(data).close()
-    try:
-        env = lmdb.open(
-            str(data),
-            readonly=True,
-            create=False,
-            map_size=0,  # what the writer uses
-            max_dbs=disk.MAX_DBS,
-            max_readers=disk.MAX_READERS,
-        )
-    except lmdb.Error as error:
-        raise StoreFailedError(f"can't open the store at {data}: {error}") from error
+    env, tables = open_to_read(data)
     try:
         while True:
             try:
-                return _copy_state(env, data, to)
+                return _copy_state(env, tables, data, to)
             except lmdb.MapResizedError:
                 # The writer has a larger map by now. No transaction is open here any more, without
                 # which it couldn't be taken over.
@@ -192,8 +180,9 @@ def copy_store(data: Path, to: Path) -> int:
         env.close()
 
 
-def _copy_state(env: lmdb.Environment, data: Path, to: Path) -> int:
-    tables = [env.open_db(table.disk_name, create=False) for table in Table]
+def _copy_state(
+    env: lmdb.Environment, tables: Sequence[lmdb._Database], data: Path, to: Path
+) -> int:
     # What is copied is this transaction's state or a newer one. While it is open, nothing that
     # either names is written over, in either file.
     with env.begin(buffers=True) as txn:

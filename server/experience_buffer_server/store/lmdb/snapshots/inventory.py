@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -13,7 +14,8 @@ from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.seal import is_sound, unseal
+from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
+from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.snapshots.manifest import BufferManifest, ConsumerManifest
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 
@@ -52,11 +54,9 @@ def checked_inventory(path: Path) -> tuple[list[BufferManifest], list[str]]:
         raise DamagedRecordError(problem)
     try:
         # Without a lock file: it would become a part of the snapshot.
-        env = lmdb.open(
-            str(path), readonly=True, create=False, lock=False, max_dbs=disk.MAX_DBS, map_size=0
-        )
-        with env, env.begin(buffers=True) as txn:
-            return list(_inventory(env, txn, report)), _warnings(report)
+        env, tables = open_to_read(path, lock=False)
+        with env, begin(env) as txn:
+            return list(_inventory(txn, tables, report)), _warnings(report)
     except lmdb.Error as error:
         raise StoreFailedError(f"can't read the store at {path}: {error}") from error
 
@@ -94,21 +94,25 @@ def _warnings(report: Report) -> list[str]:
 
 
 def _inventory(
-    env: lmdb.Environment, txn: lmdb.Transaction[memoryview], report: Report
+    txn: lmdb.Transaction[memoryview], tables: list[lmdb._Database], report: Report
 ) -> Iterator[BufferManifest]:
+    def rows(table: Table, prefix: bytes, decode: Callable[[memoryview], _Row]) -> Iterator[_Row]:
+        with txn.cursor(tables[table]) as cursor:
+            found = cursor.set_range(prefix)
+            while found and (key := bytes(cursor.key())).startswith(prefix):
+                with suppress(DamagedRecordError):
+                    yield decode(unseal(table, key, cursor.value()))
+                found = cursor.next()
+
     counts = {buffer.id: buffer for buffer in report.buffers}
     # Where one of the two is damaged, the other counts.
-    tables = (Table.BUFFER_COPIES, Table.BUFFERS)
-    found = [
-        row for table in tables for row in _rows(env, txn, table, b"", row_codec.decode_buffer)
-    ]
+    twins = (Table.BUFFER_COPIES, Table.BUFFERS)
+    found = [row for table in twins for row in rows(table, b"", row_codec.decode_buffer)]
     for _, row in sorted({row.id: row for row in found}.items()):
         if row.is_deleted:
             continue
         count = counts[row.id]
-        consumers = _rows(
-            env, txn, Table.CONSUMERS, disk.buffer_key(row.id), row_codec.decode_consumer
-        )
+        prefix = disk.buffer_key(row.id)
         yield BufferManifest(
             name=row.name,
             num_experiences=count.num_experiences,
@@ -121,24 +125,7 @@ def _inventory(
                 ConsumerManifest(
                     name=consumer.name, last_step=consumer.last_step, safe_step=consumer.safe_step
                 )
-                for consumer in consumers
+                for consumer in rows(Table.CONSUMERS, prefix, row_codec.decode_consumer)
             ),
             config=json.loads(row.config),
         )
-
-
-def _rows(
-    env: lmdb.Environment,
-    txn: lmdb.Transaction[memoryview],
-    table: Table,
-    prefix: bytes,
-    decode: Callable[[memoryview], _Row],
-) -> Iterator[_Row]:
-    db = env.open_db(table.disk_name, txn=txn, create=False)
-    with txn.cursor(db) as cursor:
-        found = cursor.set_range(prefix)
-        while found and bytes(cursor.key()).startswith(prefix):
-            key = bytes(cursor.key())
-            if is_sound(table, key, cursor.value()):
-                yield decode(unseal(table, key, cursor.value()))
-            found = cursor.next()

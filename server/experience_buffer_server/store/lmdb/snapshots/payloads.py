@@ -17,6 +17,7 @@ from experience_buffer_server.runtime.memory_arena import whole_blocks
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
 from experience_buffer_server.store.lmdb.disk.private_files import sync
 from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.large.payload_file import (
@@ -149,13 +150,9 @@ def _runs_of(folder: Path) -> list[Run]:
     """
     try:
         # Without a lock file: it would become a part of the snapshot.
-        env = lmdb.open(
-            str(folder), readonly=True, create=False, lock=False, max_dbs=disk.MAX_DBS, map_size=0
-        )
-        with env:
-            extents = env.open_db(Table.EXTENTS.disk_name, create=False)
-            with env.begin(buffers=True) as txn:
-                return named_runs(txn, extents)
+        env, tables = open_to_read(folder, lock=False)
+        with env, begin(env) as txn:
+            return named_runs(txn, tables[Table.EXTENTS])
     except lmdb.Error as error:
         raise StoreFailedError(f"can't read the copy in {folder}: {error}") from error
 
