@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import numpy as np
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import TokenStages
 from experience_buffer_server.advantages.kernels.devices import token_stages
+
+from . import reference
+from .reference_rewards import Member
 
 COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30)
@@ -98,31 +102,17 @@ def loop_rewards(row: Row, kl: Callable[[float], float] | None = None) -> list[f
 
 
 def loop_returns(row: Row, rewards: Sequence[float], gamma: float, mode: str) -> list[float]:
-    result, later = [0.0] * len(row.mask), 0.0
-    for t in reversed(range(len(row.mask))):
-        if row.mask[t]:
-            later = rewards[t] + gamma * later
-            result[t] = later
-        elif mode == "count":
-            later *= gamma
-    return result
+    return reference.returns(list(rewards), row.mask, gamma=gamma, mode=mode)
 
 
 def loop_gae(
     row: Row, rewards: Sequence[float], gamma: float, lam: float, mode: str
 ) -> tuple[list[float], list[float]]:
-    advantages, returns = [0.0] * len(row.mask), [0.0] * len(row.mask)
-    later, next_value, started = 0.0, row.bootstrap, False
-    for t in reversed(range(len(row.mask))):
-        if row.mask[t]:
-            value = row.columns["values"][t]
-            later = rewards[t] + gamma * next_value - value + gamma * lam * later
-            next_value, started = value, True
-            advantages[t], returns[t] = later, later + value
-        elif started and mode == "count":
-            later = gamma * next_value + gamma * lam * later
-            next_value = 0.0
-    return advantages, returns
+    member = Member(
+        reward=0.0, mask=row.mask, values=row.columns["values"], bootstrap=row.bootstrap
+    )
+    parameters = SimpleNamespace(gamma=gamma, lam=lam, mask_mode=mode)
+    return reference.gae(list(rewards), member, parameters)
 
 
 KL_LOOPS: dict[str, Callable[[float], float]] = {

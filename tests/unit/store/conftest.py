@@ -13,6 +13,7 @@ from experience_buffer_server.store.interface import cut_of
 from experience_buffer_server.store.lmdb.store import LmdbStore
 
 MakeRecord = Callable[..., Record]
+MakeBuffer = Callable[[int], BufferRow]
 OpenStore = Callable[..., Awaitable[LmdbStore]]
 
 MEBI = 1 << 20
@@ -45,7 +46,7 @@ def make_record() -> MakeRecord:
 
 
 @pytest.fixture
-def buffer_row() -> Callable[[int], BufferRow]:
+def buffer_row() -> MakeBuffer:
     def make(buffer_id: int) -> BufferRow:
         return BufferRow(
             id=buffer_id,

@@ -27,9 +27,8 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.memory import MemoryData, MemoryStore
+from tests.unit.store.conftest import MEBI, MakeRecord
 
-MakeRecord = Callable[..., Record]
-MEBI = 1 << 20
 LIMIT_BYTES = 16 * MEBI
 
 

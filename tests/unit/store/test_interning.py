@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 from experience_buffer_server.store import GroupRow, Record
 from experience_buffer_server.store.interning import Interner, share_with_group
-
-MakeRecord = Callable[..., Record]
+from tests.unit.store.conftest import MakeRecord
 
 
 def distinct(make_record: MakeRecord, seq: int, **changes: Any) -> Record:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
 
 import msgpack
 import pytest
 
 from experience_buffer import EID
-from experience_buffer_server.store import Record
 from experience_buffer_server.store.interface import cut_of
 from experience_buffer_server.store.row_codec import decode_record, encode_record
-
-MakeRecord = Callable[..., Record]
+from tests.unit.store.conftest import MakeRecord
 
 TEXTS = ("", "3", "a/b", "/", "//7/", "0/eval_gsm8k", "é/ß")
 NUMBERS = (0, 7, -(2**63), 2**63 - 1)

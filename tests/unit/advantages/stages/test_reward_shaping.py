@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.values import Column, ExperienceInput
@@ -22,7 +19,6 @@ from experience_buffer_server.advantages.stages.reward_shaping import (
     token_reward_sums,
     turn_rewards,
 )
-from tests.unit.advantages import reference
 from tests.unit.advantages.goldens import Case, cases, rows
 from tests.unit.advantages.scalars import Group, packed, step, steps
 
@@ -80,46 +76,10 @@ def test_concatenated_turns_of_the_workflow(case: Case) -> None:
     assert result == pytest.approx(case["expected"]["rewards"]["data"], rel=3e-5)
 
 
-def test_bias_is_subtracted_or_added_before_scaling() -> None:
-    group = [step(1.0), step(-0.5)]
-    assert turned(group, reward_bias=0.25, reward_scale=4.0) == [3.0, -3.0]
-    added = turned(group, reward_bias=0.25, reward_scale=4.0, reward_bias_sign="add")
-    assert added == [5.0, -1.0]
-
-
-def test_turns_that_are_given_count_instead_of_stretches_of_tokens() -> None:
-    mask = [True, False, True]
-    group = [step(1.0, mask=mask), step(1.0, mask=mask, num_turns=4)]
-    result = turned(group, turn_rewards="concatenated", turn_discount=0.5)
-    assert result == [0.5, 0.125]
-
-
 def test_discounts_do_not_depend_on_positions() -> None:
     group = [step(1.0, num_turns=turns) for turns in (2, 7, 31, 5, 11) for _ in range(5)]
     result = turned(group, turn_rewards="concatenated", turn_discount=0.9)
     assert result == [0.9 ** (turns - 1) for turns in (2, 7, 31, 5, 11) for _ in range(5)]
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=9), max_size=5),
-    st.floats(0, 1),
-    st.randoms(use_true_random=False),
-)
-def test_returns_over_steps_agree_with_plain_sums_in_any_order(
-    runs: list[list[float]], discount: float, shuffling: random.Random
-) -> None:
-    members: list[ExperienceInput] = []
-    expected: dict[tuple[str, int], float] = {}
-    for index, rewards in enumerate(runs):
-        members.extend(steps(rewards, f"r{index}"))
-        valid = [True] * len(rewards)
-        returns = reference.returns(rewards, valid, gamma=discount, mode="skip")
-        for number, value in enumerate(returns):
-            expected[f"r{index}", number] = value
-    shuffling.shuffle(members)
-    result = turned(members, turn_rewards="steps", turn_discount=discount)
-    assert result == pytest.approx([expected[m.run, m.step] for m in members], abs=1e-11)
 
 
 def test_long_runs_take_no_stack() -> None:

@@ -28,9 +28,11 @@ Tables: TypeAlias = "list[lmdb._Database]"
 
 
 @contextmanager
-def changing(path: Path) -> Iterator[tuple[lmdb.Transaction[bytes], Tables]]:
+def changing(
+    path: Path, *, map_bytes: int = 1 << 27
+) -> Iterator[tuple[lmdb.Transaction[bytes], Tables]]:
     """A write transaction that the store takes for one of its own."""
-    with lmdb.open(str(path), max_dbs=MAX_DBS, map_size=1 << 27) as env:
+    with lmdb.open(str(path), max_dbs=MAX_DBS, map_size=map_bytes) as env:
         tables = [env.open_db(table.disk_name, create=False) for table in Table]
         with env.begin(write=True) as txn:
             yield txn, tables
@@ -83,23 +85,26 @@ def move_in(path: Path, key: bytes) -> None:
         txn.put(key, seal(Table.PAYLOADS, key, payload), db=tables[Table.PAYLOADS])
 
 
+def rows(path: Path, table: Table) -> list[tuple[bytes, bytes]]:
+    """The rows of a store that nobody has open, by key."""
+    with (
+        lmdb.open(str(path), readonly=True, lock=False, max_dbs=MAX_DBS) as env,
+        env.begin(db=env.open_db(table.disk_name, create=False)) as txn,
+    ):
+        return [(key, bytes(unseal(table, key, memoryview(row)))) for key, row in txn.cursor()]
+
+
 def extent_of(path: Path, key: bytes) -> Extent:
     """Where a payload lies."""
-    with changing(path) as (txn, tables):
-        stored = txn.get(key, db=tables[Table.EXTENTS])
-    assert stored is not None
-    return decode_extent(unseal(Table.EXTENTS, key, memoryview(stored)))
+    return decode_extent(dict(rows(path, Table.EXTENTS))[key])
 
 
 def payloads(path: Path) -> dict[bytes, bytes]:
-    """All payloads of a store, wherever they lie; each is sound."""
-    found: dict[bytes, bytes] = {}
-    with changing(path) as (txn, tables), closing(LargePayloads(path)) as large:
-        for key, stored in txn.cursor(tables[Table.PAYLOADS]):
-            found[key] = bytes(unseal(Table.PAYLOADS, key, memoryview(stored)))
-        for key, stored in txn.cursor(tables[Table.EXTENTS]):
+    """All payloads of a store, wherever they lie, by key; each is sound."""
+    found = dict(rows(path, Table.PAYLOADS))
+    with closing(LargePayloads(path)) as large:
+        for key, row in rows(path, Table.EXTENTS):
             assert key not in found
-            extent = decode_extent(unseal(Table.EXTENTS, key, memoryview(stored)))
-            with large.read(key, extent) as payload:
+            with large.read(key, decode_extent(row)) as payload:
                 found[key] = bytes(payload)
     return found

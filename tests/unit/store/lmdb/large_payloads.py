@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import lmdb
 from xxhash import xxh3_128_digest
 
 from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
-from experience_buffer_server.store import BufferRow, Record
+from experience_buffer_server.store import Record
 from experience_buffer_server.store.interface import cut_of
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
-from experience_buffer_server.store.lmdb.disk.seal import seal, unseal
+from experience_buffer_server.store.lmdb.disk.seal import seal
 from experience_buffer_server.store.lmdb.large.payload_file import PayloadWriter
-from experience_buffer_server.store.lmdb.large.reads import LargePayloads
 from experience_buffer_server.store.payload import checksum
-from tests.unit.store.conftest import MEBI, OpenStore
+from tests.unit.store.conftest import MEBI, MakeBuffer, OpenStore
+from tests.unit.store.lmdb import large_by_hand
+from tests.unit.store.lmdb.large_by_hand import changing
 
 _bytes = random.Random(5).randbytes
 SMALL, OTHER, HUGE = _bytes(65_537), _bytes(100_000), _bytes(9 * MEBI + 5)
@@ -35,7 +34,7 @@ STORED_BYTES = 69_632 + 102_400 + 9 * MEBI + BLOCK_BYTES
 WANTED = {uid: payload for uid, (_, payload) in PLACES.items()}
 
 
-async def fill(path: Path, open_store: OpenStore, buffer_row: Callable[[int], BufferRow]) -> Path:
+async def fill(path: Path, open_store: OpenStore, buffer_row: MakeBuffer) -> Path:
     """A closed store with large payloads, and what is left of removed ones between them."""
     store = await open_store(initial_map_bytes=4 * MEBI)
     batch = store.batch()
@@ -79,42 +78,19 @@ def _write(path: Path, payloads: Mapping[str, tuple[int, bytes]]) -> None:
 
 def _store(path: Path, payloads: Mapping[str, tuple[int, bytes]]) -> None:
     """Say in a closed store where its large payloads lie."""
-    with (
-        lmdb.open(str(path), max_dbs=disk.MAX_DBS, max_readers=disk.MAX_READERS) as env,
-        env.begin(write=True) as txn,
-    ):
-        extents, freed, meta = (
-            env.open_db(table.disk_name, txn=txn)
-            for table in (Table.EXTENTS, Table.FREED, Table.META)
-        )
-        for uid, (offset, payload) in payloads.items():
-            key = disk.payload_key(3, uid)
-            value = Extent(offset, len(payload), checksum(payload))
-            txn.put(key, seal(Table.EXTENTS, key, disk.encode_extent(value)), db=extents)
-        key = disk.freed_key(10**9, 20 * MEBI)
-        txn.put(key, seal(Table.FREED, key, len(JUNK).to_bytes(8, "big")), db=freed)
-        sign_commit(txn, meta)
-
-
-def rows(path: Path, table: Table) -> list[tuple[bytes, bytes]]:
-    """The rows of a store that nobody has open, by key."""
-    with (
-        lmdb.open(str(path), readonly=True, lock=False, max_dbs=disk.MAX_DBS) as env,
-        env.begin(db=env.open_db(table.disk_name, create=False)) as txn,
-    ):
-        return [(key, bytes(unseal(table, key, memoryview(row)))) for key, row in txn.cursor()]
+    freed = disk.freed_key(10**9, 20 * MEBI)
+    rows = [(Table.FREED, freed, len(JUNK).to_bytes(8, "big"))]
+    for uid, (offset, payload) in payloads.items():
+        extent = Extent(offset, len(payload), checksum(payload))
+        rows.append((Table.EXTENTS, disk.payload_key(3, uid), disk.encode_extent(extent)))
+    with changing(path, map_bytes=8 * MEBI) as (txn, tables):
+        for table, key, value in rows:
+            txn.put(key, seal(table, key, value), db=tables[table])
 
 
 def payloads_of(path: Path) -> dict[str, bytes]:
     """By uid, what a store without a writer has: compared with its checksums."""
-    extents = [(key, disk.decode_extent(value)) for key, value in rows(path, Table.EXTENTS)]
-    payloads = LargePayloads(path)
-    found: dict[str, bytes] = {}
-    for key, extent in extents:
-        with payloads.read(key, extent) as payload:
-            found[key[4:].decode()] = bytes(payload)
-    payloads.close()
-    return found
+    return {key[4:].decode(): payload for key, payload in large_by_hand.payloads(path).items()}
 
 
 def names(folder: Path) -> list[str]:

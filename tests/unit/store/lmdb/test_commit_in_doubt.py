@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,7 @@ from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.faults.power import fail_power
 from tests.faults.shim import Faults, build
-
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., Awaitable[LmdbStore]]
-MEBI = 1 << 20
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
 
 @pytest.fixture

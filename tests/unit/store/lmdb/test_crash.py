@@ -9,15 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from experience_buffer_server.store.lmdb.store import LmdbStore
+from tests.unit.store.conftest import OpenStore
 
-OpenStore = Callable[..., Awaitable[LmdbStore]]
 DRIVER = Path(__file__).with_name("crash_driver.py")
 ROUNDS = 8
 

@@ -18,8 +18,7 @@ from experience_buffer_server.store.lmdb.writer_protocol import (
     Stamp,
     Status,
 )
-
-MEBI = 1 << 20
+from tests.unit.store.conftest import MEBI
 
 
 @pytest.fixture

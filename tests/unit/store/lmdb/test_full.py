@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from experience_buffer_server.store import LeaseRow, Record, StoreFullError
 from experience_buffer_server.store.lmdb.store import LmdbStore
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MEBI = 1 << 20
 PAYLOAD = os.urandom(6211)
 
 

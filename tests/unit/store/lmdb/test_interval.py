@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
 import msgpack
 import pytest
 
-from experience_buffer_server.store import LeaseRow, Record
+from experience_buffer_server.store import LeaseRow
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.engine import Engine
-from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_process import _Loop
 from tests.faults.shim import Faults, build
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., Awaitable[LmdbStore]]
-MEBI = 1 << 20
 LONG_SECONDS = 1e6
 
 

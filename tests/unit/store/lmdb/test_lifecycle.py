@@ -21,10 +21,7 @@ from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults, build
-
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MEBI = 1 << 20
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
 
 def writer_pid(path: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ from experience_buffer_server.runtime.loop_turns import Turns
 from experience_buffer_server.store.lmdb import owner_reads, page_cache
 from experience_buffer_server.store.lmdb.page_cache import PageCache
 from experience_buffer_server.store.lmdb.reader import LmdbReader
-from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.builders import World, push, uid, want
+from tests.unit.store.conftest import OpenStore
 
-OpenStore = Callable[..., Awaitable[LmdbStore]]
 NUM_READS = 16
 
 

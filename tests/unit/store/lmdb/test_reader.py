@@ -59,22 +59,6 @@ def reader_bytes(asked: list[str]) -> list[bytes | None]:
     return [known.get(uid) for uid in asked]
 
 
-async def test_nothing_computed_is_nothing_found(
-    open_store: OpenStore, make_record: MakeRecord
-) -> None:
-    store = await open_store()
-    batch = store.batch()
-    batch.append(1, make_record(1, uid="3/math/5/7/a"), b"first")
-    await store.commit(batch)
-    with store.stored(1, ["b", "3/math/5/7/a"], [2, 1]) as (views, rows):
-        assert (views, rows) == ([None, b"first"], [None, None])
-    batch = store.batch()
-    batch.put_advantages(1, computed(1))
-    await store.commit(batch)
-    with store.stored(1, ["b", "3/math/5/7/a"], [2, 1]) as (views, rows):
-        assert (views, rows) == ([None, b"first"], [None, computed(1)])
-
-
 def test_a_changed_row_is_named_and_its_neighbours_are_read(path: Path, uids: list[str]) -> None:
     data = bytearray((path / "data.mdb").read_bytes())
     place = data.index(b"payload 2payload 2")

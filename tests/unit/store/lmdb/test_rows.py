@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -30,10 +28,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
     payload_key,
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
-
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MakeBuffer = Callable[[int], BufferRow]
+from tests.unit.store.conftest import MakeBuffer, MakeRecord, OpenStore
 
 
 async def fill(store: LmdbStore, buffer: BufferRow, records: list[Record]) -> None:

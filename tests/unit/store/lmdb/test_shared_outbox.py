@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,8 @@ from experience_buffer_server.store.lmdb.shared_outbox import Outbox, attach
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_link import start_writer
 from experience_buffer_server.store.payload import Scattered
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MEBI = 1 << 20
 NUM_BLOCKS = 64
 
 

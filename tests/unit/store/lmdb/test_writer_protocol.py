@@ -20,10 +20,8 @@ from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, 
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_protocol import LARGE_BYTES, PARTS, SentOperation
 from experience_buffer_server.store.payload import Scattered
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MEBI = 1 << 20
 SIZES = (0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 7919, 129_083, 3 * MEBI + 7)
 
 

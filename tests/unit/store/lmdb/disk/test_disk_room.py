@@ -23,8 +23,8 @@ from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_process import _Loop
 from experience_buffer_server.store.lmdb.writer_protocol import Request, Status
+from tests.unit.store.conftest import MEBI
 
-MEBI = 1 << 20
 SMALL = 24 * 1024
 IN_USE = 3 * MEBI
 MakeRoom = Callable[..., Room]

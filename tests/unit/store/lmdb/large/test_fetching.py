@@ -14,8 +14,7 @@ from experience_buffer_server.store.lmdb.disk.format import Extent
 from experience_buffer_server.store.lmdb.large import fetching as module
 from experience_buffer_server.store.lmdb.large.fetching import Fetching
 from experience_buffer_server.store.lmdb.large.reads import Fetched, Place, Shared
-
-MEBI = 1 << 20
+from tests.unit.store.conftest import MEBI
 
 
 class Disk:

@@ -38,8 +38,8 @@ from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.writer_protocol import REMOVE, Request, Status
 from experience_buffer_server.store.payload import checksum
 from tests.damaging import flip
+from tests.unit.store.conftest import MEBI
 
-MEBI = 1 << 20
 LIMIT = 64 * MEBI
 _bytes = random.Random(7).randbytes
 

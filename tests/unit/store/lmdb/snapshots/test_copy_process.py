@@ -28,7 +28,7 @@ from experience_buffer_server.store import (
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.snapshots import copy_process
-from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, take
+from experience_buffer_server.store.lmdb.snapshots.copy_process import take
 from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.manifest import (
     SnapshotBusyError,
@@ -42,6 +42,7 @@ from experience_buffer_server.store.lmdb.snapshots.restore import (
     restore,
 )
 from tests.unit.store.conftest import MakeRecord, OpenStore
+from tests.unit.store.lmdb.snapshots.conftest import run_copy
 
 PAYLOAD = bytes(range(256)) * 67
 NUM = 13
@@ -142,7 +143,7 @@ async def test_a_store_can_be_read_while_it_is_written(
         PAYLOAD,
     )
     await store.commit(batch)
-    answer = _run(path, tmp_path / "to")
+    answer = run_copy(path, tmp_path / "to")
     assert (answer.outcome, answer.num_experiences) == ("taken", 1)
 
 
@@ -217,13 +218,13 @@ def test_a_damaged_store_gives_no_snapshot(filled: Path, tmp_path: Path) -> None
     with pytest.raises(DamagedRecordError, match="payloads"):
         take(filled, tmp_path / "to")
     assert _names(tmp_path / "to") == []
-    answer = _run(filled, tmp_path / "to")
+    answer = run_copy(filled, tmp_path / "to")
     assert answer.outcome == "damaged"
     assert "experience-buffer verify" in answer.message
 
 
 def test_a_full_disk_gives_no_snapshot(filled: Path, tmp_path: Path) -> None:
-    answer = _run(filled, tmp_path / "to", max_file_bytes=65536)
+    answer = run_copy(filled, tmp_path / "to", max_file_bytes=65536)
     assert answer.outcome == "full", answer
     assert "no room for the copy" in answer.message
     assert _names(tmp_path / "to") == []
@@ -236,18 +237,6 @@ def test_a_disk_that_would_be_full_is_left_alone(
     with pytest.raises(StoreFullError, match="must stay so"):
         take(filled, tmp_path / "to")
     assert _names(tmp_path / "to") == []
-
-
-def _run(data: Path, to: Path, *, max_file_bytes: int = 0) -> Answer:
-    """In a process of its own."""
-    command = [sys.executable, "-m", "experience_buffer_server.store.lmdb.snapshots.copy_process"]
-    command += ["--data", str(data), "--to", str(to), "--nice", "3"]
-    if max_file_bytes:
-        limit = f'ulimit -f {max_file_bytes // 512}; exec "$@"'
-        command = ["/bin/sh", "-c", limit, "sh", *command]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        return Answer.model_validate_json(process.stdout.read())
 
 
 def test_the_process_ends_with_its_owner_and_leaves_nothing_whole(

@@ -25,7 +25,7 @@ from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.snapshots import copy_process
 from experience_buffer_server.store.lmdb.snapshots import payloads as snapshot_payloads
-from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, answer_to, take
+from experience_buffer_server.store.lmdb.snapshots.copy_process import answer_to, take
 from experience_buffer_server.store.lmdb.snapshots.folder import DATA_NAME
 from experience_buffer_server.store.lmdb.snapshots.manifest import read_manifest
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
@@ -40,16 +40,10 @@ from tests.unit.store.lmdb.large_payloads import (
     STORED_BYTES,
     WANTED,
     disk_bytes,
-    fill,
     names,
     payloads_of,
 )
-
-
-@pytest.fixture
-async def filled(path: Path, open_store: OpenStore, buffer_row: Callable[[int], BufferRow]) -> Path:
-    """A closed store with large payloads, and what is left of removed ones between them."""
-    return await fill(path, open_store, buffer_row)
+from tests.unit.store.lmdb.snapshots.conftest import run_copy
 
 
 def test_large_payloads_come_back_byte_for_byte(filled: Path, tmp_path: Path) -> None:
@@ -114,24 +108,12 @@ async def test_what_a_server_stored_is_restored(
     batch = store.batch()
     batch.remove(3, records.pop(2))
     await store.commit(batch)
-    answer = _run(path, tmp_path / "to")
+    answer = run_copy(path, tmp_path / "to")
     assert (answer.outcome, answer.num_experiences) == ("taken", 3), answer
     restore(tmp_path / "to" / answer.name, tmp_path / "new", verify=True)
     with LmdbReader(tmp_path / "new") as reader:
         found = reader.payloads(3, [record.uid for record in records])
     assert found == [payloads[record.seq] for record in records]
-
-
-def _run(data: Path, to: Path, *, max_file_bytes: int = 0) -> Answer:
-    """In a process of its own."""
-    command = [sys.executable, "-m", "experience_buffer_server.store.lmdb.snapshots.copy_process"]
-    command += ["--data", str(data), "--to", str(to)]
-    if max_file_bytes:
-        limit = f'ulimit -f {max_file_bytes // 512}; exec "$@"'
-        command = ["/bin/sh", "-c", limit, "sh", *command]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        return Answer.model_validate_json(process.stdout.read())
 
 
 # --- beside a writer
@@ -198,7 +180,7 @@ def test_a_map_that_grows_meanwhile_is_taken_over(
 
 def test_a_full_disk_gives_no_snapshot(filled: Path, tmp_path: Path) -> None:
     """The first file fits, the second doesn't."""
-    answer = _run(filled, tmp_path / "to", max_file_bytes=HOLE_BYTES + MEBI)
+    answer = run_copy(filled, tmp_path / "to", max_file_bytes=HOLE_BYTES + MEBI)
     assert answer.outcome == "full", answer
     assert "no room for the copy" in answer.message
     assert names(tmp_path / "to") == []

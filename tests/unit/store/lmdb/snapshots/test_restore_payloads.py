@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
-from experience_buffer_server.store import BufferRow
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from experience_buffer_server.store.lmdb.snapshots import restore as snapshot_restore
@@ -23,24 +21,17 @@ from experience_buffer_server.store.lmdb.snapshots.restore import (
     check_not_interrupted,
     restore,
 )
-from tests.unit.store.conftest import MEBI, OpenStore
+from tests.unit.store.conftest import MEBI
+from tests.unit.store.lmdb.large_by_hand import rows
 from tests.unit.store.lmdb.large_payloads import (
     HOLE_BYTES,
     JUNK,
     STORED_BYTES,
     WANTED,
     disk_bytes,
-    fill,
     names,
     payloads_of,
-    rows,
 )
-
-
-@pytest.fixture
-async def filled(path: Path, open_store: OpenStore, buffer_row: Callable[[int], BufferRow]) -> Path:
-    """A closed store with large payloads, and what is left of removed ones between them."""
-    return await fill(path, open_store, buffer_row)
 
 
 def test_a_copy_without_its_holes_is_restored_with_them(filled: Path, tmp_path: Path) -> None:

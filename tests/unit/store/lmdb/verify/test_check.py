@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import xxhash
 
 from experience_buffer_server.store import (
     AdvantageRow,
-    BufferRow,
     ConsumerRow,
     GroupRow,
     LeaseRow,
@@ -34,15 +32,12 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
     payload_key,
 )
-from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from tests.damaging import flip, raw
+from tests.unit.store.conftest import MakeBuffer, MakeRecord, OpenStore
 
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MakeBuffer = Callable[[int], BufferRow]
 NUM = 23
 
 

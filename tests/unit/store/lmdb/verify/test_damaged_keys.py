@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ import pytest
 import xxhash
 
 from experience_buffer_server.store import (
-    BufferRow,
     GroupRow,
     LeaseRow,
-    Record,
     StoreError,
     StoreFailedError,
     StoreFormatError,
@@ -28,13 +25,10 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
 )
 from experience_buffer_server.store.lmdb.reader import LmdbReader
-from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.damaging import flip, flip_key
+from tests.unit.store.conftest import MakeBuffer, MakeRecord, OpenStore
 
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MakeBuffer = Callable[[int], BufferRow]
 NUM = 60
 PLAIN: dict[str, Any] = {
     "group_id": 0, "payload_bytes": 1, "digest_number": xxhash.xxh3_128_intdigest(b"x"), "fields": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import msgpack
 import pytest
 import xxhash
 
-from experience_buffer_server.store import BufferRow, GroupRow, Record, StoreFailedError, row_codec
+from experience_buffer_server.store import GroupRow, StoreFailedError, row_codec
 from experience_buffer_server.store.interface import OTHER_DIGEST
 from experience_buffer_server.store.lmdb.disk.format import (
     Extent,
@@ -27,11 +26,11 @@ from experience_buffer_server.store.lmdb.disk.format import (
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
 from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from experience_buffer_server.store.lmdb.snapshots.inventory import problem_of
-from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from experience_buffer_server.store.payload import checksum
 from tests.damaging import flip, flip_key, raw
+from tests.unit.store.conftest import MakeBuffer, MakeRecord, OpenStore
 from tests.unit.store.lmdb.large_by_hand import (
     extent_of,
     move_out,
@@ -39,9 +38,6 @@ from tests.unit.store.lmdb.large_by_hand import (
     put_large,
 )
 
-MakeRecord = Callable[..., Record]
-OpenStore = Callable[..., "asyncio.Future[LmdbStore]"]
-MakeBuffer = Callable[[int], BufferRow]
 SIZES: Final = {1: 500, 2: 65_536, 3: 65_537, 4: 300_000, 5: 9, 6: 5 << 20}
 LARGE: Final = {2, 3, 4, 6}
 
