@@ -85,59 +85,15 @@ _HOSTILE: Final = (
     b"\x8c\x15numpy.core.multiarray\x8c\x06scalar\x93\x8c\x05numpy\x8c\x05dtype\x93\x8c\x02U2"
     b"\x89\x88\x87RC\x08x\x00\x00\x00y\x00\x00\x00\x86R",
     b"\x8c\x05numpy\x8c\x05dtype\x93\x8c\x02O8\x89\x88\x87R",
-    b"(",
-    b"t",
-    b"u",
-    b"e",
-    b"a",
-    b"s",
-    b"0",
-    b"1",
-    b"2",
-    b"R",
-    b"b",
-    b"\x81",
-    b"\x92",
-    b"\x93",
-    b"\x97",
-    b"\x98",
-    b".",
-    b"N",
-    b"\x88",
-    b"}",
-    b"]",
-    b")",
-    b"\x8f",
+    # Opcodes without an argument, each alone.
+    *struct.unpack("23c", b"(tueas012Rb\x81\x92\x93\x97\x98.N\x88}])\x8f"),
 )
 """What to put among the opcodes: calls, references to elsewhere, lies about sizes, odd values."""
 _KEYS: Final = (
-    b"version",
-    b"num_items",
-    b"items",
-    b"eid",
-    b"batch",
-    b"task",
-    b"run",
-    b"step",
-    b"suffix",
-    b"reward",
-    b"truncate_status",
-    b"info",
-    b"metrics",
-    b"prompt_length",
-    b"messages",
-    b"custom_fields",
-    b"data_type",
-    b"multi_modal_input_keys",
-    b"model_version",
-    b"version_start",
-    b"version_end",
-    b"priority",
-    b"values",
-    b"ref_logprobs",
-    b"baseline_reward",
-    b"prompt_truncated",
-)
+    b"version num_items items eid batch task run step suffix reward truncate_status info metrics "
+    b"prompt_length messages custom_fields data_type multi_modal_input_keys model_version "
+    b"version_start version_end priority values ref_logprobs baseline_reward prompt_truncated"
+).split()
 
 
 @lru_cache(2048)
@@ -260,25 +216,7 @@ def _long_text(found: list[bytes], rng: random.Random) -> None:
 
 
 _MUTATIONS: Final[tuple[Callable[[list[bytes], random.Random], None], ...]] = (
-    _insert,
-    _insert,
-    _replace,
-    _replace,
-    _replace,
-    _delete,
-    _delete,
-    _duplicate,
-    _swap,
-    _value_of_key,
-    _value_of_key,
-    _value_of_key,
-    _other_key,
-    _argument,
-    _argument,
-    _argument,
-    _memo,
-    _memo,
-    _nest,
-    _laugh,
-    _long_text,
+    *(_insert, _insert, _replace, _replace, _replace, _delete, _delete, _duplicate, _swap),
+    *(_value_of_key, _value_of_key, _value_of_key, _other_key, _argument, _argument, _argument),
+    *(_memo, _memo, _nest, _laugh, _long_text),
 )

@@ -26,21 +26,8 @@ _NAMES: Final = (
     "byte_offsets/meta", "fields.99999/x", "columns/", "x" * 300,
 )  # fmt: skip
 _NUMBERS: Final = (
-    0,
-    1,
-    2,
-    3,
-    5,
-    100,
-    65_535,
-    65_536,
-    65_537,
-    2**31,
-    2**62,
-    2**63 - 1,
-    -1,
-    -(2**63),
-)
+    0, 1, 2, 3, 5, 100, 65_535, 65_536, 65_537, 2**31, 2**62, 2**63 - 1, -1, -(2**63),
+)  # fmt: skip
 
 Header = list[tuple[str, Any]]
 
@@ -196,15 +183,5 @@ def _many(header: Header, body: bytes, rng: random.Random) -> bytes:
 
 
 _MUTATIONS: Final[tuple[Callable[[Header, bytes, random.Random], bytes], ...]] = (
-    _field,
-    _field,
-    _shape,
-    _rename,
-    _rename,
-    _repeat,
-    _remove,
-    _add,
-    _add,
-    _reorder,
-    _many,
-)
+    _field, _field, _shape, _rename, _rename, _repeat, _remove, _add, _add, _reorder, _many,
+)  # fmt: skip

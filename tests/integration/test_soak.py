@@ -10,7 +10,7 @@ import pytest
 
 from tests.soak.audit import timeline
 from tests.soak.chores import CHORES
-from tests.soak.plot import Run, write_plot
+from tests.soak.plot import write_plot
 from tests.soak.run import soak, write_lines
 from tests.soak.verdict import Call, Limits, judge, percentile, theil_sen
 from tests.soak.watch import Process, Sample
@@ -38,15 +38,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
     assert outcome.audit.num_evicted > 0
     write_lines(outcome, tmp_path / "soak.jsonl")
     assert len((tmp_path / "soak.jsonl").read_text().splitlines()) > SECONDS / 2
-    run = Run(
-        samples=outcome.watch.samples,
-        calls=outcome.calls,
-        kills=outcome.kills,
-        start=outcome.start,
-        warm=outcome.warm,
-        end=outcome.end,
-    )
-    write_plot(run, tmp_path / "soak.png", title="A short soak")
+    write_plot(outcome, tmp_path / "soak.png", title="A short soak")
     assert (tmp_path / "soak.png").stat().st_size > 20_000
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.integration.server import Server
-from tests.soak.plot import Run, write_plot
+from tests.soak.plot import write_plot
 from tests.soak.run import CONFIGURATION, Outcome, soak, write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,15 +42,7 @@ def main() -> int:
             say=console.print,
         )
     title = f"{options.minutes:g} minutes of mixed load, {len(outcome.kills)} clients killed"
-    run = Run(
-        samples=outcome.watch.samples,
-        calls=outcome.calls,
-        kills=outcome.kills,
-        start=outcome.start,
-        warm=outcome.warm,
-        end=outcome.end,
-    )
-    write_plot(run, options.output / "soak.png", title=title)
+    write_plot(outcome, options.output / "soak.png", title=title)
     write_lines(outcome, options.output / "soak.jsonl")
     _print(outcome, console)
     console.print(f"{options.output / 'soak.png'}, {options.output / 'soak.jsonl'}")

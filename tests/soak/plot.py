@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from tests.soak.clients import Kill
+from tests.soak.run import Outcome
 from tests.soak.verdict import MEBI, Call, percentile
 from tests.soak.watch import Sample
 
@@ -20,31 +19,7 @@ BIN_SECONDS: Final = 10.0
 _HEADROOM: Final = 1.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What is drawn."""
-
-    samples: Sequence[Sample]
-    calls: Sequence[Call]
-    kills: Sequence[Kill]
-    start: float
-    """When the load began, by `time.monotonic`."""
-    warm: float
-    """When the warm-up ended."""
-    end: float
-    """When the load ended."""
-
-    @property
-    def minutes(self) -> list[float]:
-        """Of the samples, since the load began."""
-        return [self.minute(sample.time) for sample in self.samples]
-
-    def minute(self, time: float) -> float:
-        """Minutes since the load began."""
-        return (time - self.start) / 60
-
-
-def write_plot(run: Run, path: Path, *, title: str) -> None:
+def write_plot(run: Outcome, path: Path, *, title: str) -> None:
     """Draw a run as a PNG; an older one is replaced."""
     figure = Figure(figsize=(13, 7.5), layout="constrained", dpi=110)
     grid = figure.subplots(2, 3, sharex=True)
@@ -58,39 +33,39 @@ def write_plot(run: Run, path: Path, *, title: str) -> None:
     figure.savefig(path, format="png")
 
 
-def _memory(axes: Any, run: Run) -> None:
+def _memory(axes: Any, run: Outcome) -> None:
     _lines(axes, run, lambda one, name: one.processes[name].memory_bytes / 1e6)
     axes.set_title("Memory beyond the page cache, MB")
 
 
-def _descriptors(axes: Any, run: Run) -> None:
+def _descriptors(axes: Any, run: Outcome) -> None:
     _lines(axes, run, lambda one, name: one.processes[name].num_descriptors)
     for name, colour in _COLOURS.items():
         threads = [
             one.processes[name].num_threads if name in one.processes else None
-            for one in run.samples
+            for one in run.watch.samples
         ]
         axes.plot(run.minutes, threads, color=colour, linewidth=0.9, linestyle=":")
     axes.plot([], [], color=GREY, linestyle=":", label="threads")
     axes.set_title("Descriptors, and threads")
 
 
-def _lines(axes: Any, run: Run, value: Callable[[Sample, str], float]) -> None:
+def _lines(axes: Any, run: Outcome, value: Callable[[Sample, str], float]) -> None:
     for name, colour in _COLOURS.items():
-        values = [value(one, name) if name in one.processes else None for one in run.samples]
+        values = [value(one, name) if name in one.processes else None for one in run.watch.samples]
         axes.plot(run.minutes, values, color=colour, linewidth=1.2, label=name)
 
 
-def _disk(axes: Any, run: Run) -> None:
-    file = [sample.file_bytes / MEBI for sample in run.samples]
-    payload = [sample.payload_bytes / MEBI for sample in run.samples]
+def _disk(axes: Any, run: Outcome) -> None:
+    file = [sample.file_bytes / MEBI for sample in run.watch.samples]
+    payload = [sample.payload_bytes / MEBI for sample in run.watch.samples]
     axes.fill_between(run.minutes, payload, file, color=GREY, alpha=0.2, linewidth=0)
     axes.plot(run.minutes, file, color=GREY, linewidth=1.2, label="the store's file")
     axes.plot(run.minutes, payload, color=BLUE, linewidth=1.0, label="payloads in it")
     axes.set_title("Disk, MiB")
 
 
-def _latency(axes: Any, run: Run) -> None:
+def _latency(axes: Any, run: Outcome) -> None:
     starts = _bins(run)
     for kind, colour in _CALL_COLOURS.items():
         calls = [call for call in run.calls if call.kind == kind]
@@ -100,18 +75,22 @@ def _latency(axes: Any, run: Run) -> None:
             axes.plot(
                 _middles(run), values, color=colour, linestyle=style, linewidth=1.2, label=label
             )
-    slowest = [1e3 * sample.slowest_fsync_seconds for sample in run.samples]
+    slowest = [1e3 * sample.slowest_fsync_seconds for sample in run.watch.samples]
     axes.plot(run.minutes, slowest, ".", color=GREY, markersize=2, label="bare fsync, slowest")
     axes.set_yscale("log")
     axes.set_title("Latency, ms per 10 s (dotted: p50)")
 
 
-def _depths(axes: Any, run: Run) -> None:
+def _depths(axes: Any, run: Outcome) -> None:
     names = {"for the logger": ORANGE, "for the trainer": BLUE, "open groups": GREEN, "leases": RED}
     for name, colour in names.items():
         most = [
             max(
-                (one.depths[name] for one in run.samples if 0 <= one.time - start < BIN_SECONDS),
+                (
+                    one.depths[name]
+                    for one in run.watch.samples
+                    if 0 <= one.time - start < BIN_SECONDS
+                ),
                 default=0,
             )
             for start in _bins(run)
@@ -121,7 +100,7 @@ def _depths(axes: Any, run: Run) -> None:
     axes.set_title("The queue: most that waits, per 10 s")
 
 
-def _rates(axes: Any, run: Run) -> None:
+def _rates(axes: Any, run: Outcome) -> None:
     starts = _bins(run)
     for kind, colour in _CALL_COLOURS.items():
         calls = [call for call in run.calls if call.kind == kind]
@@ -130,7 +109,7 @@ def _rates(axes: Any, run: Run) -> None:
     axes.set_title("Calls per second")
 
 
-def _frame(axes: Any, run: Run) -> None:
+def _frame(axes: Any, run: Outcome) -> None:
     """What all panels have: no clutter, the warm-up in grey, a mark per kill, a legend."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -156,13 +135,13 @@ def _frame(axes: Any, run: Run) -> None:
     axes.legend(loc="upper left", frameon=False, ncols=2, fontsize=8)
 
 
-def _bins(run: Run) -> list[float]:
+def _bins(run: Outcome) -> list[float]:
     """Where each span of `BIN_SECONDS` begins; only whole ones, or one of a very short run."""
     count = max(int((run.end - run.start) / BIN_SECONDS), 1)
     return [run.start + number * BIN_SECONDS for number in range(count)]
 
 
-def _middles(run: Run) -> list[float]:
+def _middles(run: Outcome) -> list[float]:
     return [run.minute(start + BIN_SECONDS / 2) for start in _bins(run)]
 
 

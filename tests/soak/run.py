@@ -41,7 +41,9 @@ class Outcome:
     start: float
     """When the load began, by `time.monotonic`."""
     warm: float
+    """When the warm-up ended."""
     end: float
+    """When the load ended."""
     watch: Watch
     calls: list[Call]
     kills: list[Kill]
@@ -49,6 +51,15 @@ class Outcome:
     """How often each was done."""
     audit: Audit
     lines: list[Line]
+
+    @property
+    def minutes(self) -> list[float]:
+        """Of the samples, since the load began."""
+        return [self.minute(sample.time) for sample in self.watch.samples]
+
+    def minute(self, time: float) -> float:
+        """Minutes since the load began."""
+        return (time - self.start) / 60
 
     @property
     def ok(self) -> bool:

@@ -135,24 +135,6 @@ def test_a_worker_that_keeps_renewing_costs_nothing() -> None:
     assert reservations.expire(10_004.0) == ["0/12"]
 
 
-def test_many_renewals_keep_the_order() -> None:
-    reservations = Reservations()
-    keys = [f"0/{number}" for number in range(100)]
-    for _ in range(5):
-        for place, key in enumerate(keys):
-            reservations.reserve(key, now=0.0, ttl_seconds=200.0 - place)
-    assert reservations.expire(150.0) == keys[:49:-1]
-    assert reservations.expire(200.0) == keys[49::-1]
-
-
-def test_a_renewal_may_shorten() -> None:
-    reservations = Reservations()
-    reservations.reserve("0/12", now=0.0, ttl_seconds=50.0)
-    assert not reservations.reserve("0/12", now=1.0, ttl_seconds=2.0)
-    assert reservations.expire(3.0) == ["0/12"]
-    assert reservations.expire(99.0) == []
-
-
 @pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
 def test_a_reservation_lasts(ttl: float) -> None:
     reservations = Reservations()

@@ -96,36 +96,6 @@ TestTimelineModel = TimelineMachine.TestCase
 TestTimelineModel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
-def test_a_rewind_takes_back_exactly_what_came_after_its_step() -> None:
-    timeline = Timeline()
-    for step, seqs in ((3, [11, 13]), (2, [17]), (3, [11]), (5, [19])):
-        timeline.acked(step, seqs)
-    assert (timeline.safe_step, timeline.last_step, timeline.num_retained) == (None, 5, 5)
-    assert timeline.rewind(2) == [(11, 3), (13, 3), (11, 3), (19, 5)]
-    assert (timeline.last_step, timeline.num_retained) == (2, 1)
-    assert timeline.rewind(2) == []
-    timeline.acked(2, [23])
-    assert timeline.declare_safe(2) == [(17, 2), (23, 2)]
-    assert (timeline.safe_step, timeline.last_step, timeline.num_retained) == (2, 2, 0)
-
-
-def test_a_rewind_to_a_later_step_changes_nothing() -> None:
-    timeline = Timeline()
-    assert timeline.rewind(7) == []
-    assert timeline.last_step is None
-    timeline.acked(5, [11])
-    assert timeline.rewind(7) == []
-    assert timeline.last_step == 5
-
-
-def test_a_rewind_before_step_0_starts_anew() -> None:
-    timeline = Timeline()
-    timeline.acked(0, [11])
-    timeline.acked(1, [13])
-    assert timeline.rewind(-1) == [(11, 0), (13, 1)]
-    assert timeline.last_step is None
-
-
 @pytest.mark.parametrize(
     ("step", "problem"),
     [
@@ -148,18 +118,6 @@ def test_a_negative_step_is_never_safe() -> None:
     with pytest.raises(ValueError, match="step -1 is negative"):
         timeline.declare_safe(-1)
     assert timeline.safe_step is None
-
-
-def test_a_failed_ack_leaves_no_trace() -> None:
-    timeline = Timeline()
-    timeline.acked(3, [11, 13, 11, 17])
-    timeline.acked(5, [19])
-    timeline.forget(5, [19])
-    timeline.forget(3, [11, 17])
-    assert (timeline.last_step, timeline.num_retained) == (3, 2)
-    assert timeline.rewind(0) == [(11, 3), (13, 3)]
-    timeline.forget(3, [11])
-    assert timeline.num_retained == 0
 
 
 def test_what_is_restored_before_the_safe_step_is_released_next() -> None:

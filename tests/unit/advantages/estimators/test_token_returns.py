@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,37 +64,6 @@ def test_without_a_discount_every_token_gets_the_reward(estimator: str, device: 
     members = [experience(7.0, MASK, env_state_hash="s"), experience(7.0, [], env_state_hash="s")]
     advantages, _, same = computed(members, estimator, [0.1, 3.0], device)
     assert advantages == [0.1, 0.0, 0.1, 0.1, 0.0]
-    assert same
-
-
-def test_the_reward_is_on_the_last_valid_token_with_the_kl_on_each(device: str) -> None:
-    garbage = math.nan
-    member = experience(
-        7.0,
-        MASK,
-        logprobs=[-1.0, garbage, -2.0, -0.5, garbage],
-        ref_logprobs=[-2.0, garbage, -1.5, -4.5, garbage],
-    )
-    given = {"gamma": 0.0, "kl_coef": 0.5}
-    advantages, _, _ = computed([member], "reinforce", [2.0], device, **given)
-    assert advantages == [-0.5, 0.0, 0.25, 2.0 - 2.0, 0.0]
-    advantages, _, _ = computed(
-        [member], "reinforce", [2.0], device, **given, kl_estimator="k2", kl_clip=3.0
-    )
-    assert advantages == [-0.25, 0.0, -0.0625, 2.0 - 1.5, 0.0]
-
-
-def test_distillation_reads_no_reward(device: str) -> None:
-    member = experience(
-        None,
-        MASK,
-        logprobs=[-1.0, math.nan, -2.0, -0.5, math.inf],
-        teacher_logprobs=[-2.0, math.nan, -1.5, -4.5, math.inf],
-    )
-    advantages, returns, same = computed(
-        [member], "on_policy_distill", [9.0], device, coefficient=2.0
-    )
-    assert advantages == returns == [-2.0, 0.0, 1.0, -8.0, 0.0]
     assert same
 
 
