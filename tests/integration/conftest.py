@@ -12,7 +12,7 @@ import pytest
 from experience_buffer import Client
 from experience_buffer.v1 import service_pb2_grpc
 from tests.integration.journals import Process
-from tests.integration.server import Server
+from tests.integration.server import Server, serving
 
 _NUMBERS = itertools.count(1)
 
@@ -20,14 +20,8 @@ _NUMBERS = itertools.count(1)
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that neither stop nor configure it; each uses its own buffer."""
-    server = Server(tmp_path_factory.mktemp("shared"), compiled_reader=True)
-    try:
-        yield server.start()
-        assert server.stop() == 0
-        problems = [line for line in server.log if '"ERROR"' in line or "Traceback" in line]
-        assert not problems, "".join(problems)
-    finally:
-        server.close()
+    with serving(Server(tmp_path_factory.mktemp("shared"), compiled_reader=True)) as server:
+        yield server
 
 
 @pytest.fixture

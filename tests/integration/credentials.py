@@ -32,6 +32,7 @@ def write(path: Path, *entries: Entry) -> None:
     """Write an access file at once."""
     text = "\n".join(as_toml(GrantSettings.model_validate(one)) for one in entries)
     beside = path.with_suffix(".new")
+    beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_text(text, encoding="utf-8")
     beside.chmod(0o600)
     beside.rename(path)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,7 +47,6 @@ class Server:
         *,
         toml: str = "",
         environment: dict[str, str] | None = None,
-        max_file_bytes: int = 0,
         module: str = DEFAULT_MODULE,
         compiled_reader: bool = False,
     ) -> None:
@@ -54,8 +54,6 @@ class Server:
         self.data = folder / "data"
         self.toml = toml
         self.environment = environment or {}
-        self.max_file_bytes = max_file_bytes
-        """Beyond this the disk is full; 0: as large as it is."""
         self.module = module
         """What is run: the server, or something around it."""
         self.compiled_reader = compiled_reader
@@ -89,9 +87,6 @@ class Server:
         command = [sys.executable, "-m", self.module, "serve"]
         command += ["--config", str(config), "--data", str(self.data)]
         command += ["--port", str(self.port), "--metrics-port", str(self.metrics_port)]
-        if self.max_file_bytes:
-            limit = f'ulimit -f {self.max_file_bytes // 512}; exec "$@"'
-            command = ["/bin/sh", "-c", limit, "sh", *command]
         self._process = nursery().popen(
             command,
             cwd=self.folder,
@@ -197,6 +192,14 @@ class Server:
         """The last lines of its log."""
         return "".join(self.log[-lines:])
 
+    def metrics(self, token: str = "") -> str:
+        """What Prometheus reads of it."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return str(answer.read().decode())
+
     @contextmanager
     def channel(self) -> Iterator[grpc.Channel]:
         """A plain gRPC channel to it."""
@@ -208,6 +211,30 @@ class Server:
         """A plain generated stub, which knows nothing of this package's client."""
         with self.channel() as channel:
             yield service_pb2_grpc.ExperienceBufferStub(channel)
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Start a server; in the end it has to stop in order, and to have logged no error of its own."""
+    try:
+        yield server.start()
+        assert server.stop() == 0
+        problems = [line for line in server.log if '"ERROR"' in line or "Traceback" in line]
+        assert not problems, "".join(problems[:5])
+    finally:
+        server.close()
+
+
+def command(*arguments: object, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    """Run `experience-buffer` as in a terminal of so many columns."""
+    return subprocess.run(
+        [sys.executable, "-m", DEFAULT_MODULE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"COLUMNS": str(columns)},
+    )
 
 
 def eventually(condition: Callable[[], Any], what: str, *, seconds: float = 40.0) -> Any:

@@ -32,7 +32,7 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.credentials import bearer, entry, write
 from tests.integration.plain import experience, group
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, eventually, serving
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"]
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "access.md").read_text(encoding="utf-8")
@@ -69,13 +69,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("guarded"), toml=TOML)
     entries = [entry(role, role, buffers=["math*"]) for role in ROLES]
     write(access_file(server), *entries, entry("root", "operate"))
-    try:
-        yield server.start()
-        assert server.stop() == 0
-        problems = [line for line in server.log if '"ERROR"' in line or "Traceback" in line]
-        assert not problems, "".join(problems)
-    finally:
-        server.close()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.integration.hostile import (
     resident_bytes,
 )
 from tests.integration.plain import experience, push_request
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, eventually, serving
 
 PING = b"\0\0\x08\x06\0\0\0\0\0" + 8 * b"?"
 PONG = b"\0\0\x08\x06\x01\0\0\0\0" + 8 * b"?"
@@ -45,13 +44,8 @@ file = "access.toml"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("strangers"), toml=TOML)
     grant(server.folder / "access.toml")
-    try:
-        yield server.start()
-        assert server.stop() == 0
-        problems = [line for line in server.log if '"ERROR"' in line or "Traceback" in line]
-        assert not problems, "".join(problems[:5])
-    finally:
-        server.close()
+    with serving(server):
+        yield server
 
 
 def grant(path: Path, *entries: Any) -> None:
@@ -196,14 +190,8 @@ def _reads(server: Server, num_lines: int) -> bool:
 
 def _num_open(server: Server) -> int:
     """Push streams that have begun and not ended."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.metrics_port}/metrics",
-        headers={"Authorization": "Bearer root"},
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        lines = answer.read().decode().splitlines()
     counts = dict.fromkeys(("grpc_server_started_total", "grpc_server_handled_total"), 0.0)
-    for line in lines:
+    for line in server.metrics("root").splitlines():
         name = line.partition("{")[0]
         if name in counts and 'grpc_method="PushStream"' in line:
             counts[name] += float(line.rpartition(" ")[2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,7 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 def test_the_rules_name_metrics_that_the_server_has(shared_server: Server) -> None:
-    url = f"http://127.0.0.1:{shared_server.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        types = re.findall(r"^# TYPE (\w+) (\w+)$", answer.read().decode("utf-8"), re.MULTILINE)
+    types = re.findall(r"^# TYPE (\w+) (\w+)$", shared_server.metrics(), re.MULTILINE)
     series = {name for name, _ in types} | {"up"}
     series |= {f"{name}_bucket" for name, kind in types if kind == "histogram"}
     named = {

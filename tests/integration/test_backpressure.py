@@ -6,7 +6,6 @@ import functools
 import hashlib
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -261,7 +260,7 @@ def test_a_flood_of_a_full_buffer_leaves_room_for_all_else(guarded: Server, name
             one = [experience(3, run, info={"t": text})]
             assert other.push(one, buffer="calm").num_stored == 1
         metric = f'pushes_held_back_total{{buffer="{name}",reason="line_share"}} 4.0'
-        assert metric in _metrics(guarded)
+        assert metric in guarded.metrics("a")
         for call in calls:
             call.cancel()
         wait_for_line(other, name, 0)
@@ -295,13 +294,6 @@ def _memory_bytes(server: Server) -> int:
     """The server's own memory, beyond the page cache."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
-
-
-def _metrics(server: Server) -> str:
-    request = urllib.request.Request(f"http://127.0.0.1:{server.metrics_port}/metrics")
-    request.add_header("Authorization", "Bearer a")
-    with urllib.request.urlopen(request, timeout=20) as response:
-        return str(response.read().decode())
 
 
 def test_buffers_are_bounded(guarded: Server) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,7 +34,7 @@ from experience_buffer import (
     WrongStateError,
     trxp,
 )
-from tests.ports import unused_ports
+from tests.integration.server import Server, serving
 
 OPTIONS = ClientOptions(retry=RetryOptions(max_backoff_seconds=0.2, reconnect_seconds=60))
 MATH = BufferConfig(
@@ -49,49 +46,14 @@ MATH = BufferConfig(
 )
 
 
-class ServerProcess:
-    """The real server as a child process, on one port for all its lives."""
-
-    def __init__(self, folder: Path) -> None:
-        (self._port,) = unused_ports(1)
-        self.address = f"127.0.0.1:{self._port}"
-        self._folder = folder
-        self.start()
-
-    def start(self) -> None:
-        """Start and wait until it listens."""
-        command = [sys.executable, "-m", "experience_buffer_server", "serve", "--metrics-port"]
-        command += ["-1", "--port", str(self._port), "--data", str(self._folder / "data")]
-        self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-        )
-        assert self._process.stderr is not None
-        lines = []
-        for line in self._process.stderr:
-            lines.append(line)
-            if '"message": "listening"' in line:
-                return
-        self.end(signal.SIGKILL)
-        raise AssertionError("the server did not start:\n" + "".join(lines))
-
-    def end(self, number: signal.Signals) -> int:
-        """Send a signal and wait for the end; the exit status."""
-        self._process.send_signal(number)
-        assert self._process.stderr is not None
-        self._process.stderr.read()
-        self._process.stderr.close()
-        return self._process.wait(30)
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    running = ServerProcess(tmp_path_factory.mktemp("server"))
-    yield running
-    assert running.end(signal.SIGTERM) == 0
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(Server(tmp_path_factory.mktemp("server"))) as running:
+        yield running
 
 
 @pytest.fixture
-def buffer(server: ServerProcess) -> Iterator[Client]:
+def buffer(server: Server) -> Iterator[Client]:
     with Client(server.address, options=OPTIONS) as client:
         for info in client.list_buffers():
             client.delete_buffer(info.config.name, force=True)
@@ -248,13 +210,6 @@ def test_closing_a_stream_gives_its_leases_back(buffer: Client) -> None:
     again.ack()
 
 
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    running = ServerProcess(tmp_path)
-    yield running
-    running.end(signal.SIGKILL)
-
-
 LOOPS = """
 import asyncio, sys
 from experience_buffer import AsyncClient
@@ -278,7 +233,8 @@ def test_an_async_client_of_many_event_loops_ends_each_quietly(buffer: Client) -
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nothing_is_lost_when_the_server_is_killed(own_server: ServerProcess) -> None:
+def test_nothing_is_lost_when_the_server_is_killed(make_server: Callable[..., Server]) -> None:
+    server = make_server()
     consumed: list[str] = []
 
     def consume(batch: Batch) -> None:
@@ -288,7 +244,7 @@ def test_nothing_is_lost_when_the_server_is_killed(own_server: ServerProcess) ->
             return  # Delivered again.
         consumed.extend(batch.uids)
 
-    with Client(own_server.address, options=OPTIONS) as client:
+    with Client(server.address, options=OPTIONS) as client:
         # Batches that a killed server had sent and nobody received wait for their lease's end.
         client.update_buffer("default", group_size=1, lease_seconds=3.0)
         with client.stream(5, prefetch=2) as stream, client.writer() as writer:
@@ -296,8 +252,7 @@ def test_nothing_is_lost_when_the_server_is_killed(own_server: ServerProcess) ->
                 writer.append(experience(0, task=task))
                 if task in (20, 40):
                     consume(next(stream))
-                    own_server.end(signal.SIGKILL)
-                    own_server.start()
+                    server.restart()
             writer.flush(timeout=60)
             counts = writer.counts
             assert counts.num_stored + counts.num_duplicates == 60

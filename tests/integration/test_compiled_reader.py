@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,8 +38,7 @@ def group(number: int, size: int = 4) -> list[Experience]:
 
 def num_read(server: Server) -> dict[str, float]:
     """Payloads read by reader."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as page:
-        lines = page.read().decode().splitlines()
+    lines = server.metrics().splitlines()
     counts = [line.rsplit(" ", 1) for line in lines if line.startswith(READ + "{")]
     return {labels.split('"')[1]: float(count) for labels, count in counts}
 

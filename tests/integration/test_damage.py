@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -125,9 +124,7 @@ def test_a_damaged_payload_costs_itself_alone(make_server: MakeServer) -> None:
             (left,) = summaries(stub, way)
             assert left.state == types_pb2.EXPERIENCE_STATE_QUARANTINED
             assert "can't be read back" in left.message
-    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    text = urllib.request.urlopen(url).read().decode()
-    assert 'experience_buffer_damaged_experiences{buffer="trxp"} 1.0' in text
+    assert 'experience_buffer_damaged_experiences{buffer="trxp"} 1.0' in server.metrics()
     status, report = verify(server)
     assert (status, report["totals"]) == (1, {"damaged_row": 4, "set_aside": 4})
     assert sum("set aside" in line for line in server.log) == 4

@@ -6,7 +6,6 @@ service. Which calls that meets is chance: each test goes on until it has met so
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import os
@@ -19,7 +18,8 @@ from typing import Any
 import grpc
 import pytest
 
-from experience_buffer import AsyncClient, Client, ClientOptions, RetryOptions
+from experience_buffer import ClientOptions, RetryOptions
+from experience_buffer._transport.settings import ClientSettings
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.plain import create, experience, group, push, sample
@@ -44,26 +44,6 @@ class Tally:
 
     def note(self, error: Any) -> None:
         self.codes[error.code()] += 1
-
-
-class WatchedClient(Client):
-    """A client that counts what it is about to retry, or to raise."""
-
-    tally: Tally
-
-    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
-        self.tally.note(error)
-        return super()._translate(error, method)
-
-
-class WatchedAsyncClient(AsyncClient):
-    """The same for asyncio."""
-
-    tally: Tally
-
-    def _translate(self, error: grpc.RpcError, method: str) -> ExperienceBufferError:
-        self.tally.note(error)
-        return super()._translate(error, method)
 
 
 @pytest.fixture
@@ -163,101 +143,54 @@ def test_plain_calls_meet_unavailable_or_cancelled(
     assert set(tally.codes) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-def test_no_call_of_the_client_fails(
-    server: Server, acked: int, end: Callable[[Server], None]
+@pytest.fixture
+def watched(
+    server: Server, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Tally]]:
+    """Either client, and a tally of what it is about to retry, or to raise."""
+    tally = Tally()
+    translate = ClientSettings._translate
+
+    def note(self: ClientSettings, error: grpc.RpcError, method: str) -> ExperienceBufferError:
+        tally.note(error)
+        return translate(self, error, method)
+
+    monkeypatch.setattr(ClientSettings, "_translate", note)
+    with connect(server.address, options=OPTIONS) as client:
+        yield client, tally
+
+
+def test_no_call_of_a_client_fails(
+    server: Server, watched: tuple[Any, Tally], acked: int, end: Callable[[Server], None]
 ) -> None:
-    with WatchedClient(server.address, options=OPTIONS) as client:
-        tally = client.tally = Tally()
+    client, tally = watched
 
-        def call(number: int) -> None:
-            if number % 3 == 0:
-                client.push([experience(1, number)], buffer="b")
-            elif number % 3 == 1:
-                client.ack(acked, buffer="b")
-            else:
-                client.get_stats()
+    def call(number: int) -> None:
+        if number % 3 == 0:
+            client.push([experience(1, number)], buffer="b")
+        elif number % 3 == 1:
+            client.ack(acked, buffer="b")
+        else:
+            client.get_stats()
 
-        with callers(tally, call):
-            go_away(server, end, tally)
+    with callers(tally, call):
+        go_away(server, end, tally)
 
 
-def test_no_stream_of_the_client_fails(server: Server, end: Callable[[Server], None]) -> None:
+def test_no_stream_of_a_client_fails(
+    server: Server, watched: tuple[Any, Tally], end: Callable[[Server], None]
+) -> None:
     # They are opened again and again: only an opening can be cancelled before it is accepted.
-    with WatchedClient(server.address, options=OPTIONS) as client:
-        tally = client.tally = Tally()
+    client, tally = watched
 
-        def call(number: int) -> None:
-            if number % 2:
-                with client.writer(buffer="b") as writer:
-                    writer.append(experience(1, number))
-                assert writer.counts.num_stored + writer.counts.num_duplicates == 1
-            else:
-                with client.stream(1, buffer="b", prefetch=1) as stream:
-                    assert len(next(stream).experiences) == 1
+    def call(number: int) -> None:
+        if number % 2:
+            with client.writer(buffer="b") as writer:
+                writer.append(experience(1, number))
+            assert writer.counts.num_stored + writer.counts.num_duplicates == 1
+        else:
+            with client.stream(1, buffer="b", prefetch=1) as stream:
+                assert len(next(stream).experiences) == 1
 
-        with callers(tally, call):
-            go_away(server, end, tally)
-
-
-async def test_no_call_of_the_async_client_fails(
-    server: Server, acked: int, end: Callable[[Server], None]
-) -> None:
-    async with WatchedAsyncClient(server.address, options=OPTIONS) as client:
-        tally = client.tally = Tally()
-
-        async def call(number: int) -> None:
-            if number % 3 == 0:
-                await client.push([experience(1, number)], buffer="b")
-            elif number % 3 == 1:
-                await client.ack(acked, buffer="b")
-            else:
-                await client.get_stats()
-
-        await call_until_gone(call, server, end, tally)
-
-
-async def test_no_stream_of_the_async_client_fails(
-    server: Server, end: Callable[[Server], None]
-) -> None:
-    async with WatchedAsyncClient(server.address, options=OPTIONS) as client:
-        tally = client.tally = Tally()
-
-        async def call(number: int) -> None:
-            if number % 2:
-                async with client.writer(buffer="b") as writer:
-                    await writer.append(experience(1, number))
-                assert writer.counts.num_stored + writer.counts.num_duplicates == 1
-            else:
-                async with client.stream(1, buffer="b", prefetch=1) as stream:
-                    assert len((await anext(stream)).experiences) == 1
-
-        await call_until_gone(call, server, end, tally)
-
-
-async def call_until_gone(
-    call: Callable[[int], Any], server: Server, end: Callable[[Server], None], tally: Tally
-) -> None:
-    """Make calls in tasks while the server, from another thread, goes away and comes back."""
-
-    async def run(caller: int) -> None:
-        try:
-            for number in itertools.count(caller, NUM_CALLERS):
-                if tally.over.is_set():
-                    return
-                await call(number)
-                tally.num_done += 1
-        except ExperienceBufferError as error:
-            tally.failures.append(error)
-
-    tasks = [asyncio.create_task(run(i)) for i in range(NUM_CALLERS)]
-    try:
-        await asyncio.to_thread(go_away, server, end, tally)
-    finally:
-        tally.over.set()
-        done, pending = await asyncio.wait(tasks, timeout=40)
-        for task in pending:
-            task.cancel()
-    assert not tally.failures, tally.failures[0]
-    assert not pending, "a call never ended"
-    for task in done:
-        task.result()
+    with callers(tally, call):
+        go_away(server, end, tally)

@@ -1,4 +1,4 @@
-"""At a limit: large messages, many items, a full store, a stopped server."""
+"""At a limit: large messages, many items, a stopped server."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
 import pytest
 
 from experience_buffer import (
     BufferConfig,
-    BufferFullError,
     Client,
     ClientOptions,
     InvalidRequestError,
     MessageTooLargeError,
     ResourceExhaustedError,
-    RetryOptions,
     UnavailableError,
 )
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     STORED,
-    ack,
     create,
     error_of,
     experience,
@@ -34,7 +29,6 @@ from tests.integration.plain import (
     sample,
     stats,
     statuses,
-    uids,
 )
 from tests.integration.server import Server, eventually
 
@@ -45,8 +39,6 @@ SMALL = """
 [server]
 max_message_bytes = 1000000
 max_push_items = 7
-[store]
-max_map_bytes = 16777216
 """
 
 
@@ -125,69 +117,6 @@ def test_a_unit_larger_than_a_response_is_left_to_streams(small: Server, name: s
         assert (code, "use SampleStream" in message) == ("RESOURCE_EXHAUSTED", True)
         with Client(small.address) as client, client.stream(1, buffer="groups") as stream:
             assert len(next(stream)) == 2
-
-
-def fill(stub: ExperienceBufferStub, name: str) -> tuple[list[str], str]:
-    """Push until the store refuses; what it has stored, and why it refused the next one."""
-    stored: list[str] = []
-    while True:
-        request = push_request(name, [big(len(stored), 500_009)])
-        try:
-            [outcome] = stub.Push(request).outcomes
-        except grpc.RpcError:
-            code, message, details = error_of(functools.partial(stub.Push, request))
-            assert code == "RESOURCE_EXHAUSTED"
-            assert details["RetryInfo"].retry_delay.seconds == 5
-            return stored, message
-        assert outcome.status == STORED
-        stored.append(outcome.uid)
-        assert len(stored) < 60, "it was never full"
-
-
-def check_recovery(stub: ExperienceBufferStub, name: str, stored: list[str]) -> None:
-    """All of it is there, can be consumed and deleted, and then there is room again."""
-    for uid in stored:
-        assert stub.Get(service_pb2.GetRequest(buffer=name, uid=uid)).payload
-    batch = sample(stub, name, 1)
-    assert uids(batch) == stored[:1]
-    assert ack(stub, name, batch) == 1
-    deleted = stub.Delete(service_pb2.DeleteRequest(buffer=name, uids=stored[1:7]))
-    assert deleted.num_deleted == 6
-    assert statuses(push(stub, name, [big(97, 500_009)])) == [STORED]
-    assert stats(stub, name).num_items == len(stored) - 6
-
-
-def test_a_full_store_refuses_pushes_and_recovers(small: Server, name: str) -> None:
-    with small.stub() as stub:
-        stored, message = fill(stub, name)
-        assert len(stored) > 20
-        assert "max_map_bytes" in message
-        check_recovery(stub, name, stored)
-    small.restart()
-    with small.stub() as stub:
-        assert stats(stub, name).num_items == len(stored) - 6
-    options = ClientOptions(retry=RetryOptions(max_attempts=1), max_push_bytes=500_009)
-    with (
-        Client(small.address, options=options) as client,
-        pytest.raises(BufferFullError, match="max_map_bytes"),
-    ):
-        client.push([big(run, 500_009) for run in range(100, 140)], buffer=name)
-
-
-def test_a_full_disk_refuses_pushes_and_recovers(
-    make_server: Callable[..., Server], name: str
-) -> None:
-    server = make_server(max_file_bytes=20 * 1024 * 1024)
-    with server.stub() as stub:
-        create(stub, name, group_by=NONE)
-        stored, message = fill(stub, name)
-        assert len(stored) > 20
-        assert "the disk is full" in message
-        check_recovery(stub, name, stored)
-    server.restart()
-    with server.stub() as stub:
-        assert stats(stub, name).num_items == len(stored) - 6
-        assert stub.Get(service_pb2.GetRequest(buffer=name, uid=stored[-1])).payload
 
 
 def test_a_stopped_server_is_named(make_server: Callable[..., Server], name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.hostile import SERVICE
 from tests.integration.plain import create, error_of
-from tests.integration.server import Server
+from tests.integration.server import Server, serving
 
 NUM_PARTS = 2_000_000
 MOST_SECONDS = 2.5
@@ -62,14 +62,10 @@ def cpu_seconds(server: Server) -> float:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("many"))
-    try:
-        server.start()
+    with serving(Server(tmp_path_factory.mktemp("many"))) as server:
         with server.stub() as stub:
             create(stub, "b")
         yield server
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize(

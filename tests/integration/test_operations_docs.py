@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,9 +81,7 @@ def test_settings_exist(page: Path) -> None:
 
 
 def test_metrics_exist(shared_server: Server) -> None:
-    url = f"http://127.0.0.1:{shared_server.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        there = set(re.findall(r"^# TYPE (\w+) ", answer.read().decode("utf-8"), re.MULTILINE))
+    there = set(re.findall(r"^# TYPE (\w+) ", shared_server.metrics(), re.MULTILINE))
     text = PAGES[0].read_text(encoding="utf-8")
     named = set(re.findall(r"`(experience_buffer_\w+)`", text))
     named |= {f"experience_buffer{end}" for end in re.findall(r"`\.\.\.(_\w+)`", text)}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from experience_buffer import Client
-from tests.integration.server import Server
+from tests.integration.server import Server, command
 
 
 @pytest.fixture
@@ -31,11 +29,6 @@ def open_to_others(folder: Path) -> list[str]:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         and path.name not in ("manifest.json",)
     ]
-
-
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "experience_buffer_server", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_store_snapshots_and_restored_stores(

@@ -9,7 +9,6 @@ import mmap
 import os
 import queue
 import signal
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -69,9 +68,7 @@ def config(name: str) -> BufferConfig:
 
 def figures(server: Server, prefix: str = "experience_buffer_shared_memory") -> dict[str, float]:
     """What the server says of its shared memory."""
-    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    with urllib.request.urlopen(url) as page:
-        lines = page.read().decode().splitlines()
+    lines = server.metrics().splitlines()
     named = [line.removeprefix(prefix).rpartition(" ") for line in lines if line.startswith(prefix)]
     return {name: float(value) for name, _, value in named}
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +21,7 @@ from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from experience_buffer_server.store.lmdb.verify.check import check
 from tests.integration.plain import group
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, command, eventually, serving
 
 SNAPSHOTS = '[snapshots]\npath = "snapshots"\n'
 GROUP_SIZE = 3
@@ -34,18 +30,6 @@ MakeServer = Callable[..., Server]
 
 def folder_of(server: Server) -> Path:
     return server.folder / "snapshots"
-
-
-def command(*arguments: object, columns: int = 200) -> subprocess.CompletedProcess[str]:
-    """Run `experience-buffer` as in a terminal of so many columns."""
-    return subprocess.run(
-        [sys.executable, "-m", "experience_buffer_server", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | {"COLUMNS": str(columns)},
-    )
 
 
 def restored(server: Server, taken: SnapshotResult, data: Path) -> None:
@@ -171,10 +155,7 @@ def test_the_call_says_what_it_has_done(make_server: MakeServer) -> None:
     assert first.name not in listed.stdout
     assert all(one.name in listed.stdout for one in folder_of(server).glob("snapshot-*"))
     assert len([line for line in listed.stdout.splitlines() if "yes" in line]) == 2
-    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        metrics = answer.read().decode()
-    assert 'experience_buffer_snapshots_total{outcome="taken"} 3.0' in metrics
+    assert 'experience_buffer_snapshots_total{outcome="taken"} 3.0' in server.metrics()
     lines = [json.loads(line) for line in server.log if "snapshot taken" in line]
     assert [line["num_experiences"] for line in lines] == [5, 5, 5]
 
@@ -200,11 +181,8 @@ def test_a_label_is_never_a_path(shared_snapshots: Server, label: str) -> None:
 
 @pytest.fixture(scope="module")
 def shared_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("snapshots"), toml=SNAPSHOTS)
-    try:
-        yield server.start()
-    finally:
-        server.close()
+    with serving(Server(tmp_path_factory.mktemp("snapshots"), toml=SNAPSHOTS)) as server:
+        yield server
 
 
 def test_snapshots_by_the_clock(make_server: MakeServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,22 +15,10 @@ from experience_buffer import BufferConfig, Client, ConsumerConfig, Limiter
 from experience_buffer_server.store.lmdb.snapshots.manifest import read_manifest
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.integration.plain import experience
-from tests.integration.server import Server
+from tests.integration.server import Server, command
 
 SNAPSHOTS = '[snapshots]\npath = "snapshots"\n'
 MakeServer = Callable[..., Server]
-
-
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `experience-buffer`."""
-    return subprocess.run(
-        [sys.executable, "-m", "experience_buffer_server", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
-    )
 
 
 def snapshot_of(server: Server, to: Path) -> Path:

@@ -12,10 +12,8 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -34,7 +32,7 @@ from experience_buffer_server.commands.cli import app
 from tests.integration.credentials import Authority, Pair, entry, write
 from tests.integration.plain import experience
 from tests.integration.relay import Relay
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, eventually, serving
 
 ONCE = ClientOptions(retry=RetryOptions(max_attempts=1))
 TOKEN = "a-token-that-nobody-may-read"
@@ -54,14 +52,6 @@ def toml(pair: Pair, *, client_ca_file: str = "", access: bool = False) -> str:
     if access:
         lines += ["[access]", 'file = "access.toml"']
     return "\n".join(lines) + "\n"
-
-
-def started(server: Server, *entries: Any) -> Server:
-    """Start a server with these grants."""
-    server.folder.mkdir(parents=True, exist_ok=True)
-    if entries:
-        write(server.folder / "access.toml", *entries)
-    return server.start()
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +74,10 @@ def stranger(folder: Path) -> Authority:
 def secured(folder: Path, authority: Authority) -> Iterator[Server]:
     """A server with TLS and tokens."""
     server = Server(folder / "secured", toml=toml(authority.issue("server"), access=True))
-    try:
-        yield started(server, entry("worker", "operate", token=TOKEN), entry("m", "metrics"))
-        assert server.stop() == 0
-    finally:
-        server.close()
+    grants = [entry("worker", "operate", token=TOKEN), entry("m", "metrics")]
+    write(server.folder / "access.toml", *grants)
+    with serving(server):
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +93,10 @@ def mutual(folder: Path, authority: Authority) -> Iterator[Server]:
         entry("by-token", "sample", token=TOKEN),
         entry("m", "metrics", certificate_name="prometheus.example"),
     ]
-    try:
-        yield started(server, *grants)
-        assert server.stop() == 0
-        # Of all that was tried here, nothing left a line that isn't the server's own.
-        assert all(json.loads(line)["level"] != "ERROR" for line in server.log)
-    finally:
-        server.close()
+    write(server.folder / "access.toml", *grants)
+    # Of all that is tried here, nothing leaves a line of an error.
+    with serving(server):
+        yield server
 
 
 def get_in(server: Server, tls: TlsOptions | None, *, token: str | None = None) -> None:
@@ -175,8 +161,7 @@ def test_a_listener_on_the_network_reads_nothing(
     folder: Path, secured: Server, authority: Authority
 ) -> None:
     """The same relay reads both where there is no TLS, so that it would notice."""
-    plain = started(Server(folder / "plain"))
-    with closing(plain):
+    with serving(Server(folder / "plain")) as plain:
         seen = [
             _recorded(server, tls)
             for server, tls in [(secured, authority.options()), (plain, None)]

@@ -20,7 +20,6 @@ from experience_buffer import (
     Client,
     ConsumerConfig,
     LeaseNotFoundError,
-    WrongStateError,
 )
 from experience_buffer.values import BufferStats, ConsumerStats
 from tests.integration import plain
@@ -250,32 +249,6 @@ def test_the_state_of_a_client_holds_over_a_crash_of_the_server(
         result = client.load_state_dict(states[0])
         assert result.num_experiences == 28, "nothing was declared safe: all of it can come again"
         assert len(client.sample(7, buffer="b", timeout=0)) == 28
-
-
-def test_a_rewind_before_the_safe_step_is_refused_with_the_cure(
-    make_server: Callable[..., Server],
-) -> None:
-    server = make_server()
-    with Client(server.address, options=OPTIONS) as client:
-        create(client, "b")
-        client.push([one for task in range(3) for one in plain.group(task, 4)], buffer="b")
-        for step in (3, 5, 7):
-            client.sample(1, buffer="b").ack(step)
-        safe = client.declare_safe(5, buffer="b")
-        assert (safe.num_experiences, safe.safe_step) == (8, 5)
-        assert stats_of(client, "b")[0].num_items == 4
-        for step in (4, 3, -1):
-            with pytest.raises(WrongStateError, match="rewind to 5 or later"):
-                client.load_state_dict(client.state_dict(step, buffer="b"))
-        server.restart()
-        with pytest.raises(WrongStateError, match="step 5 was declared safe"):
-            client.rewind(4, buffer="b")
-        assert client.rewind(5, buffer="b").num_experiences == 4
-        batch = client.sample(1, buffer="b")
-        with pytest.raises(WrongStateError, match="acknowledge with step 6 or later"):
-            batch.ack(5)
-        batch.ack(6)
-        assert client.declare_safe(4, buffer="b").safe_step == 5, "it doesn't go back"
 
 
 def test_the_step_that_was_gone_back_to_holds_over_a_crash(

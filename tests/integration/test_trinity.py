@@ -19,6 +19,7 @@ from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import REFUSED, STORED, create, push, sample, stats, statuses
 from tests.integration.server import Server
+from tests.unit.client.test_trxp_data import comparable, untagged
 
 DATA = Path(__file__).parents[1] / "data" / "trxp"
 NAMES = sorted(path.stem for path in DATA.glob("*.bin"))
@@ -243,24 +244,3 @@ def check_stored(
         found = stub.Get(service_pb2.GetRequest(buffer=name, uid=one.uid))
         keys = [found.summary.tid, found.summary.rid, found.summary.sid]
         assert keys == [item["tid"], item["rid"], item["sid"]]
-
-
-def untagged(value: Any) -> Any:
-    """Undo the description's type tags; a float that JSON can't hold becomes text."""
-    if isinstance(value, list):
-        return [untagged(member) for member in value]
-    if not isinstance(value, dict):
-        return value
-    if "$np" in value:
-        return untagged(value["v"])
-    if "$float" in value:
-        return f"float {value['$float']}"
-    return {key: untagged(member) for key, member in value.items()}
-
-
-def comparable(value: Any) -> Any:
-    if isinstance(value, list):
-        return [comparable(member) for member in value]
-    if isinstance(value, dict):
-        return {key: comparable(member) for key, member in value.items()}
-    return "float nan" if value != value else value
