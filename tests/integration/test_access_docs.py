@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from experience_buffer import Client, ForbiddenError, TlsOptions
 from experience_buffer_server.access.grants import parse, read_entries
-from experience_buffer_server.access.refusals import REASONS
+from experience_buffer_server.access.guard import REASONS
 from experience_buffer_server.commands.cli import app
 from tests.integration.credentials import Authority
 from tests.integration.plain import experience

@@ -274,7 +274,7 @@ def _install(target: Pair, source: Pair) -> None:
 
 def _reloads(server: Server, what: str) -> bool:
     messages = [
-        json.loads(line)["message"] for line in tuple(server.log) if "access.reload" in line
+        json.loads(line)["message"] for line in tuple(server.log) if "access.entrance" in line
     ]
     wanted = "can't be used" if what == "failed" else what
     return any(wanted in message for message in messages)

@@ -7,12 +7,11 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from experience_buffer._async.primitives import Condition, Lock, Worker, in_thread
+from experience_buffer._async.primitives import Closing, Condition, Lock, Worker, in_thread
 from experience_buffer._messages import push_split
 from experience_buffer._transport import push_queue
 from experience_buffer._transport.push_memory import PushMemory
@@ -24,15 +23,13 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from experience_buffer._async.connection import AsyncConnection
     from experience_buffer.experience import Experience
 
 logger = logging.getLogger("experience_buffer")
 
 
-class AsyncBackgroundPush:
+class AsyncBackgroundPush(Closing):
     """All of an `AsyncWriter` but what becomes of one that nobody closes."""
 
     def __init__(
@@ -170,17 +167,6 @@ class AsyncBackgroundPush:
                 call.cancel()
             if worker is not None:
                 await worker.stop()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def _began(self) -> None:
         """The worker was started just now."""

@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from experience_buffer._async.primitives import is_cancelling
+from experience_buffer._async.primitives import Closing, is_cancelling
 from experience_buffer._messages import calls, push_bytes
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.settings import ClientSettings, closed_error
 from experience_buffer.errors import ExperienceBufferError
 
-if TYPE_CHECKING:
-    from typing import Self
-
 T = TypeVar("T")
 
 
-class AsyncConnection(ClientSettings):
+class AsyncConnection(Closing, ClientSettings):
     """Makes the channel when it is first needed, one per event loop."""
 
     def _prepare(self) -> None:
@@ -34,17 +30,6 @@ class AsyncConnection(ClientSettings):
         self._stopped = asyncio.Event()
         """Set by `close`, for those who wait in that loop."""
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled. Idempotent."""

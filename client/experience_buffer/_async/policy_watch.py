@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from experience_buffer._async.primitives import Condition, read
+from experience_buffer._async.primitives import Closing, Condition, read
 from experience_buffer._transport.policy_watch import METHOD, WatchedVersions
 from experience_buffer._transport.settings import closed_error
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from experience_buffer._async.connection import AsyncConnection
 
 
-class AsyncPolicyVersions:
+class AsyncPolicyVersions(Closing):
     """An endless async iterator of policy versions; a context manager whose end ends the call.
 
     The first is the one published now, None before any; then each change, of which a slow reader
@@ -33,17 +30,6 @@ class AsyncPolicyVersions:
         self._changed = Condition()
         self._closed = False
         self._call: Any = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __aiter__(self) -> AsyncIterator[int | None]:
         return self

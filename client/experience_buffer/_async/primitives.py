@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import grpc.aio
 
@@ -81,6 +81,20 @@ class Condition(Lock):
         except TimeoutError:
             return condition()
         return True
+
+
+class Closing:
+    """What is closed at the end of an `async with`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close it. Idempotent."""
+        raise NotImplementedError
 
 
 class Answer(Generic[T]):

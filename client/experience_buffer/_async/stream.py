@@ -7,13 +7,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
 from experience_buffer._async.batch import AsyncBatch
-from experience_buffer._async.primitives import Answer, Condition, Outbox, Worker
+from experience_buffer._async.primitives import Answer, Closing, Condition, Outbox, Worker
 from experience_buffer._messages import buffer_calls, delivery_calls
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.retry import Attempts
@@ -37,7 +36,7 @@ logger = logging.getLogger("experience_buffer")
 Message: TypeAlias = "sample_bytes.Received[service_pb2.SampleStreamResponse]"
 
 
-class AsyncSampleStream:
+class AsyncSampleStream(Closing):
     """An endless async iterator of batches; a context manager whose end gives back what isn't acked.
 
     It belongs to one event loop; several tasks may share it, each batch goes to one of them. A
@@ -78,14 +77,6 @@ class AsyncSampleStream:
     async def __aenter__(self) -> Self:
         self._start()
         return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __aiter__(self) -> AsyncIterator[AsyncBatch]:
         return self

@@ -85,11 +85,7 @@ def reserve_groups(groups: Sequence[str], *, buffer: str, ttl_seconds: float) ->
     """Ask which tasks may begin. A group that has a place keeps it, so twice does no harm."""
     names = [groups] if isinstance(groups, str) else list(groups)
     request = build(pb.ReserveGroupsRequest, buffer=buffer, groups=names, ttl_seconds=ttl_seconds)
-    return Call(
-        "ReserveGroups",
-        request,
-        lambda response: convert.value_of(Reservation, response),
-    )
+    return Call("ReserveGroups", request, convert.reader_of(Reservation))
 
 
 def get_stats(buffer: str) -> Call[Stats]:
@@ -102,7 +98,7 @@ def snapshot(label: str) -> Call[SnapshotResult]:
     return Call(
         "Snapshot",
         build(pb.SnapshotRequest, label=label),
-        lambda response: convert.value_of(SnapshotResult, response),
+        convert.reader_of(SnapshotResult),
         idempotent=False,
     )
 

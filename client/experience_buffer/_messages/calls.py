@@ -50,13 +50,7 @@ def push(request: bytes) -> Call[pb.PushResponse]:
 def seal_group(group: str, *, buffer: str, group_size: int) -> Call[SealedGroup]:
     """Close a group."""
     request = build(pb.SealGroupRequest, buffer=buffer, group=group, group_size=group_size)
-    return Call(
-        "SealGroup",
-        request,
-        lambda response: SealedGroup(
-            num_members=response.num_members, group_size=response.group_size
-        ),
-    )
+    return Call("SealGroup", request, convert.reader_of(SealedGroup))
 
 
 def drop_group(group: str, *, buffer: str, reason: str) -> Call[int]:
@@ -127,13 +121,4 @@ def delete(
     if uids is not None and not names:
         return None
     request = build(pb.DeleteRequest, buffer=buffer, uids=names, filter=where)
-    return Call(
-        "Delete",
-        request,
-        lambda response: DeleteResult(
-            num_deleted=response.num_deleted,
-            leased_uids=tuple(response.leased_uids),
-            unknown_uids=tuple(response.unknown_uids),
-        ),
-        idempotent=False,
-    )
+    return Call("Delete", request, convert.reader_of(DeleteResult), idempotent=False)

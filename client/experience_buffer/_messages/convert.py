@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -197,6 +198,11 @@ def value_of(kind: type[_Value], message: Message, **given: Any) -> _Value:
             value = getattr(message, name)
         given[name] = tuple(value) if isinstance(value, MutableSequence) else value
     return kind(**given)
+
+
+def reader_of(kind: type[_Value]) -> Callable[[Any], _Value]:
+    """What fills a dataclass from a message, as `value_of` does."""
+    return partial(value_of, kind)
 
 
 def _optional(message: Any, field: str) -> Any:

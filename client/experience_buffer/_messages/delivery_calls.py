@@ -108,11 +108,7 @@ def sample(
 def ack(lease_id: int, *, buffer: str, step: int | None, rank: int | None) -> Call[Acked]:
     """End a lease successfully, or one rank's part of it."""
     request = build(pb.AckRequest, buffer=buffer, lease_id=lease_id, **given(step=step, rank=rank))
-    return Call(
-        "Ack",
-        request,
-        lambda response: convert.value_of(Acked, response),
-    )
+    return Call("Ack", request, convert.reader_of(Acked))
 
 
 def part_of(buffer: str, consumer: str, rank: int | None) -> tuple[str, str, str]:
@@ -137,21 +133,13 @@ def extend_lease(lease_id: int, *, buffer: str, lease_seconds: float) -> Call[fl
 def rewind(step: int, *, buffer: str, consumer: str) -> Call[RewindResult]:
     """Go back to a step; twice leads to the same step."""
     request = build(pb.RewindRequest, buffer=buffer, consumer=consumer, step=step)
-    return Call(
-        "Rewind",
-        request,
-        lambda response: convert.value_of(RewindResult, response),
-    )
+    return Call("Rewind", request, convert.reader_of(RewindResult))
 
 
 def declare_safe(step: int, *, buffer: str, consumer: str) -> Call[SafeResult]:
     """Declare a step safe; twice changes nothing."""
     request = build(pb.DeclareSafeRequest, buffer=buffer, consumer=consumer, step=step)
-    return Call(
-        "DeclareSafe",
-        request,
-        lambda response: convert.value_of(SafeResult, response),
-    )
+    return Call("DeclareSafe", request, convert.reader_of(SafeResult))
 
 
 def release_quarantined(
@@ -225,6 +213,6 @@ def _priorities_call(updates: list[pb.PriorityUpdate], buffer: str) -> Call[Prio
     return Call(
         "UpdatePriorities",
         request,
-        lambda response: convert.value_of(PriorityResult, response),
+        convert.reader_of(PriorityResult),
         idempotent=not any(update.generation for update in updates),
     )

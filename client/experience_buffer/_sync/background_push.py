@@ -8,13 +8,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from experience_buffer._messages import push_split
-from experience_buffer._sync.primitives import Condition, Lock, Worker, in_thread
+from experience_buffer._sync.primitives import Closing, Condition, Lock, Worker, in_thread
 from experience_buffer._transport import push_queue
 from experience_buffer._transport.push_memory import PushMemory
 from experience_buffer._transport.retry import Attempts
@@ -25,15 +24,13 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from experience_buffer._sync.connection import Connection
     from experience_buffer.experience import Experience
 
 logger = logging.getLogger("experience_buffer")
 
 
-class BackgroundPush:
+class BackgroundPush(Closing):
     """All of an `Writer` but what becomes of one that nobody closes."""
 
     def __init__(
@@ -169,17 +166,6 @@ class BackgroundPush:
                 call.cancel()
             if worker is not None:
                 worker.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _began(self) -> None:
         """The worker was started just now."""

@@ -8,26 +8,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
 from experience_buffer._messages import calls, push_bytes
+from experience_buffer._sync.primitives import Closing
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.settings import ClientSettings, closed_error
 from experience_buffer.errors import ExperienceBufferError
-
-if TYPE_CHECKING:
-    from typing import Self
 
 T = TypeVar("T")
 _INHERITED: Final[list[object]] = []
 """Channels of a parent process: never used here, and never finalised, which could hang."""
 
 
-class Connection(ClientSettings):
+class Connection(Closing, ClientSettings):
     """Makes the channel when it is first needed, one per process."""
 
     def _prepare(self) -> None:
@@ -36,17 +33,6 @@ class Connection(ClientSettings):
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
         self._pid = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection; calls under way are cancelled. Idempotent."""

@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from experience_buffer._sync.primitives import Condition, read
+from experience_buffer._sync.primitives import Closing, Condition, read
 from experience_buffer._transport.policy_watch import METHOD, WatchedVersions
 from experience_buffer._transport.settings import closed_error
 from experience_buffer.errors import ExperienceBufferError, UnavailableError
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from experience_buffer._sync.connection import Connection
 
 
-class PolicyVersions:
+class PolicyVersions(Closing):
     """An endless iterator of policy versions; a context manager whose end ends the call.
 
     The first is the one published now, None before any; then each change, of which a slow reader
@@ -34,17 +31,6 @@ class PolicyVersions:
         self._changed = Condition()
         self._closed = False
         self._call: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[int | None]:
         return self

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from threading import Condition, Lock
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-__all__ = ["Answer", "Condition", "Lock", "Outbox", "Worker", "in_thread", "read"]
+__all__ = ["Answer", "Closing", "Condition", "Lock", "Outbox", "Worker", "in_thread", "read"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,6 +26,20 @@ def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def read(call: Any) -> Any:
     """The next message of a stream; None when it has ended."""
     return next(call, None)
+
+
+class Closing:
+    """What is closed at the end of a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        raise NotImplementedError
 
 
 class Answer(Generic[T]):

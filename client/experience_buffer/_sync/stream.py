@@ -8,14 +8,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
 from experience_buffer._messages import buffer_calls, delivery_calls
 from experience_buffer._sync.batch import Batch
-from experience_buffer._sync.primitives import Answer, Condition, Outbox, Worker
+from experience_buffer._sync.primitives import Answer, Closing, Condition, Outbox, Worker
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.sample_memory import SampleMemory
@@ -38,7 +37,7 @@ logger = logging.getLogger("experience_buffer")
 Message: TypeAlias = "sample_bytes.Received[service_pb2.SampleStreamResponse]"
 
 
-class SampleStream:
+class SampleStream(Closing):
     """An endless iterator of batches; a context manager whose end gives back what isn't acked.
 
     It can be shared between threads: each batch goes to one of them. A thread reads ahead. When
@@ -78,14 +77,6 @@ class SampleStream:
     def __enter__(self) -> Self:
         self._start()
         return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Batch]:
         return self

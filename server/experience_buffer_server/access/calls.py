@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from experience_buffer import errors
-from experience_buffer_server.access import policy, refusals
+from experience_buffer_server.access import policy
 from experience_buffer_server.access.audit import Event, described
 from experience_buffer_server.access.grants import Grants, Identity, digest_of
-from experience_buffer_server.access.guard import Guard, Metadata, token_of
+from experience_buffer_server.access.guard import (
+    Guard,
+    Metadata,
+    RefusedError,
+    token_of,
+    unlisted,
+    wrong_buffer,
+    wrong_role,
+)
 from experience_buffer_server.access.policy import Rule
-from experience_buffer_server.access.refusals import RefusedError
 from experience_buffer_server.runtime import callers
 from experience_buffer_server.runtime.callers import Caller, address_of
 from experience_buffer_server.settings.consumer import MAX_NAME_CHARS
@@ -252,13 +259,13 @@ class GuardedCall:
             identity = self._guard.identify(self._digest, self._names)
         assert identity is not None
         if rule is None:
-            raise refusals.unlisted(identity, self.method)
+            raise unlisted(identity, self.method)
         if identity.roles.isdisjoint(rule.roles):
-            raise refusals.wrong_role(identity, rule, self.method)
+            raise wrong_role(identity, rule, self.method)
         named = () if self._buffer is None else (self._buffer,)
         for buffer in self._buffers if is_new else named:
             if not identity.allows(rule.roles, buffer):
-                raise refusals.wrong_buffer(identity, rule, self.method, buffer)
+                raise wrong_buffer(identity, rule, self.method, buffer)
         self._grants, self._identity = grants, identity
         self.expires_time = identity.expires_time
 

@@ -1,6 +1,6 @@
 """Who may do what: the grants of an access file, looked up by token or certificate.
 
-Values only; the file is watched in `reload`, the rule of each call is in `policy`.
+Values only; the file is watched in `entrance`, the rule of each call is in `policy`.
 """
 
 from __future__ import annotations

@@ -22,13 +22,11 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import choose_encoder
 
 from experience_buffer import errors
-from experience_buffer_server.access import refusals
 from experience_buffer_server.access.audit import Event
 from experience_buffer_server.access.calls import COMMON_NAME, OTHER_NAMES, names_of
 from experience_buffer_server.access.grants import digest_of
-from experience_buffer_server.access.guard import Guard, token_of
+from experience_buffer_server.access.guard import Guard, RefusedError, token_of, wrong_role
 from experience_buffer_server.access.policy import METRICS
-from experience_buffer_server.access.refusals import RefusedError
 from experience_buffer_server.access.tls import Certificates
 from experience_buffer_server.settings.server import ConfigurationError
 
@@ -201,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         names = _shown(self.request) if self.guard.shows_certificates else ()
         identity = self.guard.identify(None if token is None else digest_of(token), names)
         if identity.roles.isdisjoint(METRICS.roles):
-            raise refusals.wrong_role(identity, METRICS, _METHOD)
+            raise wrong_role(identity, METRICS, _METHOD)
 
     def _refuse(self, refused: RefusedError) -> None:
         host = str(self.client_address[0])
