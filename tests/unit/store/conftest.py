@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from experience_buffer_server.store import BufferRow, Record
 from experience_buffer_server.store.interface import cut_of
 from experience_buffer_server.store.lmdb.store import LmdbStore
+from tests.faults.shim import Faults, build
 
 MakeRecord = Callable[..., Record]
 MakeBuffer = Callable[[int], BufferRow]
@@ -77,3 +78,13 @@ async def open_store(path: Path) -> AsyncIterator[OpenStore]:
     yield open_
     for store in opened:
         await store.close()
+
+
+@pytest.fixture
+def faults(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    """The disk under the stores at `path`, whose writes are noted and may fail."""
+    made = Faults(build(tmp_path), path, tmp_path / "faults")
+    for name, value in made.environment(notes_writes=True).items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()

@@ -22,7 +22,7 @@ from experience_buffer_server.advantages.stages.running_moments import (
     normalise_by_moments,
 )
 from tests.unit.advantages.goldens import Case, cases
-from tests.unit.advantages.scalars import Group, step, steps
+from tests.unit.advantages.scalars import Group, step
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -222,13 +222,6 @@ def test_a_statistics_batch_is_counted_before_it_is_normalised() -> None:
     _, details = normalised(groups, RunningMoments(), batches=[0, 0, 1], advantage_norm_std="batch")
     assert [detail["running_count"] for detail in details] == [3, 3, 4]
     assert details[0] == details[1]
-
-
-def test_a_run_of_several_steps_counts_once() -> None:
-    moments = RunningMoments()
-    group = [*steps([9.0, 9.0, 1.0], "a"), step(2.0, "b")]
-    normalised([group], moments)
-    assert (moments.count, moments.mean) == (2, 1.5)
 
 
 def test_rewards_that_are_not_used_neither_count_nor_change() -> None:

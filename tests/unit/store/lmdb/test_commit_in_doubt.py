@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,8 @@ from experience_buffer_server.store import Record, StoreFailedError
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.faults.power import fail_power
-from tests.faults.shim import Faults, build
+from tests.faults.shim import Faults
 from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
-
-
-@pytest.fixture
-def faults(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    made = Faults(build(tmp_path), path, tmp_path / "faults")
-    for name, value in made.environment(notes_writes=True).items():
-        monkeypatch.setenv(name, value)
-    yield made
-    made.close()
 
 
 async def append(store: LmdbStore, record: Record, num_bytes: int) -> None:

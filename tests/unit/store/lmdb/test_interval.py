@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 
 import msgpack
-import pytest
 
 from experience_buffer_server.store import LeaseRow
 from experience_buffer_server.store.lmdb import writer_protocol
@@ -17,7 +16,7 @@ from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_process import _Loop
-from tests.faults.shim import Faults, build
+from tests.faults.shim import Faults
 from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
 LONG_SECONDS = 1e6
@@ -45,11 +44,8 @@ def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(tmp_path: Pa
 
 
 async def test_what_a_killed_writer_left_to_the_system_is_on_disk_after_the_next_start(
-    tmp_path: Path, path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, path: Path, faults: Faults
 ) -> None:
-    faults = Faults(build(tmp_path), path, tmp_path / "faults")
-    for name, value in faults.environment().items():
-        monkeypatch.setenv(name, value)
     store = await open_store(durability="interval", interval_seconds=LONG_SECONDS)
     before = faults.num_syncs
     batch = store.batch()
@@ -61,19 +57,11 @@ async def test_what_a_killed_writer_left_to_the_system_is_on_disk_after_the_next
     await store.close()
     await open_store()
     assert faults.num_syncs > before
-    faults.close()
 
 
 async def test_a_large_payload_that_a_killed_writer_left_is_on_disk_after_the_next_start(
-    tmp_path: Path,
-    path: Path,
-    open_store: OpenStore,
-    make_record: MakeRecord,
-    monkeypatch: pytest.MonkeyPatch,
+    open_store: OpenStore, path: Path, make_record: MakeRecord, faults: Faults
 ) -> None:
-    faults = Faults(build(tmp_path), path, tmp_path / "faults")
-    for name, value in faults.environment().items():
-        monkeypatch.setenv(name, value)
     store = await open_store(durability="interval", interval_seconds=LONG_SECONDS)
     batch = store.batch()
     batch.append(1, make_record(1), bytes(MEBI))
@@ -84,4 +72,3 @@ async def test_a_large_payload_that_a_killed_writer_left_is_on_disk_after_the_ne
     await store.close()
     await open_store()
     assert faults.num_payload_syncs > 0
-    faults.close()

@@ -20,7 +20,7 @@ from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_protocol import Work
-from tests.faults.shim import Faults, build
+from tests.faults.shim import Faults
 from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 
 
@@ -338,15 +338,8 @@ async def test_interval_durability_survives_the_death_of_the_processes(
 
 
 async def test_a_store_that_has_failed_says_why_though_more_is_sent(
-    tmp_path: Path,
-    open_store: OpenStore,
-    path: Path,
-    make_record: MakeRecord,
-    monkeypatch: pytest.MonkeyPatch,
+    open_store: OpenStore, make_record: MakeRecord, faults: Faults
 ) -> None:
-    faults = Faults(build(tmp_path), path, tmp_path / "faults")
-    for name, value in faults.environment().items():
-        monkeypatch.setenv(name, value)
     store = await open_store()
     faults.fail_syncs(errno.EIO, times=1)
     commits = [asyncio.ensure_future(append(store, make_record(1)))]
@@ -359,7 +352,6 @@ async def test_a_store_that_has_failed_says_why_though_more_is_sent(
     for commit in commits:
         with pytest.raises(StoreFailedError, match="Input/output error"):
             await commit
-    faults.close()
 
 
 HOLD = """

@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 import pytest
@@ -25,6 +25,12 @@ class Owner:
 
     def send(self, *frames_: bytes) -> None:
         self.connection.sendall(b"".join(frames_))
+
+    def send_all(self, batches: Iterable[tuple[bytes, bytes]]) -> None:
+        """Send documents, each with its large payload, and hang up."""
+        with self.connection:
+            for document, large in batches:
+                self.send(_frame(document, large))
 
 
 class SlowStream(_Stream):
@@ -158,13 +164,7 @@ def test_threads_that_take_turns_lose_and_mix_nothing(ends: tuple[Owner, Inbox])
     chance = random.Random(7)
     sizes = [chance.choice((0, 100, 5_000, 150_000, 400_000)) for _ in range(150)]
     sent = [(b"%d" % number, bytes([number]) * size) for number, size in enumerate(sizes)]
-
-    def send() -> None:
-        with owner.connection:
-            for document, large in sent:
-                owner.send(_frame(document, large))
-
-    sender = threading.Thread(target=send)
+    sender = threading.Thread(target=owner.send_all, args=(sent,))
     sender.start()
     assert _take_all(received) == sent
     sender.join()
@@ -209,13 +209,7 @@ def test_without_a_thread_everything_comes_in_turn(
 ) -> None:
     owner, received = ends
     sent = [(b"%d" % number, bytes(writer_inbox.LARGE_TURN_BYTES)) for number in range(3)]
-
-    def send() -> None:
-        with owner.connection:
-            for document, large in sent:
-                owner.send(_frame(document, large))
-
-    sender = threading.Thread(target=send)
+    sender = threading.Thread(target=owner.send_all, args=(sent,))
     sender.start()
 
     def refuse(thread: threading.Thread) -> None:
