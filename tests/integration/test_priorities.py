@@ -102,15 +102,6 @@ def test_a_group_has_the_mean_of_its_members(client: Client, name: str) -> None:
     assert client.sample(3, buffer=name).groups[::2] == ("7/1", "7/0", "7/2")
 
 
-def test_a_leased_experience_keeps_its_update(client: Client, name: str) -> None:
-    client.create_buffer(ranked(name))
-    client.push(group(0, 3), buffer=name)
-    held = client.sample(3, buffer=name)
-    client.update_priorities({uid(0, 2): 4.0}, buffer=name)
-    held.nack()
-    assert client.sample(1, buffer=name).uids == (uid(0, 2),)
-
-
 def test_priorities_can_come_with_the_experience(client: Client, name: str) -> None:
     client.create_buffer(ranked(name))
     client.push(

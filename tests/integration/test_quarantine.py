@@ -97,19 +97,6 @@ def test_a_released_one_comes_again_with_its_deliveries_forgotten(
     assert client.sample(2, buffer=name).uids == (uid(0, 0), uid(0, 2))
 
 
-def test_a_group_goes_and_comes_as_a_whole(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(careful(name, "group"))
-    client.push([*group(0, 2), *group(1, 2)], buffer=name)
-    for _ in range(2):
-        client.sample(1, buffer=name).nack()
-    assert states(stub, name) == ["quarantined"] * 2 + ["ready"] * 2
-    assert client.sample(2, buffer=name, min_batch_size=1, timeout=0).groups == ("7/1", "7/1")
-    assert client.release_quarantined([uid(0, 1)], buffer=name) == 1, "with its other member"
-    assert client.sample(1, buffer=name).uids == (uid(0, 0), uid(0, 1))
-
-
 def test_the_quarantine_survives_the_death_of_the_server(
     make_server: Callable[..., Server],
 ) -> None:

@@ -16,7 +16,6 @@ from experience_buffer import (
     ConsumerConfig,
     Experience,
     InvalidRequestError,
-    LeaseNotFoundError,
     WrongStateError,
 )
 from experience_buffer.v1 import types_pb2
@@ -89,19 +88,6 @@ def test_a_batch_ends_when_all_ranks_have_acked(
         client.ack(part(client, name, 0, 2, 2).lease_id, buffer=name)
 
 
-def test_ranks_may_run_ahead_of_each_other(client: Client, name: str) -> None:
-    """The fast rank gets batch after batch; the slow one later gets its parts of the same."""
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(6) for one in group(task, 2)], buffer=name)
-    fast = [part(client, name, 0, 2, 2) for _ in range(3)]
-    slow = [part(client, name, 1, 2, 2) for _ in range(3)]
-    assert [one.lease_id for one in slow] == [one.lease_id for one in fast]
-    assert len({uid for one in (*fast, *slow) for uid in one.uids}) == 12
-    nothing = part(client, name, 0, 2, 2, timeout=0)
-    assert not nothing
-    assert "leased and not acknowledged" in nothing.shortfall
-
-
 def test_ranks_that_wait_together_get_one_batch(
     client: Client, stub: ExperienceBufferStub, name: str
 ) -> None:
@@ -152,22 +138,6 @@ def test_a_rank_must_be_one_of_its_world(
     code, text, _ = error_of(lambda: sample(stub, name, 2, rank_of=rank_of))
     assert code == "INVALID_ARGUMENT"
     assert f"rank {rank} of {world}" in text
-
-
-def test_one_rank_that_gives_back_gives_back_all(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(2) for one in group(task, 2)], buffer=name)
-    parts = [part(client, name, rank, 2, 2) for rank in (0, 1)]
-    parts[0].ack()
-    parts[1].nack("lost its GPU")
-    assert stats(stub, name).consumers[0].num_ready_units == 2
-    with pytest.raises(LeaseNotFoundError, match="was nacked"):
-        client.ack(parts[0].lease_id, buffer=name, rank=0)
-    again = [part(client, name, rank, 2, 2) for rank in (0, 1)]
-    assert {uid for one in again for uid in one.uids} == {uid for one in parts for uid in one.uids}
-    assert [set(one.num_deliveries) for one in again] == [{2}, {2}]
 
 
 def test_streams_deliver_parts_and_leave_them_when_they_end(

@@ -13,10 +13,8 @@ from experience_buffer import (
     Client,
     ConsumerConfig,
     InvalidRequestError,
-    Selector,
-    Tombstone,
 )
-from tests.integration.plain import experience, group
+from tests.integration.plain import group
 from tests.integration.server import Server
 
 
@@ -43,22 +41,6 @@ def test_a_group_comes_as_often_as_asked_and_is_gone(client: Client, name: str) 
     assert not client.sample(1, buffer=name, timeout=0)
 
 
-def test_a_leased_group_is_in_no_other_batch(client: Client, name: str) -> None:
-    """At most one open lease holds a unit of a consumer, also when it replays."""
-    client.create_buffer(replaying(name, selector=Selector("uniform", seed=1)))
-    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
-    batches = [client.sample(2, buffer=name), client.sample(2, buffer=name)]
-    assert len({uid for batch in batches for uid in batch.uids}) == 8
-    nothing = client.sample(1, buffer=name, timeout=0)
-    assert not nothing
-    assert "4 leased and not acknowledged" in nothing.shortfall
-    batches[0].nack()
-    again = client.sample(2, buffer=name)
-    assert set(again.uids) == set(batches[0].uids)
-    assert again.times_sampled == (0,) * 4, "a delivery without an ack is none"
-    assert again.num_deliveries == (2,) * 4
-
-
 def test_with_replacement_a_batch_may_repeat_and_an_ack_counts_it_all(
     client: Client, name: str
 ) -> None:
@@ -78,17 +60,6 @@ def test_with_replacement_a_batch_may_repeat_and_an_ack_counts_it_all(
     assert set(final.times_sampled) == {5}
     final.ack()
     assert client.get_buffer(name).num_items == 0
-
-
-def test_a_failed_rollout_is_not_replayed(client: Client, name: str) -> None:
-    client.create_buffer(replaying(name, max_times_sampled=2))
-    failed = Tombstone(experience(0, 1).eid, "environment died")
-    client.push([experience(0, 0)], buffer=name, tombstones=[failed])
-    for _ in range(2):
-        batch = client.sample(1, buffer=name)
-        assert batch.uids == (experience(0, 0).eid.uid,)
-        batch.ack()
-    assert not client.sample(1, buffer=name, timeout=0)
 
 
 def test_times_sampled_survive_the_death_of_the_server(

@@ -92,23 +92,6 @@ def test_groups_come_in_the_order_that_was_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("selector", "first"),
-    [
-        (Selector("fifo"), "7/0/0"),
-        (Selector("lifo"), "7/4/1"),
-        (Selector("max", key="reward"), "7/1/1"),
-        (Selector("min", key="reward"), "7/2/0"),
-    ],
-)
-def test_items_come_in_the_order_that_was_asked_for(
-    client: Client, name: str, selector: Selector, first: str
-) -> None:
-    fill(client, name, "item", selector)
-    batch = client.sample(1, buffer=name)
-    assert batch.uids[0].startswith(f"{first}/")
-
-
-@pytest.mark.parametrize(
     ("selector", "weights"),
     [
         (Selector("uniform", seed=11), [1, 1, 1, 1, 1]),

@@ -91,27 +91,6 @@ def test_the_window_is_by_lag_and_by_span(
     assert runs(batch) == expected
 
 
-def test_experiences_of_unknown_version_are_never_too_old_by_version(
-    client: Client, name: str
-) -> None:
-    client.create_buffer(fresh(name, Staleness(max_lag=0, max_version_span=0)))
-    client.publish_policy_version(5, buffer=name)
-    client.push([experience(0, 0)], buffer=name)
-    batch = client.sample(1, buffer=name)
-    assert batch.staleness == (None,)
-
-
-def test_the_oldest_member_decides_for_its_group(client: Client, name: str) -> None:
-    trainer = ConsumerConfig("trainer", "group", staleness=Staleness(max_lag=1))
-    client.create_buffer(BufferConfig(name, group_size=2, consumers=(trainer,)))
-    client.publish_policy_version(5, buffer=name)
-    client.push([of_version(0, 0, 3), of_version(0, 1, 5)], buffer=name)
-    client.push([of_version(1, 0, 4), of_version(1, 1, 5)], buffer=name)
-    batch = client.sample(2, buffer=name, min_batch_size=1, timeout=0)
-    assert set(batch.groups) == {"7/1"}, "whole or not at all"
-    assert batch.staleness == (1, 0)
-
-
 def test_what_waited_too_long_is_stale_by_age(client: Client, name: str) -> None:
     client.create_buffer(fresh(name, Staleness(max_age_seconds=0.9)))
     client.push([of_version(0, 0, 1)], buffer=name)
@@ -153,17 +132,6 @@ def test_stale_units_are_kept_for_others_or_delivered_marked(
     everything.ack()
     eventually(lambda: client.get_buffer(name).num_items == 0, "what all have passed to leave")
     assert not client.sample(1, buffer=name, timeout=0)
-
-
-def test_what_is_dropped_as_stale_spares_who_holds_it(client: Client, name: str) -> None:
-    other = ConsumerConfig("other")
-    client.create_buffer(fresh(name, Staleness(max_lag=0), others=(other,)))
-    client.push([of_version(0, 0, 1)], buffer=name)
-    held = client.sample(1, buffer=name, consumer="other")
-    client.publish_policy_version(2, buffer=name)
-    assert not client.sample(1, buffer=name, timeout=0)
-    held.ack()
-    eventually(lambda: client.get_buffer(name).num_items == 0, "it to leave with its last holder")
 
 
 def test_a_repeated_push_of_a_dropped_one_is_a_duplicate(client: Client, name: str) -> None:

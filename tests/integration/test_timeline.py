@@ -20,7 +20,7 @@ from experience_buffer import (
 )
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import group, states, stats
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server
 
 
 def training(client: Client, name: str, num_tasks: int, **consumer: Any) -> None:
@@ -78,19 +78,6 @@ def test_what_is_safe_leaves_and_is_not_rewound(
     assert [step(client, name, number) for number in (2, 3)] == keys(2, 3)
     client.declare_safe(3, buffer=name)
     assert stats(stub, name).num_items == 0
-
-
-def test_the_newest_steps_are_kept_where_that_is_set(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
-    training(client, name, 6, retain_steps=2)
-    for number in range(6):
-        step(client, name, number)
-    eventually(lambda: stats(stub, name).num_items == 4, "older steps to become safe")
-    assert stats(stub, name).consumers[0].safe_step == 3
-    with pytest.raises(WrongStateError):
-        client.rewind(2, buffer=name)
-    assert client.rewind(3, buffer=name).num_experiences == 4
 
 
 def test_a_checkpoints_state_resumes_where_it_was_written(client: Client, name: str) -> None:
