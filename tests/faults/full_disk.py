@@ -10,7 +10,6 @@ import grpc
 
 from experience_buffer import Experience
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     STORED,
     ack,
@@ -23,6 +22,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
+from tests.integration.server import Stub
 
 MEBI: Final = 1 << 20
 
@@ -32,7 +32,7 @@ def large(number: int) -> Experience:
     return experience(number, 0, response_text=f"{number:4}" * (MEBI // 4))
 
 
-def push_until_full(stub: ExperienceBufferStub) -> tuple[list[str], tuple[str, str, Any]]:
+def push_until_full(stub: Stub) -> tuple[list[str], tuple[str, str, Any]]:
     """Uids of what was stored, and how the first push that wasn't was refused."""
     stored: list[str] = []
     for number in range(100):
@@ -45,7 +45,7 @@ def push_until_full(stub: ExperienceBufferStub) -> tuple[list[str], tuple[str, s
     raise AssertionError("it was never full")
 
 
-def check_full(stub: ExperienceBufferStub, free: Callable[[], object], reason: str) -> int:
+def check_full(stub: Stub, free: Callable[[], object], reason: str) -> int:
     """Pushes are refused with the reason, everything else goes on; with space all is as before.
 
     Returns:

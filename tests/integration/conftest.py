@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from experience_buffer import Client
-from experience_buffer.v1 import service_pb2_grpc
 from tests.integration.journals import Process
-from tests.integration.server import Server, serving
+from tests.integration.server import Server, Stub, serving
 
 _NUMBERS = itertools.count(1)
 
@@ -25,7 +24,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def stub(shared_server: Server) -> Iterator[service_pb2_grpc.ExperienceBufferStub]:
+def stub(shared_server: Server) -> Iterator[Stub]:
     """A plain stub of the shared server."""
     with shared_server.stub() as plain:
         yield plain

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from experience_buffer.v1 import service_pb2_grpc
 from tests.integration.server import Server
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -119,6 +118,3 @@ def garbage(rng: random.Random) -> bytes:
             call_begun("Push", noise, stated_bytes=rng.choice((0, 1, 2**32 - 1))),
         )
     )
-
-
-Stub = service_pb2_grpc.ExperienceBufferStub

@@ -19,10 +19,9 @@ import torch
 
 from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration import kill_worker
 from tests.integration.plain import summaries
-from tests.integration.server import eventually
+from tests.integration.server import Stub, eventually
 
 GROUP_SIZE = 4
 LEASE_SECONDS = 3.0
@@ -104,7 +103,7 @@ def acked_pushes(workers: list[Process]) -> set[tuple[int, int]]:
 
 
 def check_contents(
-    stub: ExperienceBufferStub,
+    stub: Stub,
     works: list[list[list[bytes]]],
     acked: set[tuple[int, int]],
     checked: set[str],

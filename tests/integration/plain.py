@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.server import Stub
 
 STORED = types_pb2.PUSH_STATUS_STORED
 DUPLICATE = types_pb2.PUSH_STATUS_DUPLICATE
@@ -44,7 +44,7 @@ def group(task: int | str, size: int, **fields: Any) -> list[Experience]:
     return [experience(task, run, **fields) for run in range(size)]
 
 
-def create(stub: ExperienceBufferStub, name: str, **config: Any) -> None:
+def create(stub: Stub, name: str, **config: Any) -> None:
     """Create a buffer. `consumers` maps names to units; `estimator` and `parameters` are short."""
     consumers = config.pop("consumers", {"trainer": "item"})
     message = config_pb2.BufferConfig(
@@ -83,7 +83,7 @@ def push_request(
 
 
 def push(
-    stub: ExperienceBufferStub,
+    stub: Stub,
     name: str,
     experiences: Sequence[Experience] | bytes = (),
     **rest: Any,
@@ -98,9 +98,7 @@ def statuses(outcomes: Sequence[types_pb2.PushOutcome]) -> list[int]:
     return [outcome.status for outcome in outcomes]
 
 
-def sample(
-    stub: ExperienceBufferStub, name: str, batch_size: int, **rest: Any
-) -> service_pb2.SampleResponse:
+def sample(stub: Stub, name: str, batch_size: int, **rest: Any) -> service_pb2.SampleResponse:
     """Sample as "trainer", waiting up to 40 s unless told otherwise."""
     fields: dict[str, Any] = {"consumer": "trainer", "timeout_seconds": 40.0} | rest
     return stub.Sample(service_pb2.SampleRequest(buffer=name, batch_size=batch_size, **fields))
@@ -111,18 +109,18 @@ def uids(response: Any) -> list[str]:
     return [one.uid for one in response.experiences]
 
 
-def ack(stub: ExperienceBufferStub, name: str, response: service_pb2.SampleResponse) -> int:
+def ack(stub: Stub, name: str, response: service_pb2.SampleResponse) -> int:
     """Acknowledge a sampled batch; how many experiences were consumed."""
     request = service_pb2.AckRequest(buffer=name, lease_id=response.lease.id)
     return stub.Ack(request).num_experiences
 
 
-def stats(stub: ExperienceBufferStub, name: str) -> service_pb2.BufferStats:
+def stats(stub: Stub, name: str) -> service_pb2.BufferStats:
     """A buffer's statistics."""
     return stub.GetStats(service_pb2.GetStatsRequest(buffer=name)).buffers[0]
 
 
-def summaries(stub: ExperienceBufferStub, name: str) -> list[types_pb2.ExperienceSummary]:
+def summaries(stub: Stub, name: str) -> list[types_pb2.ExperienceSummary]:
     """All summaries, page by page."""
     found: list[types_pb2.ExperienceSummary] = []
     request = service_pb2.ListRequest(buffer=name, page_size=997)
@@ -134,7 +132,7 @@ def summaries(stub: ExperienceBufferStub, name: str) -> list[types_pb2.Experienc
         request.page_token = page.next_page_token
 
 
-def states(stub: ExperienceBufferStub, name: str) -> list[str]:
+def states(stub: Stub, name: str) -> list[str]:
     """The state of every experience, oldest first, in words."""
     prefix = "EXPERIENCE_STATE_"
     return [

@@ -17,11 +17,13 @@ from typing import Any, ClassVar
 
 import grpc
 
-from experience_buffer.v1 import service_pb2_grpc
+from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.nursery import Forked, nursery
 from tests.ports import unused_ports
 
 DEFAULT_MODULE = "experience_buffer_server"
+Stub = ExperienceBufferStub
+"""What plain gRPC speaks through; it knows nothing of this package's client."""
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 CHANNEL_OPTIONS = [
@@ -207,10 +209,10 @@ class Server:
             yield channel
 
     @contextmanager
-    def stub(self) -> Iterator[service_pb2_grpc.ExperienceBufferStub]:
+    def stub(self) -> Iterator[Stub]:
         """A plain generated stub, which knows nothing of this package's client."""
         with self.channel() as channel:
-            yield service_pb2_grpc.ExperienceBufferStub(channel)
+            yield Stub(channel)
 
 
 @contextmanager

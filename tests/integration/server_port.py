@@ -12,9 +12,8 @@ import grpc
 from google.protobuf.message import Message
 
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import push_request, statuses, summaries
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 from tests.models.buffer_port import payload
 from tests.models.model import Model
 from tests.models.model_place import Reader
@@ -36,7 +35,7 @@ class ServerPort:
         self._server = server
         self._name = name
         self._channel = grpc.insecure_channel(server.address)
-        self._stub = ExperienceBufferStub(self._channel)
+        self._stub = Stub(self._channel)
         self._published: int | None = None
         config = config_pb2.BufferConfig(name=name, group_size=SIZE)
         config.consumers.extend(_consumers(readers))

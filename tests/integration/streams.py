@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
+from tests.integration.server import Stub
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Received:
 class SpokenStream:
     """One SampleStream."""
 
-    def __init__(self, stub: ExperienceBufferStub) -> None:
+    def __init__(self, stub: Stub) -> None:
         self._requests: queue.SimpleQueue[service_pb2.SampleStreamRequest | None] = (
             queue.SimpleQueue()
         )
@@ -90,7 +90,7 @@ class SpokenStream:
 
 
 @contextmanager
-def speaking(stub: ExperienceBufferStub) -> Iterator[SpokenStream]:
+def speaking(stub: Stub) -> Iterator[SpokenStream]:
     """A stream that is cancelled in the end."""
     stream = SpokenStream(stub)
     try:

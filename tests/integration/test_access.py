@@ -29,10 +29,9 @@ from experience_buffer import (
 )
 from experience_buffer.status import from_rpc_error
 from experience_buffer.v1 import service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.credentials import bearer, entry, write
 from tests.integration.plain import experience, group
-from tests.integration.server import Server, eventually, serving
+from tests.integration.server import Server, Stub, eventually, serving
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"]
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "access.md").read_text(encoding="utf-8")
@@ -288,7 +287,7 @@ def test_open_calls_end_with_their_grant(changing: Server) -> None:
         calls = {
             (token, kind): opened
             for token in ("old", "new")
-            for kind, opened in _long_calls(ExperienceBufferStub(channel), bearer(token)).items()
+            for kind, opened in _long_calls(Stub(channel), bearer(token)).items()
         }
         grant(changing, both[1])
         for (token, kind), opened in calls.items():
@@ -300,7 +299,7 @@ def test_open_calls_end_with_their_grant(changing: Server) -> None:
         for (token, kind), opened in calls.items():
             if token == "new":
                 assert _end_of(opened) is grpc.StatusCode.PERMISSION_DENIED, kind
-        again = _long_calls(ExperienceBufferStub(channel), bearer("new"), buffer="secret")
+        again = _long_calls(Stub(channel), bearer("new"), buffer="secret")
         assert again.pop("push stream").exception() is not None
         path = access_file(changing)
         path.write_text(path.read_text("utf-8") + "broken", encoding="utf-8")
@@ -311,9 +310,7 @@ def test_open_calls_end_with_their_grant(changing: Server) -> None:
     assert "Traceback" not in changing.tail(1000)
 
 
-def _long_calls(
-    stub: ExperienceBufferStub, metadata: Any, *, buffer: str = "math"
-) -> dict[str, Any]:
+def _long_calls(stub: Stub, metadata: Any, *, buffer: str = "math") -> dict[str, Any]:
     """Calls that wait, all begun."""
     opening = service_pb2.SampleStreamOpen(buffer=buffer, consumer="trainer", batch_size=1)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -14,7 +14,6 @@ import torch
 
 from experience_buffer import Client, TrxpError, trxp
 from experience_buffer.v1 import config_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     DUPLICATE,
     NUM_RESPONSE,
@@ -30,7 +29,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server
+from tests.integration.server import Server, Stub
 
 NONE = config_pb2.GROUP_BY_NONE
 INVALID = types_pb2.REFUSAL_REASON_INVALID
@@ -72,7 +71,7 @@ PAYLOADS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("what", PAYLOADS)
 def test_a_damaged_payload_is_refused_as_a_whole(
-    shared_server: Server, stub: ExperienceBufferStub, name: str, what: str
+    shared_server: Server, stub: Stub, name: str, what: str
 ) -> None:
     create(stub, name, group_by=NONE)
     payload, text = PAYLOADS[what]
@@ -125,7 +124,7 @@ def bad_members() -> dict[str, tuple[Any, int, str]]:
 
 
 @pytest.mark.parametrize("what", bad_members())
-def test_a_bad_member_is_refused_alone(stub: ExperienceBufferStub, name: str, what: str) -> None:
+def test_a_bad_member_is_refused_alone(stub: Stub, name: str, what: str) -> None:
     create(stub, name, group_size=2, estimator="grpo")
     bad, reason, text = bad_members()[what]
     outcomes = push(stub, name, [experience(1, 0), bad, experience(1, 2)])
@@ -139,7 +138,7 @@ def test_a_bad_member_is_refused_alone(stub: ExperienceBufferStub, name: str, wh
     "value", [os.system, datetime.datetime(2026, 1, 2), torch.zeros(3).numpy(), Client, nested(97)]
 )
 def test_a_member_whose_metadata_is_no_plain_data_is_refused_alone(
-    stub: ExperienceBufferStub, name: str, value: object
+    stub: Stub, name: str, value: object
 ) -> None:
     create(stub, name)
     good = trxp.encode([experience(1, 0), experience(1, 2)])
@@ -154,7 +153,7 @@ def test_a_member_whose_metadata_is_no_plain_data_is_refused_alone(
     assert "items[1].info.when" in outcomes[1].message
 
 
-def test_what_an_estimator_needs_is_named(stub: ExperienceBufferStub, name: str) -> None:
+def test_what_an_estimator_needs_is_named(stub: Stub, name: str) -> None:
     create(stub, name, estimator="gae")
     values = torch.zeros(NUM_RESPONSE)
     outcomes = push(stub, name, [experience(1, 0), experience(1, 1, extra={"values": values})])
@@ -165,7 +164,7 @@ def test_what_an_estimator_needs_is_named(stub: ExperienceBufferStub, name: str)
     assert (short[0].reason, "values has shape" in short[0].message) == (INVALID, True)
 
 
-def test_bad_rewards_can_count_as_failed_rollouts(stub: ExperienceBufferStub, name: str) -> None:
+def test_bad_rewards_can_count_as_failed_rollouts(stub: Stub, name: str) -> None:
     policy = config_pb2.BAD_REWARD_POLICY_TOMBSTONE
     create(stub, name, group_size=3, estimator="grpo", on_bad_reward=policy)
     pushed = [experience(1, 0), experience(1, 1, reward=float("nan")), experience(1, 2)]
@@ -175,13 +174,13 @@ def test_bad_rewards_can_count_as_failed_rollouts(stub: ExperienceBufferStub, na
     assert statuses(push(stub, name, pushed)) == [DUPLICATE] * 3
 
 
-def test_empty_pushes_are_fine(stub: ExperienceBufferStub, name: str) -> None:
+def test_empty_pushes_are_fine(stub: Stub, name: str) -> None:
     create(stub, name)
     assert push(stub, name, b"") == []
     assert push(stub, name, trxp.encode([])) == []
 
 
-def test_an_unknown_buffer_is_named(shared_server: Server, stub: ExperienceBufferStub) -> None:
+def test_an_unknown_buffer_is_named(shared_server: Server, stub: Stub) -> None:
     code, message, details = error_of(lambda: push(stub, "no-such", group(0, 1)))
     assert (code, details["ResourceInfo"].resource_name) == ("NOT_FOUND", "no-such")
     assert "create it with CreateBuffer" in message

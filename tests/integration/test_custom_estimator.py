@@ -12,9 +12,8 @@ import pytest
 
 from experience_buffer import Experience, trxp
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import STORED, create, error_of, experience, push, sample, statuses
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 
 MODULE = '''
 """Estimators of the operator's own."""
@@ -71,7 +70,7 @@ def members(task: int, *, add: float = 0.0) -> list[Experience]:
     ]
 
 
-def sampled(stub: ExperienceBufferStub, name: str, batch_size: int) -> list[list[float]]:
+def sampled(stub: Stub, name: str, batch_size: int) -> list[list[float]]:
     """The advantages of what is sampled, in the order of the runs."""
     response = sample(stub, name, batch_size)
     found = [trxp.decode(one.payload)[0] for one in response.experiences]

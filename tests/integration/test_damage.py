@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from experience_buffer import EID
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from experience_buffer_server.commands.cli import app
 from experience_buffer_server.store import StoredBuffer
 from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
@@ -33,7 +32,7 @@ from tests.integration.plain import (
     summaries,
     uids,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import speaking
 
 MakeServer = Callable[..., Server]
@@ -66,7 +65,7 @@ def damage_payload(server: Server, name: str, victim: str) -> None:
     flip(server.data, Table.PAYLOADS, payload_key(loaded(server)[name].row.id, victim))
 
 
-def delivered(stub: ExperienceBufferStub, name: str, way: str) -> tuple[list[str], str]:
+def delivered(stub: Stub, name: str, way: str) -> tuple[list[str], str]:
     """The uids of a batch of up to 8, however it is asked for, and what is said of the others."""
     least = {"min_batch_size": 1, "timeout_seconds": 0.2}
     if way == "stream":
@@ -86,7 +85,7 @@ def delivered(stub: ExperienceBufferStub, name: str, way: str) -> tuple[list[str
     return list(found), response.shortfall
 
 
-def of_ranks(stub: ExperienceBufferStub, name: str, least: dict[str, Any]) -> tuple[list[str], str]:
+def of_ranks(stub: Stub, name: str, least: dict[str, Any]) -> tuple[list[str], str]:
     found: list[str] = []
     shortfalls = ""
     for rank in (0, 1):

@@ -6,7 +6,6 @@ import grpc
 import pytest
 
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     ack,
     create,
@@ -17,7 +16,7 @@ from tests.integration.plain import (
     stats,
     uids,
 )
-from tests.integration.server import eventually
+from tests.integration.server import Stub, eventually
 from tests.integration.streams import speaking
 
 NONE = config_pb2.GROUP_BY_NONE
@@ -26,9 +25,7 @@ NONE = config_pb2.GROUP_BY_NONE
 # --- leases
 
 
-def test_nacked_and_expired_leases_are_delivered_again(
-    stub: ExperienceBufferStub, name: str
-) -> None:
+def test_nacked_and_expired_leases_are_delivered_again(stub: Stub, name: str) -> None:
     create(stub, name, group_by=NONE)
     push(stub, name, group(0, 3))
     first = sample(stub, name, 2)
@@ -53,7 +50,7 @@ def test_nacked_and_expired_leases_are_delivered_again(
     assert "is not known" in (caught.value.details() or "")
 
 
-def test_every_consumer_sees_everything_once(stub: ExperienceBufferStub, name: str) -> None:
+def test_every_consumer_sees_everything_once(stub: Stub, name: str) -> None:
     create(stub, name, group_size=3, consumers={"actor": "group", "critic": "item"})
     push(stub, name, [*group(0, 3), *group(1, 3)])
     everything = [one.eid.uid for task in range(2) for one in group(task, 3)]
@@ -69,7 +66,7 @@ def test_every_consumer_sees_everything_once(stub: ExperienceBufferStub, name: s
         assert not sample(stub, name, 1, consumer=consumer, timeout_seconds=0).experiences
 
 
-def test_a_consumer_added_later_sees_what_is_there(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_consumer_added_later_sees_what_is_there(stub: Stub, name: str) -> None:
     create(stub, name, group_by=NONE, consumers={"actor": "item"})
     push(stub, name, group(0, 5))
     ack(stub, name, sample(stub, name, 2, consumer="actor"))
@@ -86,7 +83,7 @@ def test_a_consumer_added_later_sees_what_is_there(stub: ExperienceBufferStub, n
 # --- streams
 
 
-def test_a_stream_delivers_one_batch_per_credit(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_stream_delivers_one_batch_per_credit(stub: Stub, name: str) -> None:
     create(stub, name, group_by=NONE)
     push(stub, name, group(0, 17))
     with speaking(stub) as stream:
@@ -110,9 +107,7 @@ def test_a_stream_delivers_one_batch_per_credit(stub: ExperienceBufferStub, name
     assert stats(stub, name).num_items == 14
 
 
-def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(
-    stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(stub: Stub, name: str) -> None:
     create(stub, name, group_size=2, consumers={"trainer": "group"})
     with speaking(stub) as stream:
         stream.open(name, 2, credits=1, min_batch_size=1, timeout_seconds=0.2)
@@ -126,9 +121,7 @@ def test_a_stream_says_what_it_waits_for_and_takes_less_in_time(
 
 
 @pytest.mark.parametrize("opening", ["none", "credits", "batch_size", "buffer", "consumer"])
-def test_a_stream_that_opens_badly_is_told_why(
-    stub: ExperienceBufferStub, name: str, opening: str
-) -> None:
+def test_a_stream_that_opens_badly_is_told_why(stub: Stub, name: str, opening: str) -> None:
     create(stub, name)
     with speaking(stub) as stream:
         match opening:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from experience_buffer import Experience, trxp
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     DUPLICATE,
     REFUSED,
@@ -23,7 +22,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server
+from tests.integration.server import Server, Stub
 
 
 def decode(response: service_pb2.SampleResponse) -> list[Experience]:
@@ -33,7 +32,7 @@ def decode(response: service_pb2.SampleResponse) -> list[Experience]:
 # --- items
 
 
-def test_items_come_back_bit_for_bit_oldest_first(stub: ExperienceBufferStub, name: str) -> None:
+def test_items_come_back_bit_for_bit_oldest_first(stub: Stub, name: str) -> None:
     create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
     pushed = group(0, 7)
     assert statuses(push(stub, name, pushed)) == [STORED] * 7
@@ -48,7 +47,7 @@ def test_items_come_back_bit_for_bit_oldest_first(stub: ExperienceBufferStub, na
     assert stats(stub, name).num_items == 4
 
 
-def test_a_shortfall_says_why(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_shortfall_says_why(stub: Stub, name: str) -> None:
     create(stub, name, group_size=5, consumers={"trainer": "group"})
     push(stub, name, group("whole", 5))
     push(stub, name, group("partial", 3))
@@ -63,7 +62,7 @@ def test_a_shortfall_says_why(stub: ExperienceBufferStub, name: str) -> None:
     assert "1 leased and not acknowledged" in sample(stub, name, 1, timeout_seconds=0).shortfall
 
 
-def test_a_wait_ends_before_the_deadline_of_its_call(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_wait_ends_before_the_deadline_of_its_call(stub: Stub, name: str) -> None:
     create(stub, name)
     request = service_pb2.SampleRequest(
         buffer=name, consumer="trainer", batch_size=1, timeout_seconds=60.0
@@ -96,9 +95,7 @@ def test_repeats_are_recognised_also_when_consumed_and_after_a_restart(
         assert "was consumed with other content" in outcome.message
 
 
-def test_the_same_uid_with_other_content_is_refused_alone(
-    stub: ExperienceBufferStub, name: str
-) -> None:
+def test_the_same_uid_with_other_content_is_refused_alone(stub: Stub, name: str) -> None:
     create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
     push(stub, name, [experience(0, 1)])
     in_one_push = experience(0, 2, reward=0.375)
@@ -115,7 +112,7 @@ def test_the_same_uid_with_other_content_is_refused_alone(
     assert rewards == {1: 1 / 3, 0: 0.0, 2: 2 / 3}
 
 
-def test_pushes_on_a_stream_are_answered_in_order(stub: ExperienceBufferStub, name: str) -> None:
+def test_pushes_on_a_stream_are_answered_in_order(stub: Stub, name: str) -> None:
     create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
     bad = push_request("no such buffer", group("x", 1))
     damaged = push_request(name, b"TRXQ" + trxp.encode(group("y", 1))[4:])
@@ -136,7 +133,7 @@ def test_pushes_on_a_stream_are_answered_in_order(stub: ExperienceBufferStub, na
     assert stats(stub, name).num_items == 291
 
 
-def test_a_push_of_many_payloads_is_one_push(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_push_of_many_payloads_is_one_push(stub: Stub, name: str) -> None:
     create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
     members = group("a", 6)
     damaged = b"TRXQ" + trxp.encode(members[:1])[4:]

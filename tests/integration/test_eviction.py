@@ -18,9 +18,8 @@ from experience_buffer import (
     Selector,
     trxp,
 )
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, summaries
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 
 
 def evicting(name: str, remover: Any = "fifo", **config: Any) -> BufferConfig:
@@ -34,12 +33,12 @@ def evicting(name: str, remover: Any = "fifo", **config: Any) -> BufferConfig:
     )
 
 
-def stored(stub: ExperienceBufferStub, name: str) -> list[str]:
+def stored(stub: Stub, name: str) -> list[str]:
     """Task and run of all that is stored, oldest first."""
     return ["/".join(one.uid.split("/")[1:3]) for one in summaries(stub, name)]
 
 
-def tasks(stub: ExperienceBufferStub, name: str) -> list[str]:
+def tasks(stub: Stub, name: str) -> list[str]:
     """The tasks of all that is stored, oldest first."""
     return list(dict.fromkeys(one.split("/")[0] for one in stored(stub, name)))
 
@@ -55,7 +54,7 @@ def tasks(stub: ExperienceBufferStub, name: str) -> list[str]:
     ],
 )
 def test_the_remover_chooses_whole_groups(
-    client: Client, stub: ExperienceBufferStub, name: str, remover: Any, left: list[str]
+    client: Client, stub: Stub, name: str, remover: Any, left: list[str]
 ) -> None:
     client.create_buffer(evicting(name, remover))
     for task, (reward, priority) in enumerate(((5.0, 9.0), (-3.0, 1.0), (2.0, 1.0), (0.0, 1.0))):
@@ -66,7 +65,7 @@ def test_the_remover_chooses_whole_groups(
     assert client.sample(3, buffer=name).num_units == 3
 
 
-def test_leased_and_open_groups_stay(client: Client, stub: ExperienceBufferStub, name: str) -> None:
+def test_leased_and_open_groups_stay(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(evicting(name))
     client.push([*group(0, 2), *group(1, 2), experience(2, 0)], buffer=name)
     leased = client.sample(1, buffer=name)
@@ -84,9 +83,7 @@ def test_leased_and_open_groups_stay(client: Client, stub: ExperienceBufferStub,
     assert tasks(stub, name) == ["4"]
 
 
-def test_what_is_kept_for_a_rewind_stays(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_what_is_kept_for_a_rewind_stays(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(evicting(name))
     client.push([one for task in range(3) for one in group(task, 2)], buffer=name)
     client.sample(2, buffer=name).ack(step=4)
@@ -100,7 +97,7 @@ def test_what_is_kept_for_a_rewind_stays(
     assert tasks(stub, name) == ["3", "4"]
 
 
-def test_bytes_make_room_too(client: Client, stub: ExperienceBufferStub, name: str) -> None:
+def test_bytes_make_room_too(client: Client, stub: Stub, name: str) -> None:
     size = len(trxp.encode([experience(0, 0)]))
     client.create_buffer(
         evicting(
@@ -114,9 +111,7 @@ def test_bytes_make_room_too(client: Client, stub: ExperienceBufferStub, name: s
         client.push(group(1, 4), buffer=name, timeout=0.1)
 
 
-def test_what_was_evicted_is_refunded_to_the_limiter(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_what_was_evicted_is_refunded_to_the_limiter(client: Client, stub: Stub, name: str) -> None:
     """Nobody has to make up for samples of what is gone: neither side waits for it."""
     queue = {"limiter": Limiter(min_diff=0.0, max_diff=6.0)}
     client.create_buffer(
@@ -135,9 +130,7 @@ def test_what_was_evicted_is_refunded_to_the_limiter(
     assert len(client.sample(4, buffer=name)) == 4
 
 
-def test_an_evicted_experience_is_remembered(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_an_evicted_experience_is_remembered(client: Client, stub: Stub, name: str) -> None:
     """A worker that pushes again after a lost answer doesn't bring back what was evicted."""
     client.create_buffer(evicting(name))
     for task in range(4):
@@ -147,7 +140,7 @@ def test_an_evicted_experience_is_remembered(
 
 
 def test_by_default_a_full_buffer_refuses_and_keeps_everything(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(
         BufferConfig(
@@ -174,7 +167,7 @@ def test_eviction_goes_on_after_a_restart(make_server: Callable[..., Server]) ->
         assert tasks(stub, "b") == ["1", "2", "3"]
 
 
-def test_retention_is_set_live(client: Client, stub: ExperienceBufferStub, name: str) -> None:
+def test_retention_is_set_live(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(BufferConfig(name, group_by="none"))
     for version in (1, 2, 3):
         info = {"model_version": version}

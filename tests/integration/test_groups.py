@@ -7,7 +7,6 @@ import pytest
 
 from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     DUPLICATE,
     REFUSED,
@@ -22,14 +21,14 @@ from tests.integration.plain import (
     stats,
     statuses,
 )
-from tests.integration.server import eventually
+from tests.integration.server import Stub, eventually
 
 
 def decode(response: service_pb2.SampleResponse) -> list[Experience]:
     return [trxp.decode(one.payload)[0] for one in response.experiences]
 
 
-def test_groups_are_whole_and_never_mixed(stub: ExperienceBufferStub, name: str) -> None:
+def test_groups_are_whole_and_never_mixed(stub: Stub, name: str) -> None:
     create(stub, name, group_size=3, consumers={"trainer": "group"})
     by_task = {task: group(task, 3) for task in range(5)}
     for run in range(3):
@@ -44,9 +43,7 @@ def test_groups_are_whole_and_never_mixed(stub: ExperienceBufferStub, name: str)
     ]
 
 
-def test_items_of_an_estimated_buffer_wait_for_their_group(
-    stub: ExperienceBufferStub, name: str
-) -> None:
+def test_items_of_an_estimated_buffer_wait_for_their_group(stub: Stub, name: str) -> None:
     create(stub, name, group_size=3, estimator="grpo")
     push(stub, name, group(0, 2))
     assert states(stub, name) == ["waiting_for_group"] * 2
@@ -55,9 +52,7 @@ def test_items_of_an_estimated_buffer_wait_for_their_group(
     assert len(sample(stub, name, 3).experiences) == 3
 
 
-def test_a_tombstone_completes_its_group_and_has_no_vote(
-    stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_tombstone_completes_its_group_and_has_no_vote(stub: Stub, name: str) -> None:
     create(stub, name, group_size=3, estimator="rloo", consumers={"trainer": "group"})
     failed = EID(batch=7, task=0, run=2, step=0, suffix="dead")
     outcomes = push(stub, name, group(0, 2), tombstones=[(failed, "environment crashed")])
@@ -76,9 +71,7 @@ def test_a_tombstone_completes_its_group_and_has_no_vote(
     assert statuses(again) == [DUPLICATE] * 3
 
 
-def test_a_late_member_is_refused_or_opens_a_new_group(
-    stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_late_member_is_refused_or_opens_a_new_group(stub: Stub, name: str) -> None:
     create(stub, name, group_size=2, consumers={"trainer": "group"})
     push(stub, name, group(0, 2))
     late = push(stub, name, [experience(0, 2), experience(1, 0)])
@@ -97,7 +90,7 @@ def test_a_late_member_is_refused_or_opens_a_new_group(
     assert [one.eid.run for one in decode(sample(stub, name, 1))] == [2, 3]
 
 
-def test_a_push_states_the_size_of_its_groups(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_push_states_the_size_of_its_groups(stub: Stub, name: str) -> None:
     create(stub, name, consumers={"trainer": "group"})
     push(stub, name, group(0, 2))
     assert statuses(push(stub, name, [experience(0, 2)], group_size=5)) == [STORED]
@@ -108,7 +101,7 @@ def test_a_push_states_the_size_of_its_groups(stub: ExperienceBufferStub, name: 
     assert len(sample(stub, name, 1).experiences) == 5
 
 
-def test_a_sealed_group_is_whole(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_sealed_group_is_whole(stub: Stub, name: str) -> None:
     create(stub, name, group_size=7, estimator="grpo", consumers={"trainer": "group"})
     push(stub, name, group(0, 3))
     sealed = stub.SealGroup(service_pb2.SealGroupRequest(buffer=name, group="7/0"))
@@ -125,7 +118,7 @@ def test_a_sealed_group_is_whole(stub: ExperienceBufferStub, name: str) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_dropped_group_is_gone_and_stays_gone(stub: ExperienceBufferStub, name: str) -> None:
+def test_a_dropped_group_is_gone_and_stays_gone(stub: Stub, name: str) -> None:
     create(stub, name, group_size=3, consumers={"trainer": "group"})
     push(stub, name, group(0, 2))
     push(stub, name, group(1, 3))
@@ -143,9 +136,7 @@ def test_a_dropped_group_is_gone_and_stays_gone(stub: ExperienceBufferStub, name
 
 
 @pytest.mark.parametrize("policy", ["USE_PARTIAL", "DROP", "WAIT"])
-def test_what_happens_at_the_deadline_of_a_group(
-    stub: ExperienceBufferStub, name: str, policy: str
-) -> None:
+def test_what_happens_at_the_deadline_of_a_group(stub: Stub, name: str, policy: str) -> None:
     create(
         stub,
         name,

@@ -19,7 +19,6 @@ from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.hostile import (
     PREFACE,
     SERVICE,
-    Stub,
     call_begun,
     connect,
     connections,
@@ -29,7 +28,7 @@ from tests.integration.hostile import (
     resident_bytes,
 )
 from tests.integration.plain import create, error_of, experience, group, push, push_request, stats
-from tests.integration.server import Server, eventually, serving
+from tests.integration.server import Server, Stub, eventually, serving
 from tests.integration.streams import speaking
 
 NONE = config_pb2.GROUP_BY_NONE

@@ -9,7 +9,6 @@ import torch
 
 from experience_buffer import AdvantageConfig, BufferConfig, Client
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     NUM_RESPONSE,
     REFUSED,
@@ -19,7 +18,7 @@ from tests.integration.plain import (
     states,
     statuses,
 )
-from tests.integration.server import eventually
+from tests.integration.server import Stub, eventually
 
 INVALID = types_pb2.ANNOTATE_REFUSAL_INVALID
 T = NUM_RESPONSE
@@ -41,7 +40,7 @@ def create(client: Client, name: str, estimator: str, **more: Any) -> None:
     ],
 )
 def test_one_annotation_is_invalid_and_the_next_is_stored(
-    client: Client, stub: ExperienceBufferStub, name: str, entry: Any, message: str
+    client: Client, stub: Stub, name: str, entry: Any, message: str
 ) -> None:
     create(client, name, "remax", on_missing_field="wait")
     pushed = [experience(1, run, reward=1.5) for run in range(2)]
@@ -62,7 +61,7 @@ def test_one_annotation_is_invalid_and_the_next_is_stored(
 
 
 def test_values_in_info_are_computed_with_and_bad_ones_refused(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     create(client, name, "gae")
     sound = [0.25] * T
@@ -87,7 +86,7 @@ def test_values_in_info_are_computed_with_and_bad_ones_refused(
 
 
 def test_numbers_that_cannot_be_computed_with_are_quarantined(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     """A masked slot may hold NaN, so that the gate lets it pass; here all slots are valid."""
     create(client, name, "gae")

@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     STORED,
     create,
@@ -25,7 +24,7 @@ from tests.integration.plain import (
     stats,
     summaries,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 
 NONE = config_pb2.GROUP_BY_NONE
 SERVICE = "experience_buffer.v1.ExperienceBuffer"
@@ -58,7 +57,7 @@ def test_health_reflection_and_metrics_answer(shared_server: Server) -> None:
 def test_sigterm_drains(make_server: Callable[..., Server], name: str) -> None:
     server = make_server()
     with server.channel() as channel:
-        stub = ExperienceBufferStub(channel)
+        stub = Stub(channel)
         create(stub, name, group_by=NONE)
         push(stub, name, group(0, 2))
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())

@@ -19,9 +19,8 @@ from experience_buffer import (
     trxp,
 )
 from experience_buffer.v1 import service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import error_of, experience, group, push, push_request, stats
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 
 
 def limited(name: str, limiter: Limiter, **consumer: Any) -> BufferConfig:
@@ -35,14 +34,12 @@ def queue_of(size: int) -> Limiter:
     return Limiter(samples_per_insert=1.0, min_diff=0.0, max_diff=float(size))
 
 
-def pushes_wait_for(stub: ExperienceBufferStub, name: str) -> str:
+def pushes_wait_for(stub: Stub, name: str) -> str:
     """What keeps the trainer's limiter from accepting pushes."""
     return stats(stub, name).consumers[0].pushes_wait_for
 
 
-def test_min_size_keeps_sampling_waiting_and_says_so(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_min_size_keeps_sampling_waiting_and_says_so(client: Client, stub: Stub, name: str) -> None:
     """Reverb's MinSize."""
     client.create_buffer(limited(name, Limiter(min_size=3)))
     client.push(group(0, 2), buffer=name)
@@ -59,9 +56,7 @@ def test_min_size_keeps_sampling_waiting_and_says_so(
     client.push([experience(0, run) for run in range(3, 40)], buffer=name)
 
 
-def test_a_ratio_keeps_both_sides_within_its_window(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_ratio_keeps_both_sides_within_its_window(client: Client, stub: Stub, name: str) -> None:
     """Reverb's SampleToInsertRatio: 2 samples per insert, min_size 2, error buffer 2."""
     limiter = Limiter(min_size=2, samples_per_insert=2.0, min_diff=2.0, max_diff=6.0)
     client.create_buffer(limited(name, limiter, replay=True, max_times_sampled=0))
@@ -91,7 +86,7 @@ def test_a_ratio_keeps_both_sides_within_its_window(
 
 @pytest.mark.parametrize(("kind", "order"), [("fifo", [0, 1, 2]), ("lifo", [2, 1, 0])])
 def test_a_queue_and_a_stack_hold_so_many(
-    client: Client, stub: ExperienceBufferStub, name: str, kind: Any, order: list[int]
+    client: Client, stub: Stub, name: str, kind: Any, order: list[int]
 ) -> None:
     """Reverb's Queue and Stack."""
     client.create_buffer(limited(name, queue_of(3), selector=kind))
@@ -125,9 +120,7 @@ def test_a_push_that_waits_goes_on_when_something_is_sampled(client: Client, nam
     assert runs == list(range(6))
 
 
-def test_bytes_that_run_ahead_are_bounded(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_bytes_that_run_ahead_are_bounded(client: Client, stub: Stub, name: str) -> None:
     size = len(trxp.encode([experience(0, 0)]))
     client.create_buffer(limited(name, Limiter(max_ahead_bytes=2 * size + size // 2)))
     client.push([experience(0, 0)], buffer=name)
@@ -142,9 +135,7 @@ def test_bytes_that_run_ahead_are_bounded(
     assert stats(stub, name).num_items == 2
 
 
-def test_live_tuning_lets_waiting_calls_go(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_live_tuning_lets_waiting_calls_go(client: Client, stub: Stub, name: str) -> None:
     """UpdateBuffer takes effect on calls that wait already, of both sides."""
     client.create_buffer(limited(name, Limiter(min_size=100, max_diff=100.0)))
     client.push(group(0, 4), buffer=name)
@@ -242,7 +233,7 @@ def test_counts_survive_restarts_and_tuning_after_one_never_deadlocks(
 
 
 def test_a_stream_of_pushes_is_told_to_wait_without_losing_its_place(
-    stub: ExperienceBufferStub, client: Client, name: str
+    stub: Stub, client: Client, name: str
 ) -> None:
     client.create_buffer(limited(name, queue_of(2)))
     requests = [

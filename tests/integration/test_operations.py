@@ -6,7 +6,6 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import (
     STORED,
     create,
@@ -21,7 +20,7 @@ from tests.integration.plain import (
     summaries,
     uids,
 )
-from tests.integration.server import eventually
+from tests.integration.server import Stub, eventually
 
 NONE = config_pb2.GROUP_BY_NONE
 SERVICE = "experience_buffer.v1.ExperienceBuffer"
@@ -30,7 +29,7 @@ SERVICE = "experience_buffer.v1.ExperienceBuffer"
 # --- queries
 
 
-def test_get_list_and_delete(stub: ExperienceBufferStub, name: str) -> None:
+def test_get_list_and_delete(stub: Stub, name: str) -> None:
     create(stub, name, group_size=7)
     pushed = [*group(0, 3), *group(1, 2), experience(1, 2, step=1)]
     push(stub, name, pushed)
@@ -94,7 +93,7 @@ def test_get_list_and_delete(stub: ExperienceBufferStub, name: str) -> None:
     ],
 )
 def test_bad_requests_name_what_is_wrong(
-    stub: ExperienceBufferStub, name: str, request_: object, code: str, text: str
+    stub: Stub, name: str, request_: object, code: str, text: str
 ) -> None:
     create(stub, name)
     request_.buffer = name  # type: ignore[attr-defined]
@@ -107,9 +106,7 @@ def test_bad_requests_name_what_is_wrong(
 # --- buffers
 
 
-def test_buffers_are_created_changed_listed_and_deleted(
-    stub: ExperienceBufferStub, name: str
-) -> None:
+def test_buffers_are_created_changed_listed_and_deleted(stub: Stub, name: str) -> None:
     create(stub, name, group_size=3, estimator="gae", parameters={"lam": 0.9})
     buffer = stub.GetBuffer(service_pb2.GetBufferRequest(name=name)).buffer
     assert (buffer.config.group_size, buffer.config.lease_seconds) == (3, 600.0)
@@ -146,7 +143,7 @@ def test_buffers_are_created_changed_listed_and_deleted(
     assert states(stub, name) == [], "a new buffer of an old name is empty"
 
 
-def test_deleting_a_buffer_ends_who_waits(stub: ExperienceBufferStub, name: str) -> None:
+def test_deleting_a_buffer_ends_who_waits(stub: Stub, name: str) -> None:
     create(stub, name)
     waiting = stub.Sample.future(
         service_pb2.SampleRequest(buffer=name, consumer="trainer", batch_size=1, timeout_seconds=60)

@@ -14,9 +14,8 @@ from experience_buffer import (
     Pacing,
     ResourceExhaustedError,
 )
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import error_of, experience, group, push, stats
-from tests.integration.server import eventually
+from tests.integration.server import Stub, eventually
 
 
 def paced(name: str, **pacing: Any) -> BufferConfig:
@@ -35,9 +34,7 @@ def keys(*tasks: int) -> list[str]:
     return [f"7/{task}" for task in tasks]
 
 
-def test_as_many_tasks_begin_as_can_be_used_in_time(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_as_many_tasks_begin_as_can_be_used_in_time(client: Client, stub: Stub, name: str) -> None:
     """AReaL's formula, (max_staleness + 1) * batch_size: here 4 groups, whatever they are doing."""
     client.create_buffer(paced(name))
     first = client.reserve_groups(keys(0, 1, 2), buffer=name)
@@ -59,9 +56,7 @@ def test_as_many_tasks_begin_as_can_be_used_in_time(
     assert stats(stub, name).num_items == 8, "the critic hasn't seen them: it doesn't count"
 
 
-def test_a_push_without_a_place_needs_room_too(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_push_without_a_place_needs_room_too(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(paced(name))
     client.reserve_groups(keys(0), buffer=name)
     for task in (1, 2, 3):
@@ -78,7 +73,7 @@ def test_a_push_without_a_place_needs_room_too(
 
 
 def test_places_that_nothing_was_pushed_for_are_free_again(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     """A worker that died holds no place for good; one that aborts gives its place back at once."""
     client.create_buffer(paced(name))
@@ -109,7 +104,7 @@ def test_no_more_run_at_once_than_set(client: Client, name: str) -> None:
 
 @pytest.mark.parametrize("group_by", ["task", "none"])
 def test_admitted_tasks_may_push_all_of_their_items(
-    client: Client, stub: ExperienceBufferStub, name: str, group_by: Any
+    client: Client, stub: Stub, name: str, group_by: Any
 ) -> None:
     """Where every place is reserved, those who hold them must get through, item by item."""
     client.create_buffer(

@@ -18,8 +18,8 @@ from experience_buffer import (
     Staleness,
 )
 from experience_buffer.v1 import types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import NUM_RESPONSE, experience, sample
+from tests.integration.server import Stub
 from tests.integration.streams import speaking
 
 PACKED = types_pb2.SAMPLE_FORMAT_PACKED
@@ -97,7 +97,7 @@ def test_a_packed_batch_says_what_a_plain_one_says(
     assert (len(packed), packed.num_units) == (6, 3)
 
 
-def test_call_and_stream_pack_alike(client: Client, stub: ExperienceBufferStub, name: str) -> None:
+def test_call_and_stream_pack_alike(client: Client, stub: Stub, name: str) -> None:
     fill(client, name, "grpo")
     called = sample(stub, name, 3, format=PACKED)
     assert not called.experiences
@@ -139,7 +139,7 @@ def test_a_rank_gets_its_part_packed(client: Client, name: str) -> None:
 
 
 def test_a_large_packed_batch_comes_in_bounded_frames(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(BufferConfig(name, group_by="none"))
     texts = [chr(65 + run) * 900_011 for run in range(5)]

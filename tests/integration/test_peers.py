@@ -21,9 +21,8 @@ import pytest
 import torch
 
 from experience_buffer import BufferConfig, Client, ConsumerConfig, WriterOptions
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, stats
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 
 TESTS = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -164,7 +163,7 @@ with Client(address) as client, client.stream(1, buffer=buffer, prefetch=window)
 """
 
 
-def wait_for_leased(stub: ExperienceBufferStub, name: str, count: int) -> None:
+def wait_for_leased(stub: Stub, name: str, count: int) -> None:
     """Wait until so many units are leased."""
     eventually(
         lambda: stats(stub, name).consumers[0].num_leased_units == count, f"{count} leased units"
@@ -172,7 +171,7 @@ def wait_for_leased(stub: ExperienceBufferStub, name: str, count: int) -> None:
 
 
 def test_reverb_a_consumer_killed_after_one_item_loses_nothing(
-    shared_server: Server, client: Client, stub: ExperienceBufferStub, name: str
+    shared_server: Server, client: Client, stub: Stub, name: str
 ) -> None:
     """Reverb 0.14 loses 2, 10 and 100 items of a queue with a window of 1, 10 and 100."""
     consumers = []
@@ -200,9 +199,7 @@ def test_reverb_a_consumer_killed_after_one_item_loses_nothing(
 # --- TransferQueue
 
 
-def test_transferqueue_an_early_read_stalls_nobody(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_transferqueue_an_early_read_stalls_nobody(client: Client, stub: Stub, name: str) -> None:
     """There one read that comes before its data stalls another client for 4.5 s."""
     client.create_buffer(alone(name, consumers=(ConsumerConfig("early"), ConsumerConfig("other"))))
     with ThreadPoolExecutor(1) as pool:

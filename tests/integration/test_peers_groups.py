@@ -22,8 +22,8 @@ from experience_buffer import (
     trxp,
 )
 from experience_buffer.v1 import service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import error_of, experience, push_request, stats
+from tests.integration.server import Stub
 
 
 def grouped(name: str, **config: Any) -> BufferConfig:
@@ -125,7 +125,7 @@ class Bomb:
 
 
 def test_lerobot_bytes_from_strangers_are_never_run(
-    client: Client, stub: ExperienceBufferStub, name: str, tmp_path: Path
+    client: Client, stub: Stub, name: str, tmp_path: Path
 ) -> None:
     """Unauthenticated gRPC and pickle were remote code execution there (CVE-2026-25874)."""
     client.create_buffer(grouped(name, group_size=2))

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from experience_buffer import BufferConfig, Client, ConsumerConfig, ExperienceNotFoundError
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, states, stats
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import speaking
 
 
@@ -23,12 +22,12 @@ def careful(
     return BufferConfig(name, consumers=(trainer, *others), **grouping)
 
 
-def quarantined(stub: ExperienceBufferStub, name: str) -> int:
+def quarantined(stub: Stub, name: str) -> int:
     """How many units are kept from the trainer."""
     return stats(stub, name).consumers[0].num_quarantined_units
 
 
-def wait_for_returns(stub: ExperienceBufferStub, name: str, count: int) -> None:
+def wait_for_returns(stub: Stub, name: str, count: int) -> None:
     """Wait until so many deliveries have ended without an ack."""
     eventually(
         lambda: stats(stub, name).consumers[0].num_redelivered_units == count, "a lease to end"
@@ -41,7 +40,7 @@ def uid(task: int, run: int) -> str:
 
 
 def test_after_so_many_deliveries_it_is_kept_away_and_listed(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(careful(name))
     client.push(group(0, 3), buffer=name)
@@ -63,7 +62,7 @@ def test_after_so_many_deliveries_it_is_kept_away_and_listed(
 
 @pytest.mark.parametrize("way", ["expired", "stream_closed"])
 def test_a_consumer_that_dies_counts_like_one_that_complains(
-    client: Client, stub: ExperienceBufferStub, name: str, way: str
+    client: Client, stub: Stub, name: str, way: str
 ) -> None:
     client.create_buffer(careful(name))
     client.push(group(0, 1), buffer=name)
@@ -81,7 +80,7 @@ def test_a_consumer_that_dies_counts_like_one_that_complains(
 
 
 def test_a_released_one_comes_again_with_its_deliveries_forgotten(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(careful(name))
     client.push(group(0, 3), buffer=name)

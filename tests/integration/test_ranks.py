@@ -19,9 +19,8 @@ from experience_buffer import (
     WrongStateError,
 )
 from experience_buffer.v1 import types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import error_of, experience, group, sample, stats
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import speaking
 
 
@@ -73,9 +72,7 @@ def test_parts_are_disjoint_whole_and_balanced(client: Client, name: str, world:
     assert max(sums) - min(sums) <= 4, f"{sums} of {sum(lengths)} tokens"
 
 
-def test_a_batch_ends_when_all_ranks_have_acked(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_batch_ends_when_all_ranks_have_acked(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(grouped(name))
     client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
     first, second = (part(client, name, rank, 2, 2) for rank in (0, 1))
@@ -88,9 +85,7 @@ def test_a_batch_ends_when_all_ranks_have_acked(
         client.ack(part(client, name, 0, 2, 2).lease_id, buffer=name)
 
 
-def test_ranks_that_wait_together_get_one_batch(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_ranks_that_wait_together_get_one_batch(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(grouped(name))
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(part, client, name, rank, 3, 3, timeout=40) for rank in range(3)]
@@ -131,7 +126,7 @@ def test_another_world_size_is_refused_while_a_batch_is_open(client: Client, nam
 
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (0, 0), (0, 65_537)])
 def test_a_rank_must_be_one_of_its_world(
-    stub: ExperienceBufferStub, client: Client, name: str, rank: int, world: int
+    stub: Stub, client: Client, name: str, rank: int, world: int
 ) -> None:
     client.create_buffer(grouped(name))
     rank_of = types_pb2.RankOf(rank=rank, world_size=world)
@@ -141,7 +136,7 @@ def test_a_rank_must_be_one_of_its_world(
 
 
 def test_streams_deliver_parts_and_leave_them_when_they_end(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(grouped(name))
     client.push([one for task in range(4) for one in group(task, 2)], buffer=name)

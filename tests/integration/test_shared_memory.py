@@ -33,8 +33,7 @@ from experience_buffer._messages.shared_memory import PUSH_BYTES
 from experience_buffer._transport.push_queue import Request
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import SpokenStream, speaking
 
 HERE = types_pb2.MemoryRequest(machine=shared_memory.machine())
@@ -179,7 +178,7 @@ def test_a_batch_larger_than_the_memory_lies_there_as_far_as_it_has_room(
 
 
 def test_parts_of_a_batch_have_room_again_once_it_is_whole(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     larger(client, name)
     kinds: list[list[str]] = [[], []]
@@ -406,7 +405,7 @@ def test_a_stream_that_ends_while_a_request_waits_for_room(
 class SpokenPushes:
     """A PushStream by hand, with the memory that it has got."""
 
-    def __init__(self, stub: ExperienceBufferStub, name: str) -> None:
+    def __init__(self, stub: Stub, name: str) -> None:
         self._name = name
         self._requests: queue.SimpleQueue[service_pb2.PushStreamRequest | None] = (
             queue.SimpleQueue()
@@ -448,7 +447,7 @@ class SpokenPushes:
 
 
 @contextmanager
-def pushing(stub: ExperienceBufferStub, name: str) -> Iterator[SpokenPushes]:
+def pushing(stub: Stub, name: str) -> Iterator[SpokenPushes]:
     """A push stream that is cancelled in the end."""
     stream = SpokenPushes(stub, name)
     try:
@@ -459,7 +458,7 @@ def pushing(stub: ExperienceBufferStub, name: str) -> Iterator[SpokenPushes]:
 
 
 def test_payloads_in_memory_and_in_the_message_belong_together(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(config(name))
     payloads = [trxp.encode([one]) for one in GROUPS[0]]
@@ -492,7 +491,7 @@ def test_payloads_in_memory_and_in_the_message_belong_together(
 )
 def test_payloads_that_aren_t_there_are_refused_and_the_stream_goes_on(
     client: Client,
-    stub: ExperienceBufferStub,
+    stub: Stub,
     name: str,
     spans: list[Mapping[str, int]],
     words: str,
@@ -507,7 +506,7 @@ def test_payloads_that_aren_t_there_are_refused_and_the_stream_goes_on(
 
 
 def test_a_stream_without_memory_has_no_payloads_there(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(config(name))
     with pushing(stub, name) as stream:
@@ -516,7 +515,7 @@ def test_a_stream_without_memory_has_no_payloads_there(
         assert "the stream has no shared memory" in stream.outcome(2)
 
 
-def test_memory_is_asked_for_once(client: Client, stub: ExperienceBufferStub, name: str) -> None:
+def test_memory_is_asked_for_once(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(config(name))
     with pushing(stub, name) as stream:
         stream.share()
@@ -528,7 +527,7 @@ def test_memory_is_asked_for_once(client: Client, stub: ExperienceBufferStub, na
 
 
 def test_a_client_that_goes_on_writing_gets_what_was_copied_or_nothing(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     """What it changes while it is read can't be half of one and half of another."""
     client.create_buffer(BufferConfig(name, group_by="none", consumers=(ConsumerConfig("t"),)))
@@ -564,7 +563,7 @@ def opened(
 
 
 def test_nothing_is_put_into_memory_that_the_client_hasn_t_got(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(config(name))
     written(client, name)
@@ -578,7 +577,7 @@ def test_nothing_is_put_into_memory_that_the_client_hasn_t_got(
 
 
 def test_a_reader_that_releases_nothing_gets_the_rest_over_grpc(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(BufferConfig(name, group_by="none", consumers=(ConsumerConfig("trxp"),)))
     client.push([member(task, 0, 1_000_003) for task in range(6)], buffer=name)
@@ -602,7 +601,7 @@ def test_a_reader_that_releases_nothing_gets_the_rest_over_grpc(
     ],
 )
 def test_a_reader_that_releases_what_it_has_not_got_is_told(
-    client: Client, stub: ExperienceBufferStub, name: str, message: dict[str, Any]
+    client: Client, stub: Stub, name: str, message: dict[str, Any]
 ) -> None:
     client.create_buffer(config(name))
     with speaking(stub) as stream:
@@ -615,7 +614,7 @@ def test_a_reader_that_releases_what_it_has_not_got_is_told(
 
 @pytest.mark.parametrize("kind", ["released", "memory_ready"])
 def test_a_reader_without_memory_has_nothing_to_say_of_it(
-    client: Client, stub: ExperienceBufferStub, name: str, kind: str
+    client: Client, stub: Stub, name: str, kind: str
 ) -> None:
     client.create_buffer(config(name))
     with speaking(stub) as stream:

@@ -19,9 +19,8 @@ from experience_buffer import (
     PushRefusedError,
     Staleness,
 )
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import NUM_RESPONSE, experience, states, stats
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 
 
 def of_version(task: int, run: int, version: int, *, until: int | None = None) -> Experience:
@@ -43,9 +42,7 @@ def runs(batch: Any) -> list[int]:
     return [int(uid.split("/")[2]) for uid in batch.uids]
 
 
-def test_freshness_is_judged_when_the_batch_ships(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_freshness_is_judged_when_the_batch_ships(client: Client, stub: Stub, name: str) -> None:
     """prime-rl checks again when the batch ships: fresh when pushed isn't fresh when trained on."""
     client.create_buffer(fresh(name, Staleness(max_lag=1)))
     client.publish_policy_version(3, buffer=name)
@@ -110,7 +107,7 @@ def test_what_waited_too_long_is_stale_by_age(client: Client, name: str) -> None
 
 
 def test_stale_units_are_kept_for_others_or_delivered_marked(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     """drop removes for all but who holds it; keep passes over for one; mark says so."""
     strict = Staleness(max_lag=0, on_stale="keep")
@@ -147,7 +144,7 @@ def test_a_repeated_push_of_a_dropped_one_is_a_duplicate(client: Client, name: s
 
 
 def test_versions_of_the_future_are_held_until_they_are_published(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     """Marin refuses what is newer than the trainer after a rollback; here it waits by default."""
     client.create_buffer(fresh(name, None))
@@ -166,9 +163,7 @@ def test_versions_of_the_future_are_held_until_they_are_published(
     assert states(stub, name) == ["leased", "leased", "held"]
 
 
-def test_a_rollback_holds_what_came_after(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_rollback_holds_what_came_after(client: Client, stub: Stub, name: str) -> None:
     """What was ready before the rollback is judged again when the batch ships."""
     client.create_buffer(fresh(name, Staleness(max_lag=1)))
     client.publish_policy_version(6, buffer=name)
@@ -184,7 +179,7 @@ def test_a_rollback_holds_what_came_after(
 
 
 def test_versions_of_the_future_are_refused_where_that_is_set(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(fresh(name, None, on_future_version="refuse"))
     client.push([of_version(0, 0, 9)], buffer=name)

@@ -20,9 +20,8 @@ from experience_buffer import (
     trxp,
 )
 from experience_buffer.v1 import service_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import experience, group, stats, uids
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import SpokenStream, speaking
 
 
@@ -32,7 +31,7 @@ def alone(name: str, **consumer: Any) -> BufferConfig:
     return BufferConfig(name, group_by="none", consumers=(trainer,))
 
 
-def leased(stub: ExperienceBufferStub, name: str) -> int:
+def leased(stub: Stub, name: str) -> int:
     """How many units are leased."""
     return stats(stub, name).consumers[0].num_leased_units
 
@@ -47,7 +46,7 @@ def size_of(one: Experience) -> int:
     return len(trxp.encode([one]))
 
 
-def nothing_more(stream: SpokenStream, stub: ExperienceBufferStub, name: str, count: int) -> None:
+def nothing_more(stream: SpokenStream, stub: Stub, name: str, count: int) -> None:
     """No batch is on its way: an answer comes next, and so many units are leased."""
     error = stream.settle(nack=service_pb2.NackLeases(ids=[999_999]))
     assert error is not None
@@ -57,9 +56,7 @@ def nothing_more(stream: SpokenStream, stub: ExperienceBufferStub, name: str, co
 # --- credits
 
 
-def test_byte_credits_bound_what_is_sent_ahead(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_byte_credits_bound_what_is_sent_ahead(client: Client, stub: Stub, name: str) -> None:
     """Reverb bounds items in flight; large experiences need a bound in bytes as well."""
     client.create_buffer(alone(name))
     client.push([large(run) for run in range(6)], buffer=name)
@@ -80,7 +77,7 @@ def test_byte_credits_bound_what_is_sent_ahead(
 
 
 def test_the_clients_stream_bounds_what_it_reads_ahead(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(alone(name))
     client.push([large(run) for run in range(6)], buffer=name)
@@ -97,7 +94,7 @@ def test_the_clients_stream_bounds_what_it_reads_ahead(
 
 
 def test_frames_are_bounded_and_say_the_rest_at_the_end(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(alone(name))
     pushed = [large(run, 400_009) for run in range(7)]
@@ -125,7 +122,7 @@ def test_frames_are_bounded_and_say_the_rest_at_the_end(
 
 
 def test_leases_are_extended_by_call_and_on_the_stream(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(alone(name))
     client.push(group(0, 3), buffer=name)
@@ -152,7 +149,7 @@ def test_leases_are_extended_by_call_and_on_the_stream(
 
 
 def test_the_window_in_experiences_holds_batches_back_until_an_ack(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     client.create_buffer(alone(name, max_leased_experiences=4))
     client.push(group(0, 9), buffer=name)
@@ -170,7 +167,7 @@ def test_the_window_in_experiences_holds_batches_back_until_an_ack(
 
 
 def test_the_window_in_bytes_lets_one_batch_go_whatever_its_size(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     size = size_of(large(0))
     client.create_buffer(alone(name, max_leased_bytes=size // 2))
@@ -186,9 +183,7 @@ def test_the_window_in_bytes_lets_one_batch_go_whatever_its_size(
 # --- several streams, ends
 
 
-def test_streams_of_one_consumer_share_fairly(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_streams_of_one_consumer_share_fairly(client: Client, stub: Stub, name: str) -> None:
     """An early read must not starve the others: who waits longest is served first."""
     client.create_buffer(alone(name))
     with speaking(stub) as one, speaking(stub) as two, speaking(stub) as three:
@@ -206,9 +201,7 @@ def test_streams_of_one_consumer_share_fairly(
         assert counts == {0: 12, 1: 12, 2: 12}
 
 
-def test_a_cancelled_stream_loses_nothing(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_cancelled_stream_loses_nothing(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(alone(name))
     client.push([large(run) for run in range(20)], buffer=name)
     seen: set[str] = set()
@@ -224,9 +217,7 @@ def test_a_cancelled_stream_loses_nothing(
     assert seen <= set(everything.uids)
 
 
-def test_acks_with_steps_on_a_stream_can_be_rewound(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_acks_with_steps_on_a_stream_can_be_rewound(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(alone(name))
     client.push(group(0, 4), buffer=name)
     with client.stream(1, buffer=name) as stream:
@@ -265,9 +256,7 @@ def test_a_first_batch_that_does_not_come_raises_with_the_reason(client: Client,
         next(stream)
 
 
-def test_a_removed_consumer_ends_its_stream(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_a_removed_consumer_ends_its_stream(client: Client, stub: Stub, name: str) -> None:
     client.create_buffer(alone(name))
     with speaking(stub) as stream:
         stream.open(name, 1, credits=1)

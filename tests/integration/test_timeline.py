@@ -18,9 +18,8 @@ from experience_buffer import (
     LeaseNotFoundError,
     WrongStateError,
 )
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import group, states, stats
-from tests.integration.server import Server
+from tests.integration.server import Server, Stub
 
 
 def training(client: Client, name: str, num_tasks: int, **consumer: Any) -> None:
@@ -43,7 +42,7 @@ def keys(*tasks: int) -> list[str]:
 
 
 def test_a_rewind_brings_back_what_came_after_its_step(
-    client: Client, stub: ExperienceBufferStub, name: str
+    client: Client, stub: Stub, name: str
 ) -> None:
     training(client, name, 5)
     assert [step(client, name, number) for number in range(4)] == keys(0, 1, 2, 3)
@@ -62,9 +61,7 @@ def test_a_rewind_brings_back_what_came_after_its_step(
     assert not client.sample(1, buffer=name, timeout=0)
 
 
-def test_what_is_safe_leaves_and_is_not_rewound(
-    client: Client, stub: ExperienceBufferStub, name: str
-) -> None:
+def test_what_is_safe_leaves_and_is_not_rewound(client: Client, stub: Stub, name: str) -> None:
     training(client, name, 4)
     for number in range(4):
         step(client, name, number)

@@ -16,9 +16,8 @@ from trinity.common import experience as trinity
 
 from experience_buffer import Client, trxp
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import REFUSED, STORED, create, push, sample, stats, statuses
-from tests.integration.server import Server
+from tests.integration.server import Server, Stub
 from tests.unit.client.test_trxp_data import comparable, untagged
 
 DATA = Path(__file__).parents[1] / "data" / "trxp"
@@ -101,7 +100,7 @@ def check(received: Any, original: Any, reward: float) -> None:
 
 @pytest.mark.parametrize("way", ["stub", "client", "singles"])
 def test_their_payloads_come_back_with_advantages(
-    shared_server: Server, stub: ExperienceBufferStub, name: str, way: str
+    shared_server: Server, stub: Stub, name: str, way: str
 ) -> None:
     create(stub, name, group_size=7, estimator="grpo", consumers={"trainer": "group"})
     payload = trinity.Experience.serialize_many(GROUP)
@@ -141,7 +140,7 @@ def test_our_client_writes_what_their_class_reads(shared_server: Server, name: s
             assert all(same(value, getattr(received, key)) for key, value in vars(expected).items())
 
 
-def test_their_dpo_pairs_pass_through(stub: ExperienceBufferStub, name: str) -> None:
+def test_their_dpo_pairs_pass_through(stub: Stub, name: str) -> None:
     create(stub, name)
     pair = trinity.Experience(
         eid=trinity.EID(suffix="dpo"),
@@ -188,9 +187,7 @@ def test_every_recorded_payload_is_covered() -> None:
 
 
 @pytest.mark.parametrize("file", NAMES)
-def test_a_recorded_payload_behaves_as_described(
-    stub: ExperienceBufferStub, name: str, file: str
-) -> None:
+def test_a_recorded_payload_behaves_as_described(stub: Stub, name: str, file: str) -> None:
     create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
     payload = (DATA / f"{file}.bin").read_bytes()
     document = json.loads((DATA / f"{file}.json").read_text(encoding="utf-8"))
@@ -217,7 +214,7 @@ def test_a_recorded_payload_behaves_as_described(
 
 
 def check_stored(
-    stub: ExperienceBufferStub,
+    stub: Stub,
     name: str,
     outcomes: list[types_pb2.PushOutcome],
     items: list[dict[str, Any]],

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from experience_buffer import Client
-from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.integration.plain import create
-from tests.integration.server import Server
+from tests.integration.server import Server, Stub
 from tests.ports import unused_ports
 
 NUM = 5
@@ -73,7 +72,7 @@ def run(folder: Path, how: str, address: str, buffer: str) -> subprocess.Complet
 
 @pytest.mark.parametrize("how", ["return", "child", "client", "fork", "spawn"])
 def test_what_it_holds_is_stored(
-    shared_server: Server, stub: ExperienceBufferStub, name: str, tmp_path: Path, how: str
+    shared_server: Server, stub: Stub, name: str, tmp_path: Path, how: str
 ) -> None:
     create(stub, name)
     done = run(tmp_path, how, shared_server.address, name)
