@@ -90,7 +90,7 @@ ELSEWHERE = {
         "integration/test_groups.py::test_a_tombstone_completes_its_group_and_has_no_vote"
     ],
     "agent-lightning: long runs bias the baseline (445, 462)": [
-        "unit/advantages/estimators/test_group_relative.py::test_a_run_of_several_steps_votes_once_with_its_last"
+        "unit/advantages/test_compute.py::test_a_run_votes_once_with_the_reward_of_its_highest_step"
     ],
     "nobody model-checks delivery": ["models/test_histories.py::test_histories"],
     "praised, Reverb: credits": [
