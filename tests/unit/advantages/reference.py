@@ -149,6 +149,12 @@ def alone(groups: Sequence[Group]) -> set[Hashable]:
     return {("group", g) for g, group in enumerate(groups) if len(rewards.runs_of(group)) == 1}
 
 
+def norm(p: Any, stage: str) -> dict[str, Any]:
+    """How rewards or advantages are normalised."""
+    names = ("mean", "std", "leave_one_out", "ddof", "eps")
+    return {name: getattr(p, f"{stage}_norm_{name}") for name in names}
+
+
 def normalise_rewards(
     groups: Sequence[Group], scores: list[list[Score]], batches: Sequence[int], p: Any
 ) -> None:
@@ -164,15 +170,7 @@ def normalise_rewards(
             elements.append(scores[g][rewards.voter(run, p)].x)
             places.append((g, batches[g]))
     numbers, divisors = normalised(
-        elements,
-        places,
-        targets,
-        mean=p.reward_norm_mean,
-        std=p.reward_norm_std,
-        leave_one_out=p.reward_norm_leave_one_out,
-        ddof=p.reward_norm_ddof,
-        eps=p.reward_norm_eps,
-        alone=alone(groups),
+        elements, places, targets, alone=alone(groups), **norm(p, "reward")
     )
     largest = max((abs(x) for x, _ in targets), default=0.0)
     error = max((s.error for own in scores for s in own), default=0.0) + 1e-14 * largest
@@ -269,16 +267,7 @@ def compute(
         for group, own in zip(groups, scores, strict=True)
     ]
     if (p.advantage_norm_mean, p.advantage_norm_std) != ("none", "none"):
-        normalise_tokens(
-            rows,
-            batches,
-            mean=p.advantage_norm_mean,
-            std=p.advantage_norm_std,
-            leave_one_out=p.advantage_norm_leave_one_out,
-            ddof=p.advantage_norm_ddof,
-            eps=p.advantage_norm_eps,
-            alone=alone(groups),
-        )
+        normalise_tokens(rows, batches, alone=alone(groups), **norm(p, "advantage"))
     if p.advantage_clip:
         for row in (row for own in rows for row in own):
             row.advantages = [

@@ -20,30 +20,31 @@ OpenStore = Callable[..., Awaitable[LmdbStore]]
 MEBI = 1 << 20
 
 
+def record(seq: int, **changes: Any) -> Record:
+    values: dict[str, Any] = {
+        "seq": seq,
+        "uid": f"3/math-{seq}/5/7/é",
+        "cut": cut_of("3", f"math-{seq}"),
+        "digest_number": int.from_bytes(range(16), "big"),
+        "group_id": 11,
+        "tombstone": False,
+        "reward": 0.13,
+        "response_tokens": 17,
+        "payload_bytes": 19,
+        "min_version": 23,
+        "max_version": 29,
+        "push_time": 31.5,
+        "note": "",
+        "fields": 79,
+        "priority": 8.3,
+        "version": 89,
+    }
+    return Record(**(values | changes))
+
+
 @pytest.fixture
 def make_record() -> MakeRecord:
-    def make(seq: int, **changes: Any) -> Record:
-        values: dict[str, Any] = {
-            "seq": seq,
-            "uid": f"3/math-{seq}/5/7/é",
-            "cut": cut_of("3", f"math-{seq}"),
-            "digest_number": int.from_bytes(range(16), "big"),
-            "group_id": 11,
-            "tombstone": False,
-            "reward": 0.13,
-            "response_tokens": 17,
-            "payload_bytes": 19,
-            "min_version": 23,
-            "max_version": 29,
-            "push_time": 31.5,
-            "note": "",
-            "fields": 79,
-            "priority": 8.3,
-            "version": 89,
-        }
-        return Record(**(values | changes))
-
-    return make
+    return record
 
 
 @pytest.fixture

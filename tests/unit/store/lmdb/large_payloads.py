@@ -16,7 +16,7 @@ from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.seal import seal
 from experience_buffer_server.store.lmdb.large.payload_file import PayloadWriter
 from experience_buffer_server.store.payload import checksum
-from tests.unit.store.conftest import MEBI, MakeBuffer, OpenStore
+from tests.unit.store.conftest import MEBI, MakeBuffer, OpenStore, record
 from tests.unit.store.lmdb import large_by_hand
 from tests.unit.store.lmdb.large_by_hand import changing
 
@@ -49,23 +49,14 @@ async def fill(path: Path, open_store: OpenStore, buffer_row: MakeBuffer) -> Pat
 
 
 def _record(seq: int, uid: str, payload: bytes) -> Record:
-    return Record(
-        seq=seq,
+    return record(
+        seq,
         uid=uid,
         cut=cut_of("3", uid.split("/")[1]),
         digest_number=int.from_bytes(xxh3_128_digest(payload), "big"),
         group_id=0,
-        tombstone=False,
-        reward=None,
-        response_tokens=1,
         payload_bytes=len(payload),
-        min_version=None,
-        max_version=None,
-        push_time=31.5,
-        note="",
         fields=0,
-        priority=1.0,
-        version=1,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -10,30 +9,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.store.conftest import OpenStore
+from tests.unit.store.lmdb import crash_driver as driver
 
-DRIVER = Path(__file__).with_name("crash_driver.py")
 ROUNDS = 8
-
-
-def load_driver() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("crash_driver", DRIVER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run_until_killed(path: Path, first: int, victim: str, choices: random.Random) -> list[int]:
     """Kill at a random moment; everything that was acknowledged by then and later."""
     with subprocess.Popen(
-        [sys.executable, str(DRIVER), str(path), str(first)], stdout=subprocess.PIPE, text=True
+        [sys.executable, driver.__file__, str(path), str(first)], stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None
         writer_pid = int(owner.stdout.readline())
@@ -54,7 +43,7 @@ def run_until_killed(path: Path, first: int, victim: str, choices: random.Random
     return acked
 
 
-def check_whole(store: LmdbStore, driver: ModuleType, acked: set[int]) -> int:
+def check_whole(store: LmdbStore, acked: set[int]) -> int:
     """Every batch is there as a whole or not at all, and the acknowledged ones are; the newest."""
     (state,) = store.load()
     assert store.damaged == []
@@ -82,7 +71,6 @@ def check_whole(store: LmdbStore, driver: ModuleType, acked: set[int]) -> int:
 async def test_a_kill_loses_nothing_acknowledged_and_leaves_no_part(
     open_store: OpenStore, path: Path, victim: str
 ) -> None:
-    driver = load_driver()
     choices = random.Random(victim)
     acked: set[int] = set()
     newest = 0
@@ -90,6 +78,6 @@ async def test_a_kill_loses_nothing_acknowledged_and_leaves_no_part(
         acked.update(run_until_killed(path, newest + 1, victim, choices))
         # At once: what is left of the last writer may still be finishing.
         store = await open_store()
-        newest = check_whole(store, driver, acked)
+        newest = check_whole(store, acked)
         assert newest >= max(acked)
         await store.close()

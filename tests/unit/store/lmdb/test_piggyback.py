@@ -12,12 +12,11 @@ import pytest
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     DamagedRecordError,
-    Record,
     WriteBatch,
-    cut_of,
 )
 from experience_buffer_server.store.lmdb import piggyback
 from experience_buffer_server.store.lmdb.store import LmdbStore
+from tests.unit.store.conftest import record
 
 
 @pytest.fixture
@@ -25,14 +24,6 @@ async def store(tmp_path: Path) -> AsyncIterator[LmdbStore]:
     opened = await LmdbStore.open(tmp_path / "store", durability="commit")
     yield opened
     await opened.close()
-
-
-def record(seq: int) -> Record:
-    return Record(
-        seq=seq, uid=f"1/2/3/4/{seq}", cut=cut_of("1", "2"), digest_number=0, group_id=0,
-        tombstone=False, reward=0.5, response_tokens=7, payload_bytes=11,
-        min_version=None, max_version=None, push_time=13.0,
-    )  # fmt: skip
 
 
 def appending(store: LmdbStore, seq: int) -> WriteBatch:

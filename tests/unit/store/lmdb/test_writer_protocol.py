@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer_server.store import Record, StoreFullError
+from experience_buffer_server.store import Record
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, seal, seal_in_place
@@ -74,17 +74,6 @@ async def test_a_value_is_replaced(open_store: OpenStore, make_record: MakeRecor
     batch.replace(1, record, payload)
     await store.commit(batch)
     assert store.payloads(1, [record.uid]) == [payload]
-
-
-async def test_values_that_there_is_no_room_for_are_refused_alone(
-    open_store: OpenStore, make_record: MakeRecord
-) -> None:
-    store = await open_store(initial_map_bytes=MEBI, max_map_bytes=24 * MEBI)
-    payload = os.urandom(MEBI)
-    with pytest.raises(StoreFullError):
-        await append(store, [make_record(1)], [bytes(32 * MEBI)])
-    await append(store, [make_record(2)], [payload])
-    assert store.payloads(1, [make_record(seq).uid for seq in (1, 2)]) == [None, payload]
 
 
 async def test_half_a_frame_is_not_written(
