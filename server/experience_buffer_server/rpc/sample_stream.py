@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from experience_buffer import errors
@@ -19,7 +19,14 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.buffer.state.entries import MAX_NOTE
 from experience_buffer_server.rpc.batch_sender import Sending
-from experience_buffer_server.rpc.flow_control import MAX_AHEAD, Ahead, Answers, Credits, Outgoing
+from experience_buffer_server.rpc.flow_control import (
+    MAX_AHEAD,
+    Ahead,
+    Answers,
+    Credits,
+    Leased,
+    Outgoing,
+)
 from experience_buffer_server.rpc.gateway import Backend, rank_of
 from experience_buffer_server.runtime.shared_memory import SampleMemory
 from experience_buffer_server.sampling.leases import Lease
@@ -34,6 +41,13 @@ _MAX_IDS = 10_000
 class SampleSession:
     """One SampleStream."""
 
+    _asked: service_pb2.SampleStreamOpen
+    """The first message; like what is made by it, it is there once that has come."""
+    _buffer: Buffer
+    _want: Want
+    _sending: Sending
+    _memory: SampleMemory | None
+
     def __init__(
         self, backend: Backend, requests: AsyncIterator[service_pb2.SampleStreamRequest]
     ) -> None:
@@ -42,6 +56,7 @@ class SampleSession:
         self._outgoing = Outgoing()
         self._credits = Credits()
         self._answers = Answers(self._outgoing.put)
+        self._ahead = Ahead(self._sample, self._return_unsent)
 
     async def responses(self) -> AsyncIterator[bytes]:
         """Frames of batches, answers to acks, and notes while there is nothing to send.
@@ -55,28 +70,9 @@ class SampleSession:
             raise errors.InvalidRequestError(
                 "the first message of a SampleStream must be open", subject="open"
             )
-        asked = opening.open
-        buffer = self._backend.buffer(asked.buffer)
-        buffer.consumer(asked.consumer)
-        timeout_seconds = asked.timeout_seconds or _DEFAULT_TIMEOUT_SECONDS
-        want = self._backend.want(buffer, asked, timeout_seconds=timeout_seconds, max_bytes=2**63)
-        sending = Sending(
-            *(self._backend, buffer, self._outgoing, self._credits),
-            rank_of=rank_of(asked),
-            packed=asked.format == types_pb2.SAMPLE_FORMAT_PACKED,
-            read_ahead=asked.read_ahead,
-        )
+        await self._open(opening.open)
         loop = asyncio.get_running_loop()
-        ahead = Ahead(
-            partial(self._sample, buffer, asked.consumer, want, sending),
-            partial(self._return_unsent, buffer),
-        )
-        ask = partial(self._ask, ahead, buffer, asked.consumer, want, sending)
-        memory = await self._share(asked)
-        tasks = [
-            loop.create_task(self._read(buffer, sending, memory, ask)),
-            loop.create_task(self._deliver(want, ahead, sending, ask)),
-        ]
+        tasks = [loop.create_task(self._read()), loop.create_task(self._deliver())]
         stopping = loop.create_task(self._stop())
         try:
             async with contextlib.aclosing(self._outgoing.messages()) as messages:
@@ -89,12 +85,12 @@ class SampleSession:
         finally:
             for task in (*tasks, stopping):
                 task.cancel()
-            ahead.close()
+            self._ahead.close()
             self._answers.close()
             self._outgoing.close()
-            sending.close()
-            if memory is not None:
-                memory.close()
+            self._sending.close()
+            if self._memory is not None:
+                self._memory.close()
 
     async def _opening(self) -> service_pb2.SampleStreamRequest | None:
         """The first message; None when the stream ends or the server drains before it."""
@@ -108,14 +104,30 @@ class SampleSession:
             first.cancel()
             stopping.cancel()
 
-    async def _share(self, asked: service_pb2.SampleStreamOpen) -> SampleMemory | None:
-        """Memory that is shared with the client, if it asks for it and there is any."""
-        if not asked.HasField("memory"):
-            return None
-        memory = self._backend.shared_memory.for_samples(asked.memory)
-        if memory is not None:
-            await self._outgoing.put(memory.offer())
-        return memory
+    async def _open(self, asked: service_pb2.SampleStreamOpen) -> None:
+        """Find what the first message names; share memory with the client if it asks for it.
+
+        Raises:
+            ExperienceBufferError: There is no such thing, or a number is out of bounds.
+        """
+        self._asked = asked
+        self._buffer = buffer = self._backend.buffer(asked.buffer)
+        buffer.consumer(asked.consumer)
+        timeout_seconds = asked.timeout_seconds or _DEFAULT_TIMEOUT_SECONDS
+        self._want = self._backend.want(
+            buffer, asked, timeout_seconds=timeout_seconds, max_bytes=2**63
+        )
+        self._sending = Sending(
+            *(self._backend, buffer, self._outgoing, self._credits),
+            rank_of=rank_of(asked),
+            packed=asked.format == types_pb2.SAMPLE_FORMAT_PACKED,
+            read_ahead=asked.read_ahead,
+        )
+        self._memory = None
+        if asked.HasField("memory"):
+            self._memory = self._backend.shared_memory.for_samples(asked.memory)
+        if self._memory is not None:
+            await self._outgoing.put(self._memory.offer())
 
     async def _stop(self) -> None:
         """When the server drains no further batch is sent."""
@@ -124,35 +136,29 @@ class SampleSession:
 
     # --- what the client says
 
-    async def _read(
-        self,
-        buffer: Buffer,
-        sending: Sending,
-        memory: SampleMemory | None,
-        ask: Callable[[], None],
-    ) -> None:
+    async def _read(self) -> None:
         """Take credits, acks, nacks and extensions until the client has nothing more to say."""
-        settle = partial(self._settle, buffer, sending)
+        memory = self._memory
         try:
             async for request in self._requests:
                 kind = request.WhichOneof("message")
                 if kind == "credits":
                     self._credits.grant(num_batches=request.credits)
-                    ask()
+                    self._ask()
                 elif kind == "byte_credits":
                     self._credits.grant(num_bytes=request.byte_credits)
-                    ask()
+                    self._ask()
                 elif kind == "released" and memory is not None:
                     memory.release(request.released)
                 elif kind == "memory_ready" and memory is not None:
                     memory.is_ready = True
-                    sending.share(memory)
+                    self._sending.share(memory)
                 elif kind == "extend":
                     lease_id = request.extend.lease_id
-                    await self._answers.begin(partial(settle, lease_id, request))
+                    await self._answers.begin(partial(self._settle, lease_id, request))
                 elif kind in ("ack", "nack"):
                     for lease_id in _checked(request.ack.ids or request.nack.ids):
-                        await self._answers.begin(partial(settle, lease_id, request))
+                        await self._answers.begin(partial(self._settle, lease_id, request))
                 else:
                     raise errors.InvalidRequestError(
                         f"unexpected message {kind!r} on an open SampleStream", subject=kind or ""
@@ -161,14 +167,9 @@ class SampleSession:
             await self._answers.wait()
             await self._outgoing.end()
 
-    async def _settle(
-        self,
-        buffer: Buffer,
-        sending: Sending,
-        lease_id: int,
-        request: service_pb2.SampleStreamRequest,
-    ) -> bytes:
+    async def _settle(self, lease_id: int, request: service_pb2.SampleStreamRequest) -> bytes:
         """Do to a lease what a message says; the answer."""
+        buffer, sending = self._buffer, self._sending
         result = service_pb2.LeaseResult(lease_id=lease_id)
         try:
             if request.HasField("extend"):
@@ -189,65 +190,62 @@ class SampleSession:
 
     # --- what the client gets
 
-    async def _deliver(
-        self, want: Want, ahead: Ahead, sending: Sending, ask: Callable[[], None]
-    ) -> None:
+    async def _deliver(self) -> None:
         """Send a batch per credit until the server drains."""
         try:
             while await self._credits.wait() and not self._backend.draining.is_set():
-                ask()
-                lease, shortfall = await ahead.next()
+                self._ask()
+                lease, shortfall = await self._ahead.next()
                 if lease is not None:
                     self._credits.take()
-                    if not await sending.send(lease, shortfall, least=want.min_batch_size):
+                    if not await self._sending.send(
+                        lease, shortfall, least=self._want.min_batch_size
+                    ):
                         self._credits.put_back()
                 elif not self._backend.draining.is_set():
-                    ask()  # Which says whether there is anything to wait for.
+                    self._ask()  # Which says whether there is anything to wait for.
                     note = service_pb2.SampleStreamResponse(waiting=shortfall)
                     await self._outgoing.put(note.SerializeToString())
         finally:
-            ahead.close()
+            self._ahead.close()
             await self._outgoing.end()
 
-    def _ask(
-        self, ahead: Ahead, buffer: Buffer, consumer_name: str, want: Want, sending: Sending
-    ) -> None:
+    def _ask(self) -> None:
         """Ask for the next batch, and for those after it that needn't be waited for.
 
         Raises:
             ConsumerNotFoundError: The consumer was removed.
             BufferNotFoundError: The buffer was deleted.
         """
-        consumer = buffer.consumer(consumer_name)
+        ahead, consumer = self._ahead, self._buffer.consumer(self._asked.consumer)
         # What is being put together counts, too.
         most = min(self._credits.num_batches, MAX_AHEAD - self._credits.is_taken)
-        if sending.rank_of is not None:
+        if self._sending.rank_of is not None:
             # Which one is next for a rank follows from the one before.
             most = 0 if self._credits.is_taken else min(most, 1)
         while len(ahead) < most and not self._backend.draining.is_set():
-            num_wanted = want.batch_size * (1 + len(ahead))
+            num_wanted = self._want.batch_size * (1 + len(ahead))
             if ahead and (consumer.waiters or len(consumer.ready) < num_wanted):
                 return
             ahead.ask()
 
-    @staticmethod
-    def _return_unsent(buffer: Buffer, lease: Lease) -> None:
+    def _return_unsent(self, lease: Lease) -> None:
         if not lease.world_size:  # That of ranks is also the others'.
-            buffer.give_back([lease.id], "undeliverable")
+            self._buffer.give_back([lease.id], "undeliverable")
 
-    async def _sample(
-        self, buffer: Buffer, consumer: str, want: Want, sending: Sending
-    ) -> tuple[Lease | None, str]:
+    async def _sample(self) -> Leased:
         """A batch, or why there is none; a limit that acks relieve is a reason to wait."""
         try:
-            lease, shortfall = await self._backend.sample(buffer, consumer, want, sending.rank_of)
+            lease, shortfall = await self._backend.sample(
+                self._buffer, self._asked.consumer, self._want, self._sending.rank_of
+            )
         except errors.ResourceExhaustedError as error:
             if error.retry_delay_seconds is None:
                 raise
             await asyncio.sleep(error.retry_delay_seconds)
             return None, str(error)
         if lease is not None:
-            sending.prepare(lease)
+            self._sending.prepare(lease)
         return lease, shortfall
 
 
