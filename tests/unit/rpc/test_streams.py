@@ -13,6 +13,7 @@ import torch
 from experience_buffer import errors, trxp
 from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
 from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
 from experience_buffer_server.buffer.registry import Registry
@@ -47,13 +48,32 @@ async def saying(messages: Iterable[Any], hold: asyncio.Event | None = None) -> 
         await hold.wait()
 
 
-def streamed(message: service_pb2.PushStreamRequest) -> PushStreamRequest:
+def streamed(number: int, buffer: str = "math") -> PushStreamRequest:
+    push = service_pb2.PushRequest(buffer=buffer, payload=payload((number, 0)))
+    message = service_pb2.PushStreamRequest(sequence=number, push=push)
     return read_push_stream(message.SerializeToString(), max_payloads=4096)
 
 
 def opening(**fields: Any) -> Request:
     given: dict[str, Any] = {"buffer": "math", "consumer": "trainer", "batch_size": 1} | fields
     return Request(open=service_pb2.SampleStreamOpen(**given))
+
+
+def granting(backend: Backend, credits: int, asked: Request | None = None) -> Any:
+    """A sample stream that is open and has so many credits."""
+    said = [asked or opening(), Request(credits=credits)]
+    return sampling(backend, saying(said, asyncio.Event()))
+
+
+async def large_batches(backend: Backend, packed: bool) -> tuple[Buffer, Any]:
+    """A buffer of eight experiences of 4 MiB, and a stream with a credit for each."""
+    await backend.registry.create("large", settings(group_by="none"))
+    buffer = backend.buffer("large")
+    for run in range(8):
+        large = experience(1, run, extra={"x": torch.zeros(4 * MEBI, dtype=torch.uint8)})
+        await buffer.push(Push(payloads=[trxp.encode([large])]))
+    asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
+    return buffer, granting(backend, 8, asked)
 
 
 def lent(memory: bytearray) -> PushRequest:
@@ -117,15 +137,7 @@ async def test_a_large_one_that_a_client_changes_is_stored_as_it_was_too(
 
 
 async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Backend) -> None:
-    requests = [
-        streamed(
-            service_pb2.PushStreamRequest(
-                sequence=number,
-                push=service_pb2.PushRequest(buffer=name, payload=payload((number, 0))),
-            )
-        )
-        for number, name in enumerate(["math", "none", "math"] * 50)
-    ]
+    requests = [streamed(number, name) for number, name in enumerate(["math", "none", "math"] * 50)]
     written = [answer async for answer in PushSession(backend, saying(requests)).responses()]
     answers = list(map(service_pb2.PushStreamResponse.FromString, written))
     assert [answer.sequence for answer in answers] == list(range(150))
@@ -158,8 +170,7 @@ async def test_a_drain_answers_what_was_read(
     async def said() -> AsyncIterator[PushStreamRequest]:
         for number in range(3):
             read.append(number)
-            push = service_pb2.PushRequest(buffer="math", payload=payload((number, 0)))
-            yield streamed(service_pb2.PushStreamRequest(sequence=number, push=push))
+            yield streamed(number)
         await asyncio.Event().wait()
 
     answers = PushSession(backend, said()).responses()
@@ -177,9 +188,8 @@ async def test_a_stream_that_is_cancelled_stops_reading(backend: Backend) -> Non
     ended = asyncio.Event()
 
     async def said() -> AsyncIterator[PushStreamRequest]:
-        push = service_pb2.PushRequest(buffer="math", payload=payload((0, 0)))
         try:
-            yield streamed(service_pb2.PushStreamRequest(push=push))
+            yield streamed(0)
             await asyncio.Event().wait()
         finally:
             ended.set()
@@ -205,8 +215,7 @@ async def test_more_credits_than_a_thousand_all_count(backend: Backend) -> None:
     buffer = backend.buffer("math")
     for task in range(15):
         await buffer.push(push(*((task, run) for run in range(97))))
-    said = [opening(), Request(credits=1300)]
-    stream = sampling(backend, saying(said, asyncio.Event()))
+    stream = granting(backend, 1300)
     for _ in range(1300):
         assert (await asyncio.wait_for(anext(stream), 10)).frame.last
     await stream.aclose()
@@ -228,7 +237,7 @@ async def test_a_stream_remembers_no_lease_that_a_call_has_ended(
     buffer = backend.buffer("math")
     for task in range(3):
         await buffer.push(push(*((task, run) for run in range(97))))
-    stream = sampling(backend, saying([opening(), Request(credits=291)], asyncio.Event()))
+    stream = granting(backend, 291)
     for number in range(291):
         lease = (await asyncio.wait_for(anext(stream), 10)).frame.lease
         if number:
@@ -245,8 +254,7 @@ async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend:
     buffer = backend.buffer("math")
     await buffer.push(push(*((1, run) for run in range(20))))
     before = asyncio.all_tasks()
-    said = [opening(), Request(credits=20)]
-    stream = sampling(backend, saying(said, asyncio.Event()))
+    stream = granting(backend, 20)
     lease_id = (await anext(stream)).frame.lease.id
     await buffer.ack(lease_id)
     await stream.aclose()
@@ -265,8 +273,7 @@ async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend:
 async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
     buffer = backend.buffer("math")
     await buffer.push(push((1, 0)))
-    said = [opening(), Request(credits=1)]
-    first = sampling(backend, saying(said, asyncio.Event()))
+    first = granting(backend, 1)
     lease_id = (await anext(first)).frame.lease.id
     ack = Request(ack=service_pb2.AckLeases(ids=[lease_id, 999]))
     answers = sampling(backend, saying([opening(), ack]))
@@ -299,8 +306,7 @@ async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
 ) -> None:
     buffer = backend.buffer("math")
     await buffer.push(push(*((1, run) for run in range(7))))
-    said = [opening(), Request(credits=7)]
-    stream = sampling(backend, saying(said, asyncio.Event()))
+    stream = granting(backend, 7)
     ids = [(await asyncio.wait_for(anext(stream), 10)).frame.lease.id for _ in range(7)]
     await buffer.drain()
     monkeypatch.setattr(world.store, "commit", ending_together(world.store.commit, 7))
@@ -319,13 +325,7 @@ async def test_leases_go_to_the_disk_ahead_and_come_back_unblamed(
     backend: Backend, packed: bool
 ) -> None:
     """Several credits, a batch that isn't read: the next ones are leased, and not sent."""
-    await backend.registry.create("large", settings(group_by="none"))
-    buffer = backend.buffer("large")
-    asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
-    for run in range(8):
-        large = experience(1, run, extra={"x": torch.zeros(4 * MEBI, dtype=torch.uint8)})
-        await buffer.push(Push(payloads=[trxp.encode([large])]))
-    stream: Any = sampling(backend, saying([asked, Request(credits=8)], asyncio.Event()))
+    buffer, stream = await large_batches(backend, packed)
     await asyncio.wait_for(anext(stream), 10)
     await buffer.drain()
     assert 4 <= len(buffer.state.leases) <= 6
@@ -408,8 +408,7 @@ async def said_one_by_one(requests: asyncio.Queue[Request]) -> AsyncIterator[Req
 async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Backend) -> None:
     buffer = backend.buffer("math")
     await buffer.push(push((1, 0)))
-    said = [opening(), Request(credits=2)]
-    stream = sampling(backend, saying(said, asyncio.Event()))
+    stream = granting(backend, 2)
     lease_id = (await anext(stream)).frame.lease.id
     assert await backend.registry.delete("math", force=True) == 1
     with pytest.raises(errors.BufferNotFoundError):
@@ -422,15 +421,8 @@ async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Bac
 
 @pytest.mark.parametrize("packed", [False, True])
 async def test_a_stream_reads_no_more_than_its_reader_takes(backend: Backend, packed: bool) -> None:
-    await backend.registry.create("large", settings(group_by="none"))
-    buffer, size = backend.buffer("large"), 4 * MEBI
-    asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
-    for run in range(8):
-        large = experience(1, run, extra={"x": torch.zeros(size, dtype=torch.uint8)})
-        await buffer.push(Push(payloads=[trxp.encode([large])]))
-    said = saying([asked, Request(credits=8)], asyncio.Event())
-    stream: Any = sampling(backend, said)
-    num_batches = 0
+    _, stream = await large_batches(backend, packed)
+    num_batches, size = 0, 4 * MEBI
     while num_batches < 7:
         message = await asyncio.wait_for(anext(stream), 10)
         for _ in range(100):
@@ -465,8 +457,7 @@ async def test_a_frame_takes_no_more_than_a_message_may(backend: Backend, packed
 async def test_a_stream_waits_for_the_bytes_of_others(backend: Backend) -> None:
     await backend.buffer("math").push(push((1, 0)))
     held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
-    said = saying([opening(), Request(credits=1)], asyncio.Event())
-    stream: Any = sampling(backend, said)
+    stream: Any = granting(backend, 1)
     first = asyncio.ensure_future(anext(stream))
     for _ in range(100):
         await asyncio.sleep(0)
