@@ -109,6 +109,11 @@ def uids(response: Any) -> list[str]:
     return [one.uid for one in response.experiences]
 
 
+def decode(response: service_pb2.SampleResponse) -> list[Experience]:
+    """The experiences of a response."""
+    return [trxp.decode(one.payload)[0] for one in response.experiences]
+
+
 def ack(stub: Stub, name: str, response: service_pb2.SampleResponse) -> int:
     """Acknowledge a sampled batch; how many experiences were consumed."""
     request = service_pb2.AckRequest(buffer=name, lease_id=response.lease.id)

@@ -88,7 +88,10 @@ def test_a_damaged_payload_is_refused_as_a_whole(
 
 
 def bad_members() -> dict[str, tuple[Any, int, str]]:
-    """Experiences that are refused alone: what, the reason, a part of the message."""
+    """Experiences that are refused alone: what, the reason, a part of the message.
+
+    What else the gate refuses is in the tests of `admission`.
+    """
     nan = float("nan")
     return {
         "a uid too long": (
@@ -97,29 +100,13 @@ def bad_members() -> dict[str, tuple[Any, int, str]]:
             "over the limit of 500 bytes",
         ),
         "a uid that isn't Unicode": (experience(1, 1, suffix="\ud800"), INVALID, "surrogate"),
-        "logprobs too short": (
-            experience(1, 1, logprobs=torch.zeros(7)),
-            INVALID,
-            "logprobs has 7 values but the response has 11 tokens",
-        ),
-        "a mask too long": (
-            experience(1, 1, action_mask=[True] * 13, logprobs=None),
-            INVALID,
-            "action_mask has 13 values",
-        ),
         "advantages too long": (
             experience(1, 1, advantages=torch.zeros(NUM_RESPONSE + 2)),
             INVALID,
             "advantages has 13 values",
         ),
         "a reward of NaN": (experience(1, 1, reward=nan), INVALID, "reward is nan"),
-        "an infinite reward": (experience(1, 1, reward=float("-inf")), INVALID, "reward is -inf"),
         "no reward": (experience(1, 1, reward=None), MISSING, "reward is missing"),
-        "policy versions of text": (
-            experience(1, 1, info={"model_version": "latest"}),
-            INVALID,
-            "policy version",
-        ),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from experience_buffer import Experience, trxp
+from experience_buffer import trxp
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from tests.integration.plain import (
     DUPLICATE,
@@ -12,6 +12,7 @@ from tests.integration.plain import (
     STORED,
     ack,
     create,
+    decode,
     error_of,
     experience,
     group,
@@ -23,11 +24,6 @@ from tests.integration.plain import (
     uids,
 )
 from tests.integration.server import Server, Stub
-
-
-def decode(response: service_pb2.SampleResponse) -> list[Experience]:
-    return [trxp.decode(one.payload)[0] for one in response.experiences]
-
 
 # --- items
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from experience_buffer import EID, Experience, trxp
+from experience_buffer import EID
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from tests.integration.plain import (
     DUPLICATE,
@@ -13,6 +13,7 @@ from tests.integration.plain import (
     STORED,
     ack,
     create,
+    decode,
     experience,
     group,
     push,
@@ -22,10 +23,6 @@ from tests.integration.plain import (
     statuses,
 )
 from tests.integration.server import Stub, eventually
-
-
-def decode(response: service_pb2.SampleResponse) -> list[Experience]:
-    return [trxp.decode(one.payload)[0] for one in response.experiences]
 
 
 def test_groups_are_whole_and_never_mixed(stub: Stub, name: str) -> None:

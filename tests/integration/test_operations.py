@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from experience_buffer import trxp
+from experience_buffer import (
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    InvalidRequestError,
+    Pacing,
+    Selector,
+    trxp,
+)
 from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.plain import (
     STORED,
@@ -141,6 +151,31 @@ def test_buffers_are_created_changed_listed_and_deleted(stub: Stub, name: str) -
     assert error_of(lambda: stub.DeleteBuffer(delete))[0] == "NOT_FOUND"
     create(stub, name)
     assert states(stub, name) == [], "a new buffer of an old name is empty"
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (
+            {"pacing": Pacing(consumer="nobody", max_staleness=1, batch_size=2)},
+            "'nobody' is none of the consumers",
+        ),
+        ({"pacing": Pacing(consumer="trainer", max_staleness=1, batch_size=0)}, "batch_size"),
+        ({"max_times_sampled": 2}, "need replay = true"),
+        ({"with_replacement": True}, "need replay = true"),
+        ({"selector": Selector("prioritized", exponent=11)}, "exponent"),
+        ({"selector": Selector("staleness", decay=0.0)}, "decay"),
+        ({"selector": Selector("staleness", decay=1.5)}, "decay"),
+        ({"raw": True, "selector": "advantage"}, "raw consumer"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    client: Client, name: str, config: dict[str, Any], complaint: str
+) -> None:
+    pacing = config.get("pacing")
+    trainer = ConsumerConfig("trainer", **({} if pacing else config))
+    with pytest.raises(InvalidRequestError, match=complaint):
+        client.create_buffer(BufferConfig(name, consumers=(trainer,), pacing=pacing))
 
 
 def test_deleting_a_buffer_ends_who_waits(stub: Stub, name: str) -> None:

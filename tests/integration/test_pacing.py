@@ -145,20 +145,6 @@ def test_pacing_can_be_tuned_and_ended_live(client: Client, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pacing", "complaint"),
-    [
-        ({"consumer": "nobody"}, "'nobody' is none of the consumers"),
-        ({"batch_size": 0}, "batch_size"),
-    ],
-)
-def test_impossible_pacing_is_refused(
-    client: Client, name: str, pacing: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=complaint):
-        client.create_buffer(paced(name, **pacing))
-
-
-@pytest.mark.parametrize(
     ("groups", "ttl_seconds", "complaint"),
     [
         ([""], 1.0, "empty"),

@@ -6,13 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from experience_buffer import (
     BufferConfig,
     Client,
     ConsumerConfig,
-    InvalidRequestError,
 )
 from tests.integration.plain import group
 from tests.integration.server import Server
@@ -77,17 +74,3 @@ def test_times_sampled_survive_the_death_of_the_server(
         assert batch.times_sampled == (2, 2)
         batch.ack()
         assert client.get_buffer("b").num_items == 0
-
-
-@pytest.mark.parametrize(
-    "consumer",
-    [
-        ConsumerConfig("trainer", max_times_sampled=2),
-        ConsumerConfig("trainer", with_replacement=True),
-    ],
-)
-def test_replay_settings_without_replay_are_refused(
-    client: Client, name: str, consumer: ConsumerConfig
-) -> None:
-    with pytest.raises(InvalidRequestError, match="need replay = true"):
-        client.create_buffer(BufferConfig(name, consumers=(consumer,)))

@@ -15,7 +15,6 @@ from experience_buffer import (
     Client,
     ConsumerConfig,
     Experience,
-    InvalidRequestError,
     Limiter,
     Selector,
 )
@@ -175,19 +174,3 @@ def test_the_order_can_be_changed_while_units_wait(client: Client, name: str) ->
     assert tasks(client.sample(3, buffer=name)) == [1, 4, 3]
     first.nack()
     assert tasks(client.sample(2, buffer=name)) == [0, 2], "the lease of before is valid"
-
-
-@pytest.mark.parametrize(
-    ("trainer", "complaint"),
-    [
-        (ConsumerConfig("t", selector=Selector("prioritized", exponent=11)), "exponent"),
-        (ConsumerConfig("t", selector=Selector("staleness", decay=0.0)), "decay"),
-        (ConsumerConfig("t", selector=Selector("staleness", decay=1.5)), "decay"),
-        (ConsumerConfig("t", raw=True, selector="advantage"), "raw consumer"),
-    ],
-)
-def test_impossible_selectors_are_refused(
-    client: Client, name: str, trainer: ConsumerConfig, complaint: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=complaint):
-        client.create_buffer(BufferConfig(name, consumers=(trainer,)))
