@@ -130,10 +130,6 @@ def test_only_run_of_a_group_is_a_singleton_however_many_steps() -> None:
     assert [advantages(i)[0] for i in result.items] == pytest.approx([2 / (1 + 1e-6)] * 3)
 
 
-def test_experiences_without_a_run_vote_each() -> None:
-    assert scores([experience(1.0), experience(3.0)], "rloo") == [-2.0, 2.0]
-
-
 def test_equal_steps_of_a_run_are_one_vote_if_they_agree_and_an_error_if_not() -> None:
     agreeing = [experience(1.0, run="a"), experience(1.0, run="a"), experience(3.0, run="b")]
     assert scores(agreeing, "rloo") == [-2.0, -2.0, 2.0]

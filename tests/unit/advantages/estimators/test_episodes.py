@@ -28,14 +28,6 @@ def close(values: list[float]) -> Any:
     return pytest.approx(values, rel=1e-11, abs=1e-11)
 
 
-def test_step_wise_grpo_scores_returns_where_steps_have_them() -> None:
-    group = [*steps([2.0, 0.0, 1.0], "a"), *steps([1.0, -2.0], "b")]
-    scores, _ = step_wise(group, turn_rewards="steps", divide_by_steps=True, eps=1e-3)
-    # Votes 3 and -1, so mean 1 and standard deviation 8 ** 0.5.
-    divisor = 8**0.5 + 1e-3
-    assert scores == close([2 / divisor / 3, 0.0, 0.0, -1.0 / divisor, -1.5 / divisor])
-
-
 def test_gigpo_by_hand() -> None:
     # Episodes 1 and 0: mean 0.5, std 0.5 ** 0.5. Discounted by 0.5: 0.25, 0.5, 1 and 0, 0.
     group = [*steps([0.0, 0.0, 1.0], "a", ["s", "t", "u"]), *steps([0.0, 0.0], "b", ["s", "u"])]
@@ -57,13 +49,6 @@ def test_gigpo_by_hand() -> None:
     assert scores == close([0.625, 0.5, 1.0, -0.625, -1.0])
     scores, _ = gigpo(group, step_weight=0.0, use_std=False)
     assert scores == close([0.5] * 3 + [-0.5] * 2)
-
-
-def test_an_episode_counts_the_rewards_of_all_its_steps() -> None:
-    group = [*steps([1.0, 2.0, 4.0], "a", ["s", "t", "u"]), *steps([3.0], "b", ["v"])]
-    scores, details = gigpo(group, use_std=False)
-    assert details["mean"] == 5.0
-    assert scores == close([2.0, 2.0, 2.0, -2.0])
 
 
 def test_experiences_at_one_step_are_one_step_of_the_episode() -> None:
@@ -145,12 +130,3 @@ def test_equal_sums_over_other_steps_at_shared_states_still_teach() -> None:
     both, of_groups = scored(gigpo_scores, [apart, first, apart], "gigpo")
     assert [own["zero_variance"] for own in of_groups] == [True, False, True]
     assert both == [[0.0] * 4, scores, [0.0] * 4]
-
-
-def test_returns_that_are_given_are_not_summed_again() -> None:
-    group = [*steps([0.0, 1.0], "a", ["s", "t"]), *steps([0.0, 0.0], "b", ["s", "t"])]
-    scores, _ = gigpo(
-        group, turn_rewards="steps", turn_discount=0.5, step_discount=0.25, use_std=False
-    )
-    # Returns 0.5, 1 and 0, 0: the first is the run's, compared with 0.
-    assert scores == close([0.25 + 0.25, 0.25 + 0.5, -0.25 - 0.25, -0.25 - 0.5])

@@ -155,12 +155,6 @@ def test_gae() -> None:
     assert counted == [[-0.1875, 0.0, 1.0]]
 
 
-def test_gae_returns_are_advantages_plus_values() -> None:
-    member = rollout(3.0, [1, 1], values=[0.5, 1.0])
-    item = computed(compute([[member]], estimator="gae", parameters={"lam": 0.5})[0]).items[0]
-    assert (advantages(item), floats(item.returns)) == ([1.5, 2.0], [2.0, 3.0])
-
-
 def test_cpgd() -> None:
     # Sums 1, 3, 1 and 3: mean 2, standard deviation with ddof 0 is 1.
     members = [

@@ -96,14 +96,6 @@ def test_equal_sequences_give_exactly_zero(weight: str, reward: float, size: int
     assert scores == [[0.0] * size, [0.0]]
 
 
-def test_a_run_votes_once_where_groups_are_whole() -> None:
-    several: list[Group] = [[*steps([9.0, 1.0], "a"), step(0.0, "b")]]
-    scores, details = cpgd(several, weight="clip_filter")
-    assert details[0]["batch_mean"] == 0.5
-    # Each sequence's own sum is scored against the votes.
-    assert scores[0] == [8.5, 0.5, -0.5]
-
-
 def test_returns_of_steps_are_scored_against_whole_runs() -> None:
     group = [*steps([2.0, 1.0], "a"), *steps([1.0, 0.0], "b")]
     scores, details = cpgd([group], turn_rewards="steps", weight="none")

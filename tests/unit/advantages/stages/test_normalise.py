@@ -98,20 +98,6 @@ def test_rewards_are_standardised_within_their_group() -> None:
     assert details[1]["reward_norm_std"] == pytest.approx(statistics.stdev(groups[1]), rel=1e-15)
 
 
-def test_each_statistics_batch_has_its_own_moments() -> None:
-    groups = [[0.5, 2.0], [3.0], [7.0, 8.0, 8.5]]
-    parameters = {
-        "reward_norm_mean": "batch", "reward_norm_std": "batch", "reward_norm_ddof": 0,
-    }  # fmt: skip
-    scores, details = normalised(groups, parameters, batches=[0, 0, 1])
-    expected = []
-    for rewards in ([0.5, 2.0, 3.0], [7.0, 8.0, 8.5]):
-        mean, std = statistics.mean(rewards), statistics.pstdev(rewards)
-        expected += [(reward - mean) / (std + 1e-5) for reward in rewards]
-    assert scores == pytest.approx(expected, rel=1e-14)
-    assert details[0] == details[1] != details[2]
-
-
 def test_a_reward_can_be_left_out_of_its_own_mean() -> None:
     group = [0.5, 2.0, 6.5]
     parameters = {"reward_norm_mean": "group", "reward_norm_leave_one_out": True}
