@@ -44,6 +44,11 @@ def group(task: int | str, size: int, **fields: Any) -> list[Experience]:
     return [experience(task, run, **fields) for run in range(size)]
 
 
+def uid(task: int | str, run: int) -> str:
+    """The uid of an experience of `group`."""
+    return experience(task, run).eid.uid
+
+
 def create(stub: Stub, name: str, **config: Any) -> None:
     """Create a buffer. `consumers` maps names to units; `estimator` and `parameters` are short."""
     consumers = config.pop("consumers", {"trainer": "item"})

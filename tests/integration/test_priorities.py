@@ -15,7 +15,7 @@ from experience_buffer import (
     PushRefusedError,
     Selector,
 )
-from tests.integration.plain import experience, group
+from tests.integration.plain import experience, group, uid
 from tests.integration.server import Server
 
 
@@ -25,11 +25,6 @@ def ranked(name: str, unit: Any = "item") -> BufferConfig:
     if unit == "item":
         return BufferConfig(name, group_by="none", consumers=(consumer,))
     return BufferConfig(name, group_size=2, consumers=(consumer,))
-
-
-def uid(task: int, run: int) -> str:
-    """The uid of an experience of `group`."""
-    return experience(task, run).eid.uid
 
 
 def test_updates_change_what_comes_next(client: Client, name: str) -> None:

@@ -9,11 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from experience_buffer import (
     Pacing,
     Staleness,
 )
+from tests.integration.server import eventually
 from tests.ports import unused_ports
 
 DOCKER = Path(__file__).parent.parent.parent / "docker"
@@ -115,7 +115,9 @@ def test_the_rules_are_evaluated(monitored: Monitored) -> None:
         (group,) = _ask(monitored, "/api/v1/rules")["groups"]
         return list(group["rules"])
 
-    _wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), "an evaluation")
+    eventually(
+        lambda: all(rule["health"] != "unknown" for rule in rules()), "an evaluation", seconds=60
+    )
     assert [rule["lastError"] for rule in rules() if rule["health"] != "ok"] == []
 
 
@@ -251,14 +253,7 @@ def _wait_for_scrape(monitored: Monitored, *, after: float) -> None:
             return False
         return any(value > after for value in times)
 
-    _wait_until(scraped, "a scrape of the server")
-
-
-def _wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline, pause = time.monotonic() + 60.0, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"waited 60 s for {what}"
-        pause.wait(0.05)
+    eventually(scraped, "a scrape of the server", seconds=60)
 
 
 def _dashboard() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experience_buffer import BufferConfig, Client, ConsumerConfig, ExperienceNotFoundError
-from tests.integration.plain import experience, group, states, stats
+from tests.integration.plain import group, states, stats, uid
 from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import speaking
 
@@ -32,11 +32,6 @@ def wait_for_returns(stub: Stub, name: str, count: int) -> None:
     eventually(
         lambda: stats(stub, name).consumers[0].num_redelivered_units == count, "a lease to end"
     )
-
-
-def uid(task: int, run: int) -> str:
-    """The uid of an experience of `group`."""
-    return experience(task, run).eid.uid
 
 
 def test_after_so_many_deliveries_it_is_kept_away_and_listed(

@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,9 @@ from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.integration.plain import error_of, experience, group
 from tests.integration.server import Server, eventually
+from tests.integration.test_snapshot import SNAPSHOTS, MakeServer, folder_of
 
-SNAPSHOTS = '[snapshots]\npath = "snapshots"\n'
 COPIER = "snapshots.copy_process"
-MakeServer = Callable[..., Server]
-
-
-def folder_of(server: Server) -> Path:
-    return server.folder / "snapshots"
 
 
 @contextmanager

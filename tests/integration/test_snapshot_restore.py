@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ from experience_buffer_server.store.lmdb.snapshots.manifest import read_manifest
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.integration.plain import experience
 from tests.integration.server import Server, command
-
-SNAPSHOTS = '[snapshots]\npath = "snapshots"\n'
-MakeServer = Callable[..., Server]
+from tests.integration.test_snapshot import SNAPSHOTS, MakeServer
 
 
 def snapshot_of(server: Server, to: Path) -> Path:
