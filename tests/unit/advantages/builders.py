@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from experience_buffer_server.advantages import (
     ExperienceInput,
     GroupFailure,
     GroupResult,
+    compute,
 )
 
 DTYPES = {
@@ -81,3 +83,11 @@ def computed(outcome: GroupResult | GroupFailure) -> GroupResult:
 def failed(outcome: GroupResult | GroupFailure) -> str:
     assert isinstance(outcome, GroupFailure), outcome
     return outcome.error
+
+
+def scores(
+    members: Sequence[ExperienceInput], estimator: str = "grpo", **parameters: Any
+) -> list[float]:
+    """The advantage of the first token of each member of a group."""
+    outcome = compute([members], estimator=estimator, parameters=parameters)[0]
+    return [advantages(item)[0] for item in computed(outcome).items]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.advantages import ESTIMATORS, ExperienceInput, compute
+from experience_buffer_server.advantages import ESTIMATORS, compute
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
-from .builders import advantages, computed, experience, failed, floats
+from .builders import advantages, computed, experience, failed, floats, scores
 from .cases import full
 
 GROUP_ESTIMATORS = [name for name, spec in ESTIMATORS.items() if spec.compares == "group"]
@@ -22,13 +22,6 @@ UNNORMED = {"advantage_norm_mean": "none", "advantage_norm_std": "none", "cross_
 def plain(estimator: str) -> dict[str, Any]:
     """Without the normalisations over a batch that some estimators have by default."""
     return UNNORMED if estimator.startswith("reinforce") else {}
-
-
-def scores(
-    members: list[ExperienceInput], estimator: str = "grpo", **parameters: Any
-) -> list[float]:
-    outcome = compute([members], estimator=estimator, parameters=parameters)[0]
-    return [advantages(item)[0] for item in computed(outcome).items]
 
 
 @pytest.mark.parametrize("estimator", [*GROUP_ESTIMATORS, "cpgd"])

@@ -10,17 +10,12 @@ import pytest
 
 from experience_buffer_server.advantages import ESTIMATORS, Column, compute
 
-from .builders import advantages, column, computed, experience, failed
+from .builders import column, computed, experience, failed, scores
 from .cases import full
 
 GROUP_ESTIMATORS = [name for name, spec in ESTIMATORS.items() if spec.compares == "group"]
 ITEM_ESTIMATORS = ["reinforce", "reinforce_plus_plus", "remax", "gae", "cpgd"]
 SCORED = [name for name in ESTIMATORS if name != "on_policy_distill"]
-
-
-def scores(members: Any, estimator: str) -> list[float]:
-    outcome = compute([members], estimator=estimator, parameters={})[0]
-    return [advantages(item)[0] for item in computed(outcome).items]
 
 
 GOOD = full(experience(1.0, [True, False, True], values=[0.5, 0.25, 0.125]))

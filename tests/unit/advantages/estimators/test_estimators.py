@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.advantages import ExperienceInput, compute
-from tests.unit.advantages.builders import advantages, column, computed, experience, floats
+from tests.unit.advantages.builders import advantages, column, computed, experience, floats, scores
 
 
 def rows(
@@ -18,11 +18,6 @@ def rows(
 ) -> list[list[float]]:
     outcome = compute([list(members)], estimator=estimator, parameters=parameters)[0]
     return [advantages(item) for item in computed(outcome).items]
-
-
-def scores(members: Sequence[ExperienceInput], estimator: str, **parameters: Any) -> list[float]:
-    """The advantage of each experience's first token."""
-    return [row[0] for row in rows(members, estimator, **parameters)]
 
 
 def rollout(reward: float = 0.0, mask: Sequence[float] = (1,), **fields: Any) -> ExperienceInput:

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experience_buffer_server.advantages import ExperienceInput, plan
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import TokenStages
 from experience_buffer_server.advantages.arrays.values import GroupDetails
 from experience_buffer_server.advantages.kernels.devices import token_stages
-from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.stages.normalise import (
     clip_advantages,
     normalise_across_batch,
@@ -23,21 +21,11 @@ from experience_buffer_server.advantages.stages.normalise import (
     normalise_rewards,
 )
 from tests.unit.advantages.builders import experience
+from tests.unit.advantages.scalars import packed
 
 Parameters = Any
 GROUP = {"reward_norm_mean": "group", "reward_norm_std": "group"}
 TOKENS = {"advantage_norm_mean": "group", "advantage_norm_std": "group"}
-
-
-def packed(
-    groups: Sequence[Sequence[ExperienceInput]],
-    parameters: dict[str, Any],
-    batches: Sequence[int] | None = None,
-) -> tuple[Batch, Parameters, GroupDetails]:
-    planned = plan("reinforce", parameters)
-    batch = pack(groups, planned, batches=batches)
-    assert not batch.problems
-    return batch, planned.parameters, [{} for _ in groups]
 
 
 def normalised(
@@ -47,7 +35,7 @@ def normalised(
 ) -> tuple[list[float], GroupDetails]:
     """Rewards of experiences that are runs of their own; they may be finer than float32."""
     members = [[experience(0.0, [True]) for _ in group] for group in groups]
-    batch, chosen, details = packed(members, parameters, batches)
+    batch, chosen, details = packed(members, "reinforce", batches=batches, **parameters)
     rewards_B = np.array([reward for group in groups for reward in group], dtype=np.float64)
     return normalise_rewards(rewards_B, batch, chosen, details).tolist(), details
 
@@ -62,7 +50,7 @@ def placed(
         [experience(None, mask, token_level_reward=row, dtype="F64") for row, mask in group]
         for group in groups
     ]
-    batch, chosen, details = packed(members, parameters, batches)
+    batch, chosen, details = packed(members, "reinforce", batches=batches, **parameters)
     stages = token_stages(batch, device="cpu", threads=1, precision="float64")
     rewards = stages.rewards(np.zeros(len(batch.rewards)), None)
     tokens = stages.returns(rewards, gamma=0.0, mask_mode="skip")
@@ -70,7 +58,7 @@ def placed(
 
 
 def test_nothing_configured_changes_nothing() -> None:
-    batch, chosen, details = packed([[experience()]], {})
+    batch, chosen, details = packed([[experience()]], "reinforce")
     assert normalise_rewards(batch.rewards, batch, chosen, details) is batch.rewards
     stages, tokens, *rest = placed([[([1.0, 2.0], [True, True])]], {})
     for stage in (normalise_advantages, clip_advantages, normalise_across_batch):
@@ -139,12 +127,14 @@ def test_with_turn_rewards_a_run_votes_with_its_first_step() -> None:
         experience(1.0, [True], run="a", step=2),
         experience(2.0, [True]),
     ]
-    parameters = {"reward_norm_mean": "group", "turn_rewards": "steps"}
-    batch, chosen, details = packed([members], parameters)
+    parameters: dict[str, Any] = {"reward_norm_mean": "group", "turn_rewards": "steps"}
+    batch, chosen, details = packed([members], "reinforce", **parameters)
     scores = normalise_rewards(np.array([10.0, 1.0, 2.0]), batch, chosen, details).tolist()
     assert scores == [4.0, -5.0, -4.0]
     # Left out of the mean is the run's vote, not the step.
-    batch, chosen, details = packed([members], {**parameters, "reward_norm_leave_one_out": True})
+    batch, chosen, details = packed(
+        [members], "reinforce", **parameters, reward_norm_leave_one_out=True
+    )
     scores = normalise_rewards(np.array([10.0, 1.0, 2.0]), batch, chosen, details).tolist()
     assert scores == [8.0, -1.0, -8.0]
 
@@ -212,8 +202,8 @@ def test_a_run_alone_in_its_group_has_nothing_to_be_compared_with() -> None:
             experience(None, [True, True], token_level_reward=[1.0, 3.0], run=run, step=step)
             for step in range(2 if run else 1)
         ]
-        parameters = {**TOKENS, "advantage_norm_leave_one_out": True}
-        batch, chosen, details = packed([members], parameters)
+        parameters: dict[str, Any] = {**TOKENS, "advantage_norm_leave_one_out": True}
+        batch, chosen, details = packed([members], "reinforce", **parameters)
         stages = token_stages(batch, device="cpu", threads=1, precision="float64")
         rewards = stages.rewards(np.zeros(len(members)), None)
         tokens = stages.returns(rewards, gamma=0.0, mask_mode="skip")
