@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.store import BufferRow, Record
-from experience_buffer_server.store.interface import cut_of
+from experience_buffer_server.store.interface import Store, cut_of
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.faults.shim import Faults, build
 
@@ -89,3 +89,11 @@ def faults(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setenv(name, value)
     yield made
     made.close()
+
+
+async def append(store: Store, *records: Record, payload: bytes = b"payload") -> None:
+    """Append records of buffer 1 in one batch, and wait for it."""
+    batch = store.batch()
+    for each in records:
+        batch.append(1, each, payload)
+    await store.commit(batch)

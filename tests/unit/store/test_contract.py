@@ -27,7 +27,7 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.memory import MemoryData, MemoryStore
-from tests.unit.store.conftest import MEBI, MakeRecord
+from tests.unit.store.conftest import MEBI, MakeRecord, append
 
 LIMIT_BYTES = 16 * MEBI
 
@@ -104,13 +104,6 @@ async def put(store: Store, *rows: BufferRow) -> None:
     batch = store.batch()
     for each in rows:
         batch.put_buffer(each)
-    await store.commit(batch)
-
-
-async def append(store: Store, *records: Record, payload: bytes = b"payload") -> None:
-    batch = store.batch()
-    for record in records:
-        batch.append(1, record, payload)
     await store.commit(batch)
 
 

@@ -9,18 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import Record, StoreFailedError
-from experience_buffer_server.store.lmdb.store import LmdbStore
+from experience_buffer_server.store import StoreFailedError
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.faults.power import fail_power
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
-
-
-async def append(store: LmdbStore, record: Record, num_bytes: int) -> None:
-    batch = store.batch()
-    batch.append(1, record, bytes(num_bytes))
-    await store.commit(batch)
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore, append
 
 
 async def test_payloads_of_a_commit_in_doubt_stay(
@@ -28,10 +21,10 @@ async def test_payloads_of_a_commit_in_doubt_stay(
 ) -> None:
     """What LMDB writes over the page that failed is never synced: the power takes it back."""
     store = await open_store()
-    await append(store, make_record(1), MEBI)
+    await append(store, make_record(1), payload=bytes(MEBI))
     faults.fail_meta_writes(errno.EIO)
     with pytest.raises(StoreFailedError, match="Input/output error"):
-        await append(store, make_record(2), MEBI)
+        await append(store, make_record(2), payload=bytes(MEBI))
     await store.close()
     faults.fail_meta_writes(0)
     kept = path.parent / "kept"

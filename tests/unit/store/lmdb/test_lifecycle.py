@@ -13,25 +13,18 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from experience_buffer_server.store import BufferRow, Record, StoreFailedError, StoreFormatError
+from experience_buffer_server.store import BufferRow, StoreFailedError, StoreFormatError
 from experience_buffer_server.store.lmdb import writer_link
 from experience_buffer_server.store.lmdb.disk.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.reader import LmdbReader
-from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
+from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore, append
 
 
 def writer_pid(path: Path) -> int:
     return int((path / "writer.lock").read_text().split()[0])
-
-
-async def append(store: LmdbStore, record: Record, payload: bytes = b"payload") -> None:
-    batch = store.batch()
-    batch.append(1, record, payload)
-    await store.commit(batch)
 
 
 async def test_a_second_owner_is_told_who_has_the_directory(
@@ -230,7 +223,9 @@ async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
             told.set()
 
     store = await open_store(on_work=note)
-    await asyncio.gather(*(append(store, make_record(seq), bytes(5000)) for seq in range(1, 501)))
+    await asyncio.gather(
+        *(append(store, make_record(seq), payload=bytes(5000)) for seq in range(1, 501))
+    )
     async with asyncio.timeout(30):
         await told.wait()
     assert store.stats.live_bytes > 500 * 5000
@@ -251,7 +246,7 @@ async def test_the_map_grows_under_concurrent_reads(
     for start in range(1, 1001, 20):
         records = [make_record(seq) for seq in range(start, start + 20)]
         await asyncio.gather(
-            *(append(store, r, r.uid.encode() * 500) for r in records),
+            *(append(store, r, payload=r.uid.encode() * 500) for r in records),
             *(asyncio.to_thread(read, acked[-50:]) for _ in range(2)),
         )
         acked += [record.uid for record in records]
@@ -281,7 +276,7 @@ async def test_a_reader_in_another_process_follows_a_growing_map(
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         for seq in range(1, 6):
-            await append(store, make_record(seq), bytes(MEBI * seq))
+            await append(store, make_record(seq), payload=bytes(MEBI * seq))
             process.stdin.write(make_record(seq).uid + "\n")
             process.stdin.flush()
             assert process.stdout.readline() == f"{MEBI * seq}\n"

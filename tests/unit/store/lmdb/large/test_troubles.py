@@ -56,6 +56,11 @@ class Engines:
         self._opened.append(engine)
         return engine
 
+    def store(self, *names: str, num_bytes: int = MEBI) -> None:
+        """Put payloads, and close."""
+        assert put(self.open(), *names, num_bytes=num_bytes) == [Status.OK] * len(names)
+        self.close()
+
     def close(self) -> None:
         while self._opened:
             self._opened.pop().close()
@@ -115,9 +120,7 @@ def test_a_store_without_the_file_of_its_payloads_does_not_start(
     tmp_path: Path, engines: Engines, left: int | None
 ) -> None:
     """It would set aside what only has to be put back."""
-    engine = engines.open()
-    assert put(engine, "a", "b") == [Status.OK, Status.OK]
-    engines.close()
+    engines.store("a", "b")
     file = tmp_path / NAME
     content = file.read_bytes()
     if left is None:
@@ -132,11 +135,9 @@ def test_a_store_without_the_file_of_its_payloads_does_not_start(
 
 
 def test_what_is_whole_in_a_file_that_was_cut_is_kept(tmp_path: Path, engines: Engines) -> None:
-    assert put(engines.open(), "a", num_bytes=MEBI + 9) == [Status.OK]
-    engines.close()
+    engines.store("a", num_bytes=MEBI + 9)
     os.truncate(tmp_path / NAME, MEBI + 9)
-    assert put(engines.open(), "b") == [Status.OK]
-    engines.close()
+    engines.store("b")
     with LmdbReader(tmp_path) as reader:
         assert all(isinstance(payload, bytes) for payload in reader.payloads(1, ["a", "b"]))
 
@@ -144,9 +145,7 @@ def test_what_is_whole_in_a_file_that_was_cut_is_kept(tmp_path: Path, engines: E
 def test_a_new_store_is_not_made_beside_the_payloads_of_another(
     tmp_path: Path, engines: Engines
 ) -> None:
-    engine = engines.open()
-    assert put(engine, "a") == [Status.OK]
-    engines.close()
+    engines.store("a")
     (tmp_path / "data.mdb").rename(tmp_path / "elsewhere")
     content = (tmp_path / NAME).read_bytes()
     with pytest.raises(StoreFormatError, match=r"no data\.mdb .*: put that back"):
@@ -196,9 +195,7 @@ def test_what_cannot_be_read_for_want_of_something_is_not_damaged(
 def test_a_disk_that_fails_is_asked_once(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engines.open()
-    assert put(engine, "a", "b") == [Status.OK, Status.OK]
-    engines.close()
+    engines.store("a", "b")
     asked: list[int] = []
 
     def fail(self: PayloadReader, buffer: memoryview, offset: int) -> None:
@@ -223,9 +220,7 @@ def places(reader: LmdbReader, *names: str) -> list[Place]:
 def test_what_was_written_over_while_it_was_read_is_left_to_who_asks(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engines.open()
-    assert put(engine, "a", "b", num_bytes=MEBI - 1) == [Status.OK, Status.OK]
-    engines.close()
+    engines.store("a", "b", num_bytes=MEBI - 1)
     real = PayloadReader._read
     asked: list[tuple[int, int]] = []
 
@@ -247,10 +242,8 @@ def test_what_was_written_over_while_it_was_read_is_left_to_who_asks(
 def test_one_of_neighbours_that_cannot_be_read_costs_the_others_nothing(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engines.open()
     names = ["a", "b", "c"]
-    assert put(engine, *names, num_bytes=MEBI - 1) == [Status.OK] * 3
-    engines.close()
+    engines.store(*names, num_bytes=MEBI - 1)
     real = PayloadReader._read
 
     def read(self: PayloadReader, buffer: memoryview, offset: int) -> None:
@@ -273,9 +266,7 @@ def test_one_of_neighbours_that_cannot_be_read_costs_the_others_nothing(
 def test_memory_of_neighbours_is_used_again_once_all_were_released(
     tmp_path: Path, engines: Engines
 ) -> None:
-    engine = engines.open()
-    assert put(engine, "a", "b", num_bytes=MEBI) == [Status.OK] * 2
-    engines.close()
+    engines.store("a", "b", num_bytes=MEBI)
     with LmdbReader(tmp_path) as reader:
         memory = reader._large._file._kept
         first, second = reader.fetch(places(reader, "a", "b"))
