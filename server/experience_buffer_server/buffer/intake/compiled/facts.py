@@ -7,37 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.primitives import Array, compiled, int64
-from experience_buffer_server.buffer.intake.compiled.workspace import (
-    ABSENT,
-    BATCH,
-    DICT,
-    FIRST,
-    FLOAT,
-    INT,
-    IS_ORDINARY,
-    KEPT_INPUT,
-    KEYS,
-    KIND,
-    LAST,
-    LENGTH,
-    LIST,
-    MAX_VERSION,
-    MIN_VERSION,
-    NAME,
-    NONE,
-    NUMBER,
-    PRIORITY,
-    REWARD,
-    RUN,
-    SIZES,
-    STACK_WIDTH,
-    STEP,
-    SUFFIX,
-    TENSOR_NAMES,
-    TEXT,
-    TEXT_BYTES,
-)
+from experience_buffer_server.buffer.intake.compiled.workspace import KEYS, TENSOR_NAMES
 
 _MODEL_VERSION: Final = 3 * KEYS.index("model_version")
 _VERSION_START: Final = 3 * KEYS.index("version_start")
@@ -74,29 +46,29 @@ def note_facts(work: Array, fact: int) -> bool:
     """
     eid, info = int64(-1), int64(-1)
     prompt_length, is_cut, is_sound = int64(1), False, True
-    work[fact + REWARD] = NONE
-    for key in range(work[FIRST], work[LAST], 2 * STACK_WIDTH):
-        name, value = work[key + NAME], key + STACK_WIDTH
-        kind, number = work[value + KIND], work[value + NUMBER]
+    work[fact + ws.REWARD] = ws.NONE
+    for key in range(work[ws.FIRST], work[ws.LAST], 2 * ws.STACK_WIDTH):
+        name, value = work[key + ws.NAME], key + ws.STACK_WIDTH
+        kind, number = work[value + ws.KIND], work[value + ws.NUMBER]
         if name == _EID:
-            is_sound = kind == DICT and number == _EID_PARTS
-            eid = work[value + TEXT_BYTES]
+            is_sound = kind == ws.DICT and number == _EID_PARTS
+            eid = work[value + ws.TEXT_BYTES]
         elif name == _REWARD:
-            is_sound = kind in (NONE, INT, FLOAT)
-            work[fact + REWARD], work[fact + REWARD + 1] = kind, number
+            is_sound = kind in (ws.NONE, ws.INT, ws.FLOAT)
+            work[fact + ws.REWARD], work[fact + ws.REWARD + 1] = kind, number
         elif name == _TRUNCATE_STATUS:
-            is_cut = kind == TEXT and work[value + NAME] != _PROMPT_TRUNCATED
-            is_sound = is_cut or kind == NONE
+            is_cut = kind == ws.TEXT and work[value + ws.NAME] != _PROMPT_TRUNCATED
+            is_sound = is_cut or kind == ws.NONE
         elif name == _INFO:
-            is_sound = kind in (NONE, DICT)
-            info = work[value + TEXT_BYTES] if kind == DICT else info
+            is_sound = kind in (ws.NONE, ws.DICT)
+            info = work[value + ws.TEXT_BYTES] if kind == ws.DICT else info
         elif name == _METRICS:
-            is_sound = kind in (NONE, DICT)
+            is_sound = kind in (ws.NONE, ws.DICT)
         elif name == _PROMPT_LENGTH:
-            is_sound = kind == INT
+            is_sound = kind == ws.INT
             prompt_length = number
         elif name in (_CUSTOM_FIELDS, _IMAGE_KEYS):
-            is_sound = kind == NONE or (kind == LIST and number == 0)
+            is_sound = kind == ws.NONE or (kind == ws.LIST and number == 0)
         if not is_sound:
             return False
     return (
@@ -111,44 +83,44 @@ def _note_eid(work: Array, row: int, fact: int) -> bool:
     if row < 0:
         return False
     for part in range(row, row + 6, 3):
-        if work[part] != INT and work[part] != TEXT:
+        if work[part] != ws.INT and work[part] != ws.TEXT:
             return False
-    if work[row + _RUN] != INT or work[row + _STEP] != INT or work[row + _SUFFIX] != TEXT:
+    if work[row + _RUN] != ws.INT or work[row + _STEP] != ws.INT or work[row + _SUFFIX] != ws.TEXT:
         return False
     for column in range(6):
-        work[fact + BATCH + column] = work[row + column]
-    work[fact + RUN], work[fact + STEP] = work[row + _RUN + 1], work[row + _STEP + 1]
+        work[fact + ws.BATCH + column] = work[row + column]
+    work[fact + ws.RUN], work[fact + ws.STEP] = work[row + _RUN + 1], work[row + _STEP + 1]
     for column in range(2):
-        work[fact + SUFFIX + column] = work[row + _SUFFIX + 1 + column]
+        work[fact + ws.SUFFIX + column] = work[row + _SUFFIX + 1 + column]
     return True
 
 
 @compiled
 def _note_info(work: Array, row: int, fact: int) -> bool:
-    work[fact + PRIORITY] = ABSENT
-    work[fact + MIN_VERSION] = work[fact + MAX_VERSION] = -1
+    work[fact + ws.PRIORITY] = ws.ABSENT
+    work[fact + ws.MIN_VERSION] = work[fact + ws.MAX_VERSION] = -1
     if row < 0:
         return True
     kind = work[row + _PRIORITY]
-    if work[row + KEPT_INPUT] == 1 or kind not in (ABSENT, INT, FLOAT):
+    if work[row + ws.KEPT_INPUT] == 1 or kind not in (ws.ABSENT, ws.INT, ws.FLOAT):
         return False
-    work[fact + PRIORITY], work[fact + PRIORITY + 1] = kind, work[row + _PRIORITY + 1]
+    work[fact + ws.PRIORITY], work[fact + ws.PRIORITY + 1] = kind, work[row + _PRIORITY + 1]
     start, end = row + _VERSION_START, row + _VERSION_END
-    if work[start] == ABSENT:
+    if work[start] == ws.ABSENT:
         start = row + _MODEL_VERSION
-    if work[end] == ABSENT:
+    if work[end] == ws.ABSENT:
         end = start
-    if work[end] == ABSENT:
+    if work[end] == ws.ABSENT:
         return True
-    if work[start] != INT or work[end] != INT or not 0 <= work[start + 1] <= work[end + 1]:
+    if work[start] != ws.INT or work[end] != ws.INT or not 0 <= work[start + 1] <= work[end + 1]:
         return False
-    work[fact + MIN_VERSION], work[fact + MAX_VERSION] = work[start + 1], work[end + 1]
+    work[fact + ws.MIN_VERSION], work[fact + ws.MAX_VERSION] = work[start + 1], work[end + 1]
     return True
 
 
 @compiled
 def _note_lengths(work: Array, prompt_length: int, is_cut: bool, fact: int) -> bool:
-    num_tokens, num_masked = work[SIZES + _TOKENS], work[SIZES + _MASK]
+    num_tokens, num_masked = work[ws.SIZES + _TOKENS], work[ws.SIZES + _MASK]
     if num_tokens < 0 or not 0 <= prompt_length <= num_tokens:
         return False
     length = num_tokens - prompt_length
@@ -156,12 +128,12 @@ def _note_lengths(work: Array, prompt_length: int, is_cut: bool, fact: int) -> b
     if length == 0 or num_masked not in (-1, length) or (num_masked < 0 and prompt_length == 0):
         return False
     for field in range(_LOGPROBS, _VALUES):
-        size = work[SIZES + field]
+        size = work[ws.SIZES + field]
         # Those of no token stand for logprobs that weren't kept.
         if size >= 0 and size != length and not (field == _LOGPROBS and size == 0):
             return False
-    num_values = work[SIZES + _VALUES]
+    num_values = work[ws.SIZES + _VALUES]
     if num_values >= 0 and not length <= num_values <= length + 1:
         return False
-    work[fact + LENGTH], work[fact + IS_ORDINARY] = length, 0 if is_cut else 1
+    work[fact + ws.LENGTH], work[fact + ws.IS_ORDINARY] = length, 0 if is_cut else 1
     return True

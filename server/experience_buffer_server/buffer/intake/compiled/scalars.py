@@ -6,15 +6,8 @@ stack, and a text in the memo, are known by where their rows begin in `work`.
 
 from __future__ import annotations
 
-from experience_buffer_server.buffer.intake.compiled.opcodes import (
-    BINGET,
-    BININT,
-    BININT1,
-    BININT2,
-    LONG1,
-    LONG_BINGET,
-    MEMOIZE,
-)
+from experience_buffer_server.buffer.intake.compiled import opcodes
+from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.primitives import (
     Array,
     compiled,
@@ -25,47 +18,17 @@ from experience_buffer_server.buffer.intake.compiled.primitives import (
     put_uint,
     uint,
 )
-from experience_buffer_server.buffer.intake.compiled.workspace import (
-    DEPTH,
-    DICT,
-    END,
-    INDEX,
-    ITEM,
-    KEY_BYTES,
-    KEY_ENDS,
-    KIND,
-    KNOWN_AS,
-    LIST,
-    MAX_MEMO,
-    MEMO,
-    MEMO_WIDTH,
-    NAME,
-    NUM_MEMO,
-    NUM_OUT,
-    NUMBER,
-    OWNER,
-    POS,
-    SINGLETONS,
-    SIZE,
-    SP,
-    SPELLED,
-    SPELLED_BYTES,
-    STACK_WIDTH,
-    START,
-    TEXT,
-    TEXT_BYTES,
-    WRITTEN,
-)
+from experience_buffer_server.buffer.intake.compiled.workspace import KEY_BYTES, KEY_ENDS
 
 
 @compiled
 def push(kind: int, number: int, work: Array) -> bool:
     """Put a value that is no text on the stack; always True."""
-    value = work[SP]
-    work[value + KIND], work[value + NUMBER] = kind, number
-    work[value + TEXT_BYTES] = work[value + NAME] = -1
-    work[value + DEPTH] = 1 if kind in (DICT, LIST) else 0
-    work[SP] = value + STACK_WIDTH
+    value = work[ws.SP]
+    work[value + ws.KIND], work[value + ws.NUMBER] = kind, number
+    work[value + ws.TEXT_BYTES] = work[value + ws.NAME] = -1
+    work[value + ws.DEPTH] = 1 if kind in (ws.DICT, ws.LIST) else 0
+    work[ws.SP] = value + ws.STACK_WIDTH
     return True
 
 
@@ -73,17 +36,17 @@ def push(kind: int, number: int, work: Array) -> bool:
 def read_int(data: Array, pos: int) -> tuple[int, int]:
     """An integer in the shortest opcode for it, and where it ends; else an end of -1."""
     op = data[pos]
-    if op == BININT1:
+    if op == opcodes.BININT1:
         return int64(data[pos + 1]), pos + 2
-    if op == BININT2:
+    if op == opcodes.BININT2:
         value = uint(data, pos + 1, 2)
         return value, pos + 3 if value > 0xFF else -1
-    if op == BININT:
+    if op == opcodes.BININT:
         value = uint(data, pos + 1, 4)
         value -= (value >> 31) << 32
         return value, pos + 5 if not 0 <= value <= 0xFFFF else -1
     size = int64(data[pos + 1])
-    if op != LONG1 or not 4 < size <= 8:
+    if op != opcodes.LONG1 or not 4 < size <= 8:
         return 0, -1
     value = uint(data, pos + 2, size)
     if size < 8:
@@ -95,7 +58,7 @@ def read_int(data: Array, pos: int) -> tuple[int, int]:
 @compiled
 def read_text(data: Array, is_long: bool, work: Array, out: Array) -> bool:
     """Memoize a text, and write it."""
-    pos = work[POS]
+    pos = work[ws.POS]
     if is_long:
         start, size = pos + 5, uint(data, pos + 1, 4)
         if size <= 0xFF:
@@ -103,16 +66,16 @@ def read_text(data: Array, is_long: bool, work: Array, out: Array) -> bool:
     else:
         start, size = pos + 2, int64(data[pos + 1])
     end = start + size
-    if end >= work[END] or data[end] != MEMOIZE or not is_utf8(data, start, size):
+    if end >= work[ws.END] or data[end] != opcodes.MEMOIZE or not is_utf8(data, start, size):
         return False
-    if work[NUM_MEMO] >= MAX_MEMO:
+    if work[ws.NUM_MEMO] >= ws.MAX_MEMO:
         return False
-    text = MEMO + MEMO_WIDTH * work[NUM_MEMO]
-    work[text + SPELLED], work[text + SPELLED_BYTES] = pos, end + 1 - pos
-    work[text + START], work[text + SIZE], work[text + OWNER] = start, size, -1
-    work[text + KNOWN_AS] = find(data, start, size, KEY_BYTES, KEY_ENDS)
-    work[NUM_MEMO] += 1
-    work[POS] = end + 1
+    text = ws.MEMO + ws.MEMO_WIDTH * work[ws.NUM_MEMO]
+    work[text + ws.SPELLED], work[text + ws.SPELLED_BYTES] = pos, end + 1 - pos
+    work[text + ws.START], work[text + ws.SIZE], work[text + ws.OWNER] = start, size, -1
+    work[text + ws.KNOWN_AS] = find(data, start, size, KEY_BYTES, KEY_ENDS)
+    work[ws.NUM_MEMO] += 1
+    work[ws.POS] = end + 1
     return _write_text(data, text, work, out)
 
 
@@ -120,10 +83,10 @@ def read_text(data: Array, is_long: bool, work: Array, out: Array) -> bool:
 def get_text(data: Array, is_long: bool, work: Array, out: Array) -> bool:
     """Write a text that was memoized before, in this experience or in another one."""
     num_bytes = 4 if is_long else 1
-    index = uint(data, work[POS] + 1, num_bytes)
-    work[POS] += 1 + num_bytes
-    text = MEMO + MEMO_WIDTH * index
-    if index >= work[NUM_MEMO] or work[text + SIZE] < 0:
+    index = uint(data, work[ws.POS] + 1, num_bytes)
+    work[ws.POS] += 1 + num_bytes
+    text = ws.MEMO + ws.MEMO_WIDTH * index
+    if index >= work[ws.NUM_MEMO] or work[text + ws.SIZE] < 0:
         return False
     return _write_text(data, text, work, out)
 
@@ -131,27 +94,32 @@ def get_text(data: Array, is_long: bool, work: Array, out: Array) -> bool:
 @compiled
 def _write_text(data: Array, text: int, work: Array, out: Array) -> bool:
     """Write a text: spelled, or where this experience has it already, as that."""
-    w = work[WRITTEN]
-    if work[text + OWNER] == work[ITEM]:
-        is_long = work[text + INDEX] > 0xFF
-        out[w] = LONG_BINGET if is_long else BINGET
-        work[WRITTEN] = put_uint(out, w + 1, work[text + INDEX], 4 if is_long else 1)
+    w = work[ws.WRITTEN]
+    if work[text + ws.OWNER] == work[ws.ITEM]:
+        is_long = work[text + ws.INDEX] > 0xFF
+        out[w] = opcodes.LONG_BINGET if is_long else opcodes.BINGET
+        work[ws.WRITTEN] = put_uint(out, w + 1, work[text + ws.INDEX], 4 if is_long else 1)
     else:
         # Python has one object for an empty text and for each character of Latin-1. What spells
         # one of them twice isn't what Python would write.
-        single = _singleton(data, work[text + START], work[text + SIZE])
+        single = _singleton(data, work[text + ws.START], work[text + ws.SIZE])
         if single >= 0:
-            if work[SINGLETONS + single] == work[ITEM]:
+            if work[ws.SINGLETONS + single] == work[ws.ITEM]:
                 return False
-            work[SINGLETONS + single] = work[ITEM]
-        work[text + OWNER], work[text + INDEX] = work[ITEM], work[NUM_OUT]
-        work[NUM_OUT] += 1
-        work[WRITTEN] = copy(data, work[text + SPELLED], work[text + SPELLED_BYTES], out, w)
-    value = work[SP]
-    work[value + KIND], work[value + NUMBER] = TEXT, work[text + START]
-    work[value + TEXT_BYTES], work[value + NAME] = work[text + SIZE], work[text + KNOWN_AS]
-    work[value + DEPTH] = 0
-    work[SP] = value + STACK_WIDTH
+            work[ws.SINGLETONS + single] = work[ws.ITEM]
+        work[text + ws.OWNER], work[text + ws.INDEX] = work[ws.ITEM], work[ws.NUM_OUT]
+        work[ws.NUM_OUT] += 1
+        work[ws.WRITTEN] = copy(
+            data, work[text + ws.SPELLED], work[text + ws.SPELLED_BYTES], out, w
+        )
+    value = work[ws.SP]
+    work[value + ws.KIND], work[value + ws.NUMBER] = ws.TEXT, work[text + ws.START]
+    work[value + ws.TEXT_BYTES], work[value + ws.NAME] = (
+        work[text + ws.SIZE],
+        work[text + ws.KNOWN_AS],
+    )
+    work[value + ws.DEPTH] = 0
+    work[ws.SP] = value + ws.STACK_WIDTH
     return True
 
 

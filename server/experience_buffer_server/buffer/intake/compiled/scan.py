@@ -24,6 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from experience_buffer._codec.payload import Buffer
+from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.facts import note_facts
 from experience_buffer_server.buffer.intake.compiled.metadata import read_metadata
 from experience_buffer_server.buffer.intake.compiled.primitives import (
@@ -37,36 +38,7 @@ from experience_buffer_server.buffer.intake.compiled.primitives import (
 )
 from experience_buffer_server.buffer.intake.compiled.scalars import read_int
 from experience_buffer_server.buffer.intake.compiled.tables import read_table, write_table
-from experience_buffer_server.buffer.intake.compiled.workspace import (
-    BOUNDS_TYPE,
-    COMPARED,
-    END,
-    FACTS,
-    HEAD_WIDTH,
-    HEADS,
-    ITEM,
-    KNOWN_AS,
-    MAX_ITEMS,
-    MEMO,
-    MEMO_WIDTH,
-    NUM_BYTES,
-    NUM_FACTS,
-    NUM_MEMO,
-    NUM_NODES,
-    NUM_SINGLETONS,
-    OUT,
-    OUT_BYTES,
-    POS,
-    SINGLETONS,
-    SIZE,
-    SPAN,
-    SPANS,
-    SPANS_TABLE,
-    START,
-    WORK_SIZE,
-    WRITTEN,
-    Bounds,
-)
+from experience_buffer_server.buffer.intake.compiled.workspace import BOUNDS_TYPE, Bounds
 
 UNKNOWN: Final = -1
 """What isn't known here."""
@@ -94,7 +66,7 @@ def _begin(data: Array, bounds: Bounds, work: Array) -> int:
     if not 0 <= metadata_bytes <= min(data.size, bounds.max_metadata_bytes):
         return -1
     pos, end = _FRAME_BYTES, _FRAME_BYTES + metadata_bytes
-    if tensor_bytes != work[NUM_BYTES] - end:
+    if tensor_bytes != work[ws.NUM_BYTES] - end:
         return -1
     if data[pos] != 0x80 or not 4 <= data[pos + 1] <= 5 or data[pos + 2] != 0x95:
         return -1
@@ -105,24 +77,24 @@ def _begin(data: Array, bounds: Bounds, work: Array) -> int:
     _note_key(1, pos + 5, 7, work)
     _note_key(2, pos + 17, 9, work)
     num_items, pos = read_int(data, pos + _UP_TO_NUM_ITEMS.size)
-    if pos < 0 or not 1 <= num_items <= MAX_ITEMS or not is_at(data, pos, _UP_TO_ITEMS):
+    if pos < 0 or not 1 <= num_items <= ws.MAX_ITEMS or not is_at(data, pos, _UP_TO_ITEMS):
         return -1
     _note_key(3, pos + 2, 5, work)
     # The dict and the list around them.
-    work[MEMO + SIZE] = work[MEMO + 4 * MEMO_WIDTH + SIZE] = -1
+    work[ws.MEMO + ws.SIZE] = work[ws.MEMO + 4 * ws.MEMO_WIDTH + ws.SIZE] = -1
     pos += _UP_TO_ITEMS.size
     if num_items > 1:
         if data[pos] != _MARK:
             return -1
         pos += 1
-    work[POS], work[END], work[NUM_MEMO] = pos, end, _NUM_MEMO
+    work[ws.POS], work[ws.END], work[ws.NUM_MEMO] = pos, end, _NUM_MEMO
     return num_items
 
 
 @compiled
 def _note_key(number: int, start: int, size: int, work: Array) -> None:
-    text = MEMO + MEMO_WIDTH * number
-    work[text + START], work[text + SIZE], work[text + KNOWN_AS] = start, size, -1
+    text = ws.MEMO + ws.MEMO_WIDTH * number
+    work[text + ws.START], work[text + ws.SIZE], work[text + ws.KNOWN_AS] = start, size, -1
 
 
 @compiled
@@ -130,30 +102,30 @@ def _scan(data: Array, bounds: Bounds, work: Array, out: Array) -> int:
     num_items = _begin(data, bounds, work)
     if num_items < 1:
         return UNKNOWN
-    base = read_table(data, work[END], num_items, bounds, work)
+    base = read_table(data, work[ws.END], num_items, bounds, work)
     if base < 0:
         return UNKNOWN
-    for single in range(NUM_SINGLETONS):
-        work[SINGLETONS + single] = -1
-    work[WRITTEN] = work[COMPARED] = 0
-    work[NUM_NODES], work[SPAN] = _NODES_AROUND, SPANS_TABLE
+    for single in range(ws.NUM_SINGLETONS):
+        work[ws.SINGLETONS + single] = -1
+    work[ws.WRITTEN] = work[ws.COMPARED] = 0
+    work[ws.NUM_NODES], work[ws.SPAN] = _NODES_AROUND, ws.SPANS_TABLE
     for item in range(num_items):
-        fact, frame = FACTS + NUM_FACTS * item, work[WRITTEN]
-        first = work[HEADS + HEAD_WIDTH * item]
-        work[fact + OUT], work[fact + SPANS] = frame, work[SPAN]
-        work[ITEM], work[WRITTEN] = item, frame + _FRAME_BYTES
+        fact, frame = ws.FACTS + ws.NUM_FACTS * item, work[ws.WRITTEN]
+        first = work[ws.HEADS + ws.HEAD_WIDTH * item]
+        work[fact + ws.OUT], work[fact + ws.SPANS] = frame, work[ws.SPAN]
+        work[ws.ITEM], work[ws.WRITTEN] = item, frame + _FRAME_BYTES
         if first < 0 or not read_metadata(data, bounds, work, out):
             return UNKNOWN
-        pickle_bytes = work[WRITTEN] - frame - _FRAME_BYTES
+        pickle_bytes = work[ws.WRITTEN] - frame - _FRAME_BYTES
         section_bytes = write_table(data, base, first, fact, work, out)
         w = put(out, frame, _MAGIC)
         w = put_uint(out, w, pickle_bytes, 8)
         put_uint(out, w, section_bytes, 8)
-        work[fact + OUT + 1], work[fact + SPANS + 1] = work[WRITTEN], work[SPAN]
+        work[fact + ws.OUT + 1], work[fact + ws.SPANS + 1] = work[ws.WRITTEN], work[ws.SPAN]
         if not note_facts(work, fact):
             return UNKNOWN
     end = _APPENDS if num_items > 1 else _APPEND
-    if work[POS] + end.size != work[END] or not is_at(data, work[POS], end):
+    if work[ws.POS] + end.size != work[ws.END] or not is_at(data, work[ws.POS], end):
         return UNKNOWN
     return num_items
 
@@ -185,9 +157,9 @@ def _compiled_for(sources: int) -> Callable[[int, int, int, Bounds, int, int], i
         # One of the constants by which numba knows again what it has kept.
         _ = sources
         data = _array_at(_pointer(data_at), (head_bytes,), np.uint8)
-        work = _array_at(_pointer(work_at), (WORK_SIZE,), np.int64)
-        out = _array_at(_pointer(out_at), (OUT_BYTES,), np.uint8)
-        work[NUM_BYTES] = num_bytes
+        work = _array_at(_pointer(work_at), (ws.WORK_SIZE,), np.int64)
+        out = _array_at(_pointer(out_at), (ws.OUT_BYTES,), np.uint8)
+        work[ws.NUM_BYTES] = num_bytes
         return _scan(data, bounds, work, out)
 
     return cast(Callable[[int, int, int, Bounds, int, int], int], scan_at)
@@ -213,9 +185,9 @@ class Scanner:
     """
 
     def __init__(self, bounds: Bounds) -> None:
-        self.work = np.zeros(WORK_SIZE, np.int64)
+        self.work = np.zeros(ws.WORK_SIZE, np.int64)
         """The facts and the spans of the last payload, among others; int64[WORK_SIZE]."""
-        self.out = np.zeros(OUT_BYTES, np.uint8)
+        self.out = np.zeros(ws.OUT_BYTES, np.uint8)
         """What precedes the tensors' bytes in each of its canonical payloads, uint8[OUT_BYTES]."""
         self._bounds = bounds
         self._places = _address(self.work), _address(self.out)

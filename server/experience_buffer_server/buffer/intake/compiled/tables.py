@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.primitives import (
     Array,
     are_equal,
@@ -27,32 +28,7 @@ from experience_buffer_server.buffer.intake.compiled.primitives import (
     put_uint,
     uint,
 )
-from experience_buffer_server.buffer.intake.compiled.workspace import (
-    BEGIN,
-    DTYPE,
-    DTYPES,
-    FIELD,
-    FIELD_SIZE,
-    FIELD_START,
-    HEAD_WIDTH,
-    HEADS,
-    MAX_TENSORS,
-    NEXT,
-    NUM_BYTES,
-    OF_ITEM,
-    SHAPE_SIZE,
-    SHAPE_START,
-    SIZES,
-    SPAN,
-    STOP,
-    TENSOR_NAMES,
-    TENSOR_TABLE,
-    TENSOR_WIDTH,
-    TENSORS,
-    VERSIONS,
-    WRITTEN,
-    Bounds,
-)
+from experience_buffer_server.buffer.intake.compiled.workspace import DTYPES, TENSOR_NAMES, Bounds
 
 _NUM_KNOWN: Final = len(TENSOR_NAMES)
 _FIELDS, _FIELD_ENDS = names_table(
@@ -80,7 +56,7 @@ _MAX_NAME_BYTES: Final = 128
 _MAX_DIMENSIONS: Final = 8
 _MAX_ELEMENTS: Final = 2**44
 _MIN_HEADER_BYTES: Final = 2
-_TABLE_END: Final = TENSOR_TABLE + TENSOR_WIDTH * MAX_TENSORS
+_TABLE_END: Final = ws.TENSOR_TABLE + ws.TENSOR_WIDTH * ws.MAX_TENSORS
 
 
 @compiled
@@ -98,23 +74,23 @@ def read_table(data: Array, start: int, num_items: int, bounds: Bounds, work: Ar
     while data[stop - 1] == _SPACE:
         stop -= 1
     for item in range(num_items):
-        work[HEADS + HEAD_WIDTH * item] = -1
-        work[HEADS + HEAD_WIDTH * item + 2] = 0
+        work[ws.HEADS + ws.HEAD_WIDTH * item] = -1
+        work[ws.HEADS + ws.HEAD_WIDTH * item + 2] = 0
     max_tensors = min(bounds.max_tensors, _MAX_NAMES)
-    expected, tensor = int64(0), int64(TENSOR_TABLE)
+    expected, tensor = int64(0), int64(ws.TENSOR_TABLE)
     while pos < stop - 1:
         if tensor >= _TABLE_END or data[pos + 1] != _QUOTE:
             return -1
-        if data[pos] != (_OPEN_BRACE if tensor == TENSOR_TABLE else _COMMA):
+        if data[pos] != (_OPEN_BRACE if tensor == ws.TENSOR_TABLE else _COMMA):
             return -1
         pos = _read_tensor(data, pos + 2, num_items, tensor, work)
-        if pos < 0 or work[tensor + BEGIN] != expected:
+        if pos < 0 or work[tensor + ws.BEGIN] != expected:
             return -1
         if not _link(data, tensor, max_tensors, work):
             return -1
-        expected = work[tensor + STOP]
-        tensor += TENSOR_WIDTH
-    if pos != stop - 1 or data[pos] != _BRACE or expected != work[NUM_BYTES] - base:
+        expected = work[tensor + ws.STOP]
+        tensor += ws.TENSOR_WIDTH
+    if pos != stop - 1 or data[pos] != _BRACE or expected != work[ws.NUM_BYTES] - base:
         return -1
     return base
 
@@ -130,17 +106,17 @@ def _read_tensor(data: Array, pos: int, num_items: int, tensor: int, work: Array
     while _is_of_name(data[pos]):
         pos += 1
     size = pos - start
-    work[tensor + OF_ITEM], work[tensor + FIELD_START] = item, start
-    work[tensor + FIELD_SIZE] = size
+    work[tensor + ws.OF_ITEM], work[tensor + ws.FIELD_START] = item, start
+    work[tensor + ws.FIELD_SIZE] = size
     if not 0 < size <= _MAX_NAME_BYTES or not is_at(data, pos, _AFTER_NAME):
         return -1
     dtype, pos = _read_dtype(data, pos + _AFTER_NAME.size)
     if dtype < 0 or not is_at(data, pos, _AFTER_DTYPE):
         return -1
     pos += _AFTER_DTYPE.size
-    work[tensor + DTYPE], work[tensor + SHAPE_START] = dtype, pos
+    work[tensor + ws.DTYPE], work[tensor + ws.SHAPE_START] = dtype, pos
     num_elements, num_dimensions, pos = _read_shape(data, pos)
-    work[tensor + SHAPE_SIZE] = pos - work[tensor + SHAPE_START]
+    work[tensor + ws.SHAPE_SIZE] = pos - work[tensor + ws.SHAPE_START]
     if num_elements < 0 or not is_at(data, pos, _AFTER_SHAPE):
         return -1
     begin, pos = decimal(data, pos + _AFTER_SHAPE.size)
@@ -152,7 +128,7 @@ def _read_tensor(data: Array, pos: int, num_items: int, tensor: int, work: Array
     if data[pos] != _BRACKET or data[pos + 1] != _BRACE:
         return -1
     field = find(data, start, size, _FIELDS, _FIELD_ENDS)
-    work[tensor + BEGIN], work[tensor + STOP], work[tensor + FIELD] = begin, end, field
+    work[tensor + ws.BEGIN], work[tensor + ws.STOP], work[tensor + ws.FIELD] = begin, end, field
     if field >= _NUM_KNOWN or (field >= 0 and num_dimensions != 1):
         return -1
     return pos + 2
@@ -199,27 +175,27 @@ def _read_shape(data: Array, pos: int) -> tuple[int, int, int]:
 @compiled
 def _link(data: Array, tensor: int, max_tensors: int, work: Array) -> bool:
     """Append a tensor to those of its experience; False where it isn't in order, or twice there."""
-    head = HEADS + HEAD_WIDTH * work[tensor + OF_ITEM]
-    work[tensor + NEXT] = -1
-    start, size = work[tensor + FIELD_START], work[tensor + FIELD_SIZE]
+    head = ws.HEADS + ws.HEAD_WIDTH * work[tensor + ws.OF_ITEM]
+    work[tensor + ws.NEXT] = -1
+    start, size = work[tensor + ws.FIELD_START], work[tensor + ws.FIELD_SIZE]
     if work[head] < 0:
         work[head] = tensor
     else:
         last = work[head + 1]
-        if work[tensor + DTYPE] < work[last + DTYPE]:
+        if work[tensor + ws.DTYPE] < work[last + ws.DTYPE]:
             return False
-        if work[tensor + DTYPE] == work[last + DTYPE] and not is_less(
-            data, work[last + FIELD_START], work[last + FIELD_SIZE], start, size
+        if work[tensor + ws.DTYPE] == work[last + ws.DTYPE] and not is_less(
+            data, work[last + ws.FIELD_START], work[last + ws.FIELD_SIZE], start, size
         ):
             return False
         other = work[head]
         while other >= 0:
-            if work[other + FIELD_SIZE] == size and are_equal(
-                data, work[other + FIELD_START], start, size
+            if work[other + ws.FIELD_SIZE] == size and are_equal(
+                data, work[other + ws.FIELD_START], start, size
             ):
                 return False
-            other = work[other + NEXT]
-        work[last + NEXT] = tensor
+            other = work[other + ws.NEXT]
+        work[last + ws.NEXT] = tensor
     work[head + 1] = tensor
     work[head + 2] += 1
     return bool(work[head + 2] <= max_tensors)
@@ -237,43 +213,43 @@ def write_table(data: Array, base: int, first: int, fact: int, work: Array, out:
         work: Receives the spans, and the sizes.
         out: Receives the table.
     """
-    start, w, end = work[WRITTEN], work[WRITTEN] + 8, int64(0)
-    first_span = work[SPAN]
+    start, w, end = work[ws.WRITTEN], work[ws.WRITTEN] + 8, int64(0)
+    first_span = work[ws.SPAN]
     for field in range(_NUM_KNOWN):
-        work[SIZES + field] = -1
-    work[fact + TENSORS], work[fact + VERSIONS] = 0, -1
+        work[ws.SIZES + field] = -1
+    work[fact + ws.TENSORS], work[fact + ws.VERSIONS] = 0, -1
     tensor = first
     while tensor >= 0:
         w = put(out, w, _FIRST_NAME if tensor == first else _NEXT_NAME)
         w = _write_tensor(data, tensor, end, work, out, w)
-        end += work[tensor + STOP] - work[tensor + BEGIN]
-        _note_span(base + work[tensor + BEGIN], base + work[tensor + STOP], first_span, work)
+        end += work[tensor + ws.STOP] - work[tensor + ws.BEGIN]
+        _note_span(base + work[tensor + ws.BEGIN], base + work[tensor + ws.STOP], first_span, work)
         _note_tensor(tensor, base, fact, work)
-        tensor = work[tensor + NEXT]
+        tensor = work[tensor + ws.NEXT]
     out[w] = _BRACE
     w += 1
     while (w - start) % 8:
         out[w] = _SPACE
         w += 1
     put_uint(out, start, w - start - 8, 8)
-    work[WRITTEN] = w
+    work[ws.WRITTEN] = w
     num_bytes: int = w - start + end
     return num_bytes
 
 
 @compiled
 def _write_tensor(data: Array, tensor: int, begin: int, work: Array, out: Array, w: int) -> int:
-    dtype = work[tensor + DTYPE]
-    w = copy(data, work[tensor + FIELD_START], work[tensor + FIELD_SIZE], out, w)
+    dtype = work[tensor + ws.DTYPE]
+    w = copy(data, work[tensor + ws.FIELD_START], work[tensor + ws.FIELD_SIZE], out, w)
     w = put(out, w, _AFTER_NAME)
     code = _CODE_ENDS[dtype]
     w = copy(_CODES, code, _CODE_ENDS[dtype + 1] - code, out, w)
     w = put(out, w, _AFTER_DTYPE)
-    w = copy(data, work[tensor + SHAPE_START], work[tensor + SHAPE_SIZE], out, w)
+    w = copy(data, work[tensor + ws.SHAPE_START], work[tensor + ws.SHAPE_SIZE], out, w)
     w = put(out, w, _AFTER_SHAPE)
     w = put_decimal(out, w, begin)
     out[w] = _COMMA
-    w = put_decimal(out, w + 1, begin + work[tensor + STOP] - work[tensor + BEGIN])
+    w = put_decimal(out, w + 1, begin + work[tensor + ws.STOP] - work[tensor + ws.BEGIN])
     out[w], out[w + 1] = _BRACKET, _BRACE
     return w + 2
 
@@ -284,24 +260,24 @@ def _note_span(begin: int, end: int, first_span: int, work: Array) -> None:
 
     There are no more spans than tensors, so they have room.
     """
-    span = work[SPAN]
+    span = work[ws.SPAN]
     if span > first_span and work[span - 1] == begin:
         work[span - 1] = end
     else:
         work[span], work[span + 1] = begin, end
-        work[SPAN] = span + 2
+        work[ws.SPAN] = span + 2
 
 
 @compiled
 def _note_tensor(tensor: int, base: int, fact: int, work: Array) -> None:
     """Note how many elements a tensor has, if something depends on it."""
-    field, dtype = work[tensor + FIELD], work[tensor + DTYPE]
+    field, dtype = work[tensor + ws.FIELD], work[tensor + ws.DTYPE]
     if field < 0:
         return
-    begin, end = work[tensor + BEGIN], work[tensor + STOP]
-    work[SIZES + field] = (end - begin) // _ITEM_BYTES[dtype]
+    begin, end = work[tensor + ws.BEGIN], work[tensor + ws.STOP]
+    work[ws.SIZES + field] = (end - begin) // _ITEM_BYTES[dtype]
     if end > begin:
-        work[fact + TENSORS] |= 1 << field
+        work[fact + ws.TENSORS] |= 1 << field
     if field == _TOKEN_VERSIONS:
-        work[fact + VERSIONS] = dtype
-        work[fact + VERSIONS + 1], work[fact + VERSIONS + 2] = base + begin, base + end
+        work[fact + ws.VERSIONS] = dtype
+        work[fact + ws.VERSIONS + 1], work[fact + ws.VERSIONS + 2] = base + begin, base + end
