@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from experience_buffer_server.store import StoreFullError
-from experience_buffer_server.store.interface import Store, WriteBatch
+from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
 
 
 class Refusals:

@@ -18,7 +18,7 @@ import grpc
 
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-from experience_buffer_server.store import StoreError
+from experience_buffer_server.store.interface import StoreError
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.chaos import work
 from tests.chaos.audit import Audit

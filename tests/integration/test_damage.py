@@ -14,7 +14,7 @@ from experience_buffer import EID
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.commands.cli import app
-from experience_buffer_server.store import StoredBuffer
+from experience_buffer_server.store.interface import StoredBuffer
 from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from tests.damaging import flip

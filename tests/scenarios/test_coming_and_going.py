@@ -12,7 +12,7 @@ from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.server import Settings
-from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.builders import World, push, settings, uid
 

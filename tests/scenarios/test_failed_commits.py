@@ -15,7 +15,7 @@ from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.timeline import Timeline
 from experience_buffer_server.settings.server import Settings
-from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals, begin
 from tests.unit.builders import World, push, settings, uid, want
 

@@ -11,7 +11,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Held, Refusals, begin
 from tests.unit.builders import World, push, settings, uid, want
 

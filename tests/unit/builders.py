@@ -24,8 +24,7 @@ from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.server import ComputeSection, ServerSection
-from experience_buffer_server.store import BufferRow
-from experience_buffer_server.store.interface import Store
+from experience_buffer_server.store.interface import BufferRow, Store
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.memory import MemoryData, MemoryStore
 from tests.unit.local_worker import LocalWorker

@@ -16,7 +16,7 @@ from pydantic import (
 
 from experience_buffer_server.sampling.limiter import LimiterPlan
 from experience_buffer_server.sampling.pacing import PacingPlan
-from experience_buffer_server.sampling.selectors import SelectorPlan
+from experience_buffer_server.sampling.selectors import SelectorKind, SelectorPlan
 from experience_buffer_server.sampling.staleness import Window
 
 MAX_NAME_CHARS = 64
@@ -34,17 +34,7 @@ class Section(BaseModel):
 class SelectorSettings(Section):
     """In which order units are chosen."""
 
-    kind: Literal[
-        "fifo",
-        "lifo",
-        "uniform",
-        "prioritized",
-        "min",
-        "max",
-        "freshest",
-        "advantage",
-        "staleness",
-    ] = "fifo"
+    kind: SelectorKind = "fifo"
     key: Literal["priority", "reward", "response_tokens"] = "priority"
     """What `min` and `max` compare; of a group, the mean of its members."""
     exponent: float = Field(1.0, ge=0, le=10)

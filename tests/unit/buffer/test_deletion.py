@@ -11,8 +11,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.server import Settings
-from experience_buffer_server.store import StoreFullError
-from experience_buffer_server.store.interface import WriteBatch
+from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inventory, problem_of
 from experience_buffer_server.store.lmdb.verify.check import check
 from tests.refusing_store import Refusals

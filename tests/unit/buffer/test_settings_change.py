@@ -13,7 +13,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.settings.server import Settings
-from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.builders import World, push, settings, uid, want
 
 

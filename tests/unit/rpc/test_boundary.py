@@ -20,7 +20,11 @@ from experience_buffer_server.rpc.boundary import _Call
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Quotas
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store import DamagedRecordError, StoreFailedError, StoreFullError
+from experience_buffer_server.store.interface import (
+    DamagedRecordError,
+    StoreFailedError,
+    StoreFullError,
+)
 
 GUARD = Guard(
     None, Audit(time.monotonic), shows_certificates=False, count=lambda method, reason: None

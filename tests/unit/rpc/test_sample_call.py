@@ -17,7 +17,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.response_bytes import Hold
-from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.interface import StoreFullError
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.refusing_store import Refusals
 from tests.unit.buffer.delivery.test_bounds import serving

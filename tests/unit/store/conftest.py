@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer_server.store import BufferRow, Record
-from experience_buffer_server.store.interface import Store, cut_of
+from experience_buffer_server.store.interface import BufferRow, Record, Store, cut_of
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.faults.shim import Faults, build
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from experience_buffer_server.store import GroupRow, Record
+from experience_buffer_server.store.interface import GroupRow, Record
 from experience_buffer_server.store.interning import Interner, share_with_group
 from tests.unit.store.conftest import MakeRecord
 

@@ -93,7 +93,9 @@ class Engine:
             self._env, self._tables, path, syncs=sync, most_bytes=self._max_map_bytes
         )
         self._env.sync(True)
-        _sync_directory(path)
+        # A new file survives a power failure only once its directory is on disk, too.
+        private_files.sync(path)
+        private_files.sync(path.resolve().parent)
         self._room = Room(
             path / "data.mdb", max_map_bytes=self._max_map_bytes, measure=self._live_bytes
         )
@@ -387,13 +389,3 @@ def _refusal(request: Request, error: lmdb.Error | OSError) -> Result:
 def _whole_pages(num_bytes: int) -> int:
     page_bytes = os.sysconf("SC_PAGESIZE")
     return max(1, num_bytes // page_bytes) * page_bytes
-
-
-def _sync_directory(path: Path) -> None:
-    """A new file survives a power failure only once its directory is on disk, too."""
-    for directory in (path, path.resolve().parent):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -23,8 +23,7 @@ from experience_buffer_server.rpc.push_codec import Pushed, PushRequest, read_pu
 from experience_buffer_server.runtime import loop_turns
 from experience_buffer_server.runtime.callers import Caller, entered
 from experience_buffer_server.settings.server import Settings, SnapshotsSection
-from experience_buffer_server.store import LeaseRow
-from experience_buffer_server.store.interface import WriteBatch
+from experience_buffer_server.store.interface import LeaseRow, WriteBatch
 from experience_buffer_server.store.lmdb import commit_backlog
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from experience_buffer_server.store.lmdb.store import LmdbStore

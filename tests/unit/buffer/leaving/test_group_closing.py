@@ -13,7 +13,7 @@ import pytest
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.store import StoreFullError
+from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
 from tests.unit.buffer.intake.test_annotate import pushed

@@ -13,8 +13,12 @@ import pytest
 
 from experience_buffer_server.buffer.state.change import RETRY_SECONDS, Changes
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.store import StoreFailedError, StoreFullError
-from experience_buffer_server.store.interface import Store, WriteBatch
+from experience_buffer_server.store.interface import (
+    Store,
+    StoreFailedError,
+    StoreFullError,
+    WriteBatch,
+)
 
 FULL = StoreFullError("the disk is full")
 

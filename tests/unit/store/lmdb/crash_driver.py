@@ -11,8 +11,13 @@ import itertools
 import sys
 from pathlib import Path
 
-from experience_buffer_server.store import BufferRow, GroupRow, Record, StoreFailedError
-from experience_buffer_server.store.interface import cut_of
+from experience_buffer_server.store.interface import (
+    BufferRow,
+    GroupRow,
+    Record,
+    StoreFailedError,
+    cut_of,
+)
 from experience_buffer_server.store.lmdb.store import LmdbStore
 
 SIZE = 7

@@ -9,8 +9,7 @@ from pathlib import Path
 from xxhash import xxh3_128_digest
 
 from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
-from experience_buffer_server.store import Record
-from experience_buffer_server.store.interface import cut_of
+from experience_buffer_server.store.interface import Record, cut_of
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.seal import seal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import StoreFailedError
+from experience_buffer_server.store.interface import StoreFailedError
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.faults.power import fail_power
 from tests.faults.shim import Faults

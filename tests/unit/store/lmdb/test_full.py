@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import LeaseRow, Record, StoreFullError
+from experience_buffer_server.store.interface import LeaseRow, Record, StoreFullError
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
 

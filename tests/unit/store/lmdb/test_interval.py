@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgpack
 
-from experience_buffer_server.store import LeaseRow
+from experience_buffer_server.store.interface import LeaseRow
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.engine import Engine

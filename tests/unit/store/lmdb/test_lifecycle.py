@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from experience_buffer_server.store import BufferRow, StoreFailedError, StoreFormatError
+from experience_buffer_server.store.interface import BufferRow, StoreFailedError, StoreFormatError
 from experience_buffer_server.store.lmdb import writer_link
 from experience_buffer_server.store.lmdb.disk.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read

@@ -8,8 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from experience_buffer_server.store import AdvantageRow, DamagedRecordError
-from experience_buffer_server.store.interface import Found
+from experience_buffer_server.store.interface import AdvantageRow, DamagedRecordError, Found
 from experience_buffer_server.store.lmdb import reader as lmdb_reader
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from tests.unit.store.conftest import MakeRecord, OpenStore

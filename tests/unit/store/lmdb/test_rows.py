@@ -5,7 +5,8 @@ from pathlib import Path
 import lmdb
 import msgpack
 
-from experience_buffer_server.store import (
+from experience_buffer_server.store import row_codec
+from experience_buffer_server.store.interface import (
     AdvantageRow,
     BufferRow,
     ConsumerRow,
@@ -15,7 +16,6 @@ from experience_buffer_server.store import (
     LeaseRow,
     ProgressRow,
     Record,
-    row_codec,
 )
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (

@@ -14,9 +14,8 @@ import pytest
 
 from experience_buffer_server.runtime import memory_arena
 from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES, Place, whole_blocks
-from experience_buffer_server.store import Record, StoreFullError
 from experience_buffer_server.store.batch import Kind
-from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES
+from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Record, StoreFullError
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
 from experience_buffer_server.store.lmdb.large.writes import large_bytes

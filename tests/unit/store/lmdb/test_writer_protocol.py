@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer_server.store import Record
+from experience_buffer_server.store.interface import Record
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, seal, seal_in_place

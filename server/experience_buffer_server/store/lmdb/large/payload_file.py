@@ -129,7 +129,8 @@ class PayloadWriter:
         if self._file < 0:
             file = _open(self._path, os.O_RDWR | os.O_CREAT)
             try:
-                _sync_folder(self._path.parent)
+                # A new file survives a power failure only once its folder is on disk, too.
+                private_files.sync(self._path.parent)
             except OSError:
                 os.close(file)
                 raise
@@ -310,12 +311,3 @@ def _give_up_direct(file: int) -> None:
     """Go on without direct access: the disk's blocks are larger than ours."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     fcntl.fcntl(file, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file survives a power failure only once its folder is on disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,6 @@ use by hand.
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import os
 import signal
@@ -35,6 +34,7 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk import private_files
+from experience_buffer_server.store.lmdb.disk.disk_room import FULL_CODES
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.disk.private_files import make_folder, sync
@@ -55,8 +55,6 @@ from experience_buffer_server.store.lmdb.snapshots.payloads import (
     payloads_sha256,
 )
 
-FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What the system says when there is no room."""
 _SPARE_BYTES = 32 << 20
 """Room that a copy leaves on the disk: a server on the same one must be able to go on."""
 _HASH_BYTES = 4 << 20

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer_server.store import DamagedRecordError
+from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, seal, unseal
 
 values = st.binary(max_size=3000)

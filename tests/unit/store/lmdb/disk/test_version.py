@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experience_buffer_server.store import StoreFormatError
+from experience_buffer_server.store.interface import StoreFormatError
 from experience_buffer_server.store.lmdb.disk.version import (
     FORMAT_VALUE,
     FORMAT_VERSION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from experience_buffer_server.store import DamagedRecordError, Record
+from experience_buffer_server.store.interface import DamagedRecordError, Record
 from experience_buffer_server.store.lmdb.disk.format import payload_key
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.damaging import flip_large, large

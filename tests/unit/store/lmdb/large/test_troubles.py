@@ -18,10 +18,10 @@ from experience_buffer_server.store.interface import (
     StoreFormatError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
 from experience_buffer_server.store.lmdb.engine import Engine
-from experience_buffer_server.store.lmdb.large import payload_file
 from experience_buffer_server.store.lmdb.large.payload_file import (
     NAME,
     PayloadReader,
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_synced_is_synced_with_the_next_payload(
             raise errors.pop()
         synced.append(folder)
 
-    monkeypatch.setattr(payload_file, "_sync_folder", sync)
+    monkeypatch.setattr(private_files, "sync", sync)
     writer = PayloadWriter(tmp_path)
     with pytest.raises(OSError, match="no room"):
         writer.write([(0, memoryview(b"x"))])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from experience_buffer_server.store import (
+from experience_buffer_server.store.interface import (
     BufferRow,
     ConsumerRow,
     DamagedRecordError,

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from experience_buffer_server.runtime.memory_arena import BLOCK_BYTES
-from experience_buffer_server.store import (
+from experience_buffer_server.store.interface import (
     BufferRow,
     DamagedRecordError,
     StoreFailedError,

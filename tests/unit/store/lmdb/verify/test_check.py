@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import xxhash
 
-from experience_buffer_server.store import (
+from experience_buffer_server.store.interface import (
+    OTHER_DIGEST,
     AdvantageRow,
     ConsumerRow,
     GroupRow,
@@ -23,7 +24,6 @@ from experience_buffer_server.store import (
     StoreFailedError,
     StoreFormatError,
 )
-from experience_buffer_server.store.interface import OTHER_DIGEST
 from experience_buffer_server.store.lmdb.disk.format import (
     Table,
     buffer_key,
@@ -316,8 +316,8 @@ CREATE = """
 import sys
 from pathlib import Path
 import msgpack
-from experience_buffer_server.store import BufferRow
 from experience_buffer_server.store.batch import WriteBatch
+from experience_buffer_server.store.interface import BufferRow
 from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.writer_protocol import Request

@@ -12,7 +12,7 @@ import lmdb
 import pytest
 import xxhash
 
-from experience_buffer_server.store import (
+from experience_buffer_server.store.interface import (
     GroupRow,
     LeaseRow,
     StoreError,

@@ -13,8 +13,8 @@ import msgpack
 import pytest
 import xxhash
 
-from experience_buffer_server.store import GroupRow, StoreFailedError, row_codec
-from experience_buffer_server.store.interface import OTHER_DIGEST
+from experience_buffer_server.store import row_codec
+from experience_buffer_server.store.interface import OTHER_DIGEST, GroupRow, StoreFailedError
 from experience_buffer_server.store.lmdb.disk.format import (
     Extent,
     Table,
