@@ -176,6 +176,7 @@ async def test_a_stored_buffer_without_its_estimator_is_named(world: World) -> N
 # --- the worker
 
 
+@pytest.mark.on_disk
 @pytest.mark.parametrize("factor", [3.0, 2**70])
 async def test_the_worker_computes_it_and_fails_alone_where_it_fails(
     world: World, module: Path, factor: float
@@ -195,6 +196,7 @@ async def test_the_worker_computes_it_and_fails_alone_where_it_fails(
     assert "own_estimators_of_a_test" not in sys.modules
 
 
+@pytest.mark.on_disk
 async def test_what_ends_the_worker_is_launched_twice(
     world: World, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +237,7 @@ async def test_another_reason_not_to_start_is_no_error_of_the_configuration(
     assert "can't start, whole groups wait" in caplog.text
 
 
+@pytest.mark.on_disk
 async def test_a_module_that_breaks_later_is_not_the_fault_of_the_groups(
     world: World, module: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
