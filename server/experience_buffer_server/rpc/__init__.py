@@ -1,1 +1,1 @@
-"""What wraps every RPC: statuses from errors, and metrics."""
+"""Between the wire and the buffers: messages, streams, statuses of errors, limits of calls, metrics."""
