@@ -29,7 +29,6 @@ from experience_buffer_server.settings.server import (
 )
 from tests.unit.builders import World, push, until
 
-pytestmark = pytest.mark.on_disk  # The worker is a process, which reads the store there.
 TOML = """
 [buffers.m]
 advantage = { estimator = "mine", alpha = 2, reward_clip = 3.0 }
