@@ -1,6 +1,8 @@
 """How the rows of a store fit together: what each table says of the others. No I/O of its own.
 
-All rows are of one transaction, and so of one state of the store. Those of the index come first.
+The index tables are read in one transaction. Payloads (`check_payloads`) and advantages are read part
+by part while a server may be writing: what doesn't fit then is only suspected, and looked at once
+more at the end.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.verify.payloads import (
     PAYLOAD_TABLES,
-    Add,
+    Again,
+    Get,
     Known,
     PayloadLinks,
     known_of,
 )
-from experience_buffer_server.store.lmdb.verify.report import BufferCount, Kind
+from experience_buffer_server.store.lmdb.verify.report import BufferCount, Finding, Kind, Report
 
 _Take = Callable[[int, bytes, memoryview], None]
 
@@ -40,9 +43,11 @@ class _Buffer:
 class Links:
     """Collects what rows say of one another, and says what doesn't fit."""
 
-    def __init__(self, counts: dict[int, BufferCount], unread: Container[Table], add: Add) -> None:
+    def __init__(
+        self, counts: dict[int, BufferCount], report: Report, unread: Container[Table]
+    ) -> None:
         self._counts = counts
-        self._add = add
+        self._report = report
         self._unread = unread
         """A live view: tables that weren't read, or not to their end; nothing is missed there."""
         self._buffers: defaultdict[int, _Buffer] = defaultdict(_Buffer)
@@ -51,6 +56,8 @@ class Links:
         self._records: defaultdict[int, dict[int, Known | None]] = defaultdict(dict)
         """By buffer and seq; None: a tombstone."""
         self._payloads = PayloadLinks(self._records, self.damaged, self._add)
+        self._uncounted: list[bytes] = []
+        """Keys of advantages without a magnitude; maybe computed since."""
         self.takers: Final[dict[Table, _Take]] = {
             Table.RECORDS: self._take_record,
             Table.GROUPS: self._take_group,
@@ -58,14 +65,14 @@ class Links:
             Table.PROGRESS: self._take_progress,
             Table.CONSUMERS: _take_consumer,
             Table.MAGNITUDES: self._take_magnitude,
-            Table.PAYLOADS: self._take_small_payload,
+            Table.PAYLOADS: self.take_payload,
             Table.ADVANTAGES: self._take_advantages,
             Table.MEMORY: _take_memory,
             Table.MEMORY_LOG: _take_memory_log,
         }
         """Each decodes a value, and raises as the decoders do. Of `EXTENTS`, see `take_payload`."""
 
-    # --- the index
+    # --- the index, in one transaction
 
     def _take_record(self, buffer_id: int, key: bytes, value: memoryview) -> None:
         record = row_codec.decode_record(value)
@@ -137,53 +144,65 @@ class Links:
                 message = f"{group.key}: {count} members, {group.size} make it whole"
                 self._add(Kind.OVERFULL_GROUP, Table.GROUPS, key, message)
 
-    # --- payloads and advantages
+    # --- payloads and advantages, part by part
 
-    def take_payload(self, table: Table, buffer_id: int, key: bytes, payload: memoryview) -> None:
-        """Take a payload, from wherever it lay; `table` has its row."""
-        if self._were_read(Table.RECORDS):
-            self._payloads.take(table, buffer_id, key, payload)
-
-    def _take_small_payload(self, buffer_id: int, key: bytes, payload: memoryview) -> None:
-        self.take_payload(Table.PAYLOADS, buffer_id, key, payload)
+    def take_payload(self, buffer_id: int, key: bytes, payload: memoryview) -> None:
+        """Take a payload, from wherever it lay."""
+        self._payloads.take(buffer_id, key, payload)
 
     def _take_advantages(self, buffer_id: int, key: bytes, value: memoryview) -> None:
         row_codec.decode_advantages(value)
         magnitudes = self._buffers[buffer_id].magnitudes
         if disk.number_of(key) in magnitudes:
             magnitudes.remove(disk.number_of(key))
-        elif (
-            self._were_read(Table.RECORDS, Table.MAGNITUDES)
-            and key not in self.damaged[Table.MAGNITUDES]
-        ):
-            message = "advantages that table magnitudes knows nothing of"
-            self._add(Kind.ORPHAN_ADVANTAGES, Table.ADVANTAGES, key, message)
+        elif key not in self.damaged[Table.MAGNITUDES]:
+            self._uncounted.append(key)
 
     def _were_read(self, *tables: Table) -> bool:
         return not any(table in self._unread for table in tables)
 
-    def check_rest(self, uid_of: Callable[[int, int], str]) -> None:
-        """Say what is missing, once all tables are read.
-
-        Args:
-            uid_of: The uid of a sound record, by buffer and seq.
-        """
-        if self._were_read(Table.RECORDS, *PAYLOAD_TABLES):
-            self._payloads.check(uid_of)
-        if not self._were_read(Table.RECORDS, Table.ADVANTAGES, Table.MAGNITUDES):
+    def check_again(self, again: Again) -> None:
+        """Look once more at what didn't fit."""
+        if not self._were_read(Table.RECORDS):
+            return
+        tables = [table for table in PAYLOAD_TABLES if self._were_read(table)]
+        self._payloads.check_again(again, tables)
+        if not self._were_read(Table.ADVANTAGES, Table.MAGNITUDES):
             return
         for buffer_id, buffer in self._buffers.items():
             for seq in buffer.magnitudes & self._records[buffer_id].keys():
-                key = disk.numbered_key(buffer_id, seq)
-                if key not in self.damaged[Table.ADVANTAGES]:
-                    message = "computed, says table magnitudes, and there are no advantages"
-                    self._add(Kind.MISSING_ADVANTAGES, Table.ADVANTAGES, key, message)
+                self._confirm_uncomputed(again.get, disk.numbered_key(buffer_id, seq))
+        for key in self._uncounted:
+            self._confirm_uncounted(again.get, key)
+
+    def _confirm_uncomputed(self, get: Get, key: bytes) -> None:
+        if key in self.damaged[Table.ADVANTAGES] or get(Table.ADVANTAGES, key) is not None:
+            return
+        if get(Table.MAGNITUDES, key) is not None:
+            message = "computed, says table magnitudes, and there are no advantages"
+            self._add(Kind.MISSING_ADVANTAGES, Table.ADVANTAGES, key, message)
+
+    def _confirm_uncounted(self, get: Get, key: bytes) -> None:
+        if get(Table.ADVANTAGES, key) is not None and get(Table.MAGNITUDES, key) is None:
+            message = "advantages that table magnitudes knows nothing of"
+            self._add(Kind.ORPHAN_ADVANTAGES, Table.ADVANTAGES, key, message)
 
     # --- what is said
 
     def _leftover(self, table: Table, buffer_id: int, number: int, message: str) -> None:
         if disk.numbered_key(buffer_id, number) not in self.damaged[Table.RECORDS]:
             self._add(Kind.LEFTOVER, table, disk.numbered_key(buffer_id, number), message)
+
+    def _add(self, kind: Kind, table: Table, key: bytes, message: str) -> None:
+        self._report.add(
+            Finding(
+                kind=kind,
+                table=table.disk_name.decode(),
+                buffer=int.from_bytes(key[:4], "big"),
+                row=disk.row_label(table, key),
+                message=message,
+            )
+        )
 
 
 def _take_consumer(buffer_id: int, key: bytes, value: memoryview) -> None:

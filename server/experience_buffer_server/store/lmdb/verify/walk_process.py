@@ -9,7 +9,7 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,6 +29,7 @@ from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
 from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads, check_readable
 from experience_buffer_server.store.lmdb.verify.links import Links
+from experience_buffer_server.store.lmdb.verify.payloads import Again
 from experience_buffer_server.store.lmdb.verify.report import (
     BufferCount,
     Finding,
@@ -37,8 +38,10 @@ from experience_buffer_server.store.lmdb.verify.report import (
     TableCount,
 )
 
-_TOLD_ROWS: Final = 2_000
-"""After so many rows it says where it is; after every one of a large payload."""
+_CHUNK_ROWS: Final = 2_000
+_CHUNK_BYTES: Final = 32 << 20
+"""Of rows and large payloads that are read in one transaction: while it is open, no page and no
+payload that was removed is written over."""
 _DECODE_ERRORS: Final = (ValueError, TypeError, struct.error, DamagedRecordError)
 _INDEX: Final = (
     Table.RECORDS,
@@ -48,22 +51,20 @@ _INDEX: Final = (
     Table.CONSUMERS,
     Table.MAGNITUDES,
 )
-"""Tables that are compared with one another before the others are read."""
-_OTHERS: Final = (
+"""Tables that are read in one transaction, so that they fit together."""
+_LARGE: Final = (
     Table.PAYLOADS,
     Table.EXTENTS,
     Table.ADVANTAGES,
     Table.MEMORY,
     Table.MEMORY_LOG,
 )
+"""Tables that are read part by part; what doesn't fit is looked at again at the end."""
 _Row = TypeVar("_Row")
 
 
 class Walk:
-    """One walk through one state of one store. Not thread-safe.
-
-    While it lasts, nothing that a server removes is written over: the store grows by what is
-    written meanwhile, as during a snapshot.
+    """One walk through one store. Not thread-safe.
 
     Args:
         path: The store's directory.
@@ -88,60 +89,56 @@ class Walk:
         self._env, self._tables = open_to_read(path, lock=lock, readahead=False)
         check_readable(payloads or path)
         self._large = LargePayloads(payloads or path)
+        self._large_bytes = 0
+        """Read of large payloads so far."""
         self.report = Report(path=str(path), format_version=disk.FORMAT_VERSION)
-        self._transactions: list[lmdb.Transaction[memoryview]] = []
-        """By table."""
         self._buffers: dict[int, BufferCount] = {}
         self._strange: set[tuple[Table, int]] = set()
-        """Tables with rows of buffers that aren't known."""
-        self._links = Links(self._buffers, self._unread, self._add)
+        """Tables with rows of buffers that aren't known; they may have been created since."""
+        self._links = Links(self._buffers, self.report, self._unread)
 
     def run(self) -> Report:
         """Look at everything."""
         with self._env, closing(self._large):
-            self._transactions = self._of_one_state()
-            meta = self._transactions[Table.META]
-            if problem := commit_problem(meta, self._tables[Table.META], self._path):
-                self._add(Kind.MISSING_COMMIT, Table.META, COMMIT_KEY, problem)
-            self._read_buffers()
-            for _ in self._sound(Table.FREED):
-                pass  # It says nothing of any row.
-            for table in _INDEX:
-                self._table(table)
+            with begin(self._env) as txn:
+                if problem := commit_problem(txn, self._tables[Table.META], self._path):
+                    self._add(Kind.MISSING_COMMIT, Table.META, COMMIT_KEY, problem)
+                self._read_buffers(txn)
+                for _ in self._sound(Table.FREED, self._whole(txn, Table.FREED)):
+                    pass  # It says nothing of any row.
+                for table in _INDEX:
+                    self._table(table, self._whole(txn, table))
             self._links.check_index()
-            for table in _OTHERS:
-                self._table(table)
-            for table, buffer_id in sorted(self._strange):
-                self._note_unknown(table, buffer_id)
-            self._links.check_rest(self._uid)
+            for table in _LARGE:
+                self._table(table, self._parts(table))
+            with begin(self._env) as last:
+                for table, buffer_id in sorted(self._strange):
+                    if last.get(disk.buffer_key(buffer_id), db=self._tables[Table.BUFFERS]) is None:
+                        self._note_unknown(table, buffer_id)
+                self._links.check_again(
+                    Again(
+                        lambda table, key: last.get(key, db=self._tables[table]),
+                        lambda table, key: self._rows_from(last, table, key),
+                        lambda table, key: self._payload(last, table, key),
+                    )
+                )
         self.report.buffers = sorted(self._buffers.values(), key=lambda buffer: buffer.id)
         return self.report
 
-    def _of_one_state(self) -> list[lmdb.Transaction[memoryview]]:
-        """A transaction for each table, all on one commit: a damaged page ends the one that meets it."""
-        while True:
-            transactions = [begin(self._env)]
-            with suppress(lmdb.MapResizedError):
-                transactions += [self._env.begin(buffers=True) for _ in range(1, len(Table))]
-                if len({one.id() for one in transactions}) == 1:
-                    return transactions
-            for one in transactions:
-                one.abort()
-
-    def _read_buffers(self) -> None:
+    def _read_buffers(self, txn: lmdb.Transaction[memoryview]) -> None:
         """Known is what has a row or, where that is damaged, a copy of it."""
         rows: dict[int, BufferRow] = {}
         for table in (Table.META, Table.BUFFER_COPIES, Table.BUFFERS, Table.COUNTERS):
-            for key, value in self._sound(table):
+            for key, value in self._sound(table, self._whole(txn, table)):
                 if table in (Table.BUFFERS, Table.BUFFER_COPIES):
                     row = self._decoded(table, key, value, row_codec.decode_buffer)
                     if row is not None:
                         rows[row.id] = row
         self._buffers |= {row.id: BufferCount(id=row.id, name=row.name) for row in rows.values()}
 
-    def _table(self, table: Table) -> None:
+    def _table(self, table: Table, items: Iterator[tuple[bytes, memoryview]]) -> None:
         take = self._take_extent if table is Table.EXTENTS else self._links.takers[table]
-        for key, value in self._sound(table):
+        for key, value in self._sound(table, items):
             buffer_id = int.from_bytes(key[:4], "big")
             if buffer_id not in self._buffers:
                 self._strange.add((table, buffer_id))
@@ -158,22 +155,35 @@ class Walk:
             DamagedRecordError: It can't be read, or isn't as it was written.
             struct.error: The row isn't an extent.
         """
-        with self._large.read(key, disk.decode_extent(value)) as payload:
-            self._links.take_payload(Table.EXTENTS, buffer_id, key, payload)
+        extent = disk.decode_extent(value)
+        self._large_bytes += extent.num_bytes
+        with self._large.read(key, extent) as payload:
+            self._links.take_payload(buffer_id, key, payload)
 
-    def _uid(self, buffer_id: int, seq: int) -> str:
-        """Of a record that was read and is sound."""
-        key = disk.numbered_key(buffer_id, seq)
-        stored = self._transactions[Table.RECORDS].get(key, db=self._tables[Table.RECORDS])
-        assert stored is not None, f"{disk.row_name(Table.RECORDS, key)} was there"
-        return row_codec.decode_record(unseal(Table.RECORDS, key, stored)).uid
+    def _payload(
+        self, txn: lmdb.Transaction[memoryview], table: Table, key: bytes
+    ) -> bytes | memoryview | None:
+        stored = txn.get(key, db=self._tables[table])
+        if stored is None:
+            return None
+        try:
+            value = unseal(table, key, stored)
+            if table is Table.PAYLOADS:
+                return value
+            with self._large.read(key, disk.decode_extent(value)) as payload:
+                return bytes(payload)
+        except _DECODE_ERRORS as error:
+            self._note_damaged(table, key, error)
+            return None
 
-    def _sound(self, table: Table) -> Iterator[tuple[bytes, memoryview]]:
+    def _sound(
+        self, table: Table, items: Iterator[tuple[bytes, memoryview]]
+    ) -> Iterator[tuple[bytes, memoryview]]:
         """Values of the rows that match their checksum; counted, with the others."""
         name = table.disk_name.decode()
         count = self.report.tables[name] = TableCount()
         try:
-            for key, stored in self._rows(table):
+            for key, stored in items:
                 count.rows += 1
                 if table is Table.META and key == disk.FORMAT_KEY:
                     continue  # It was compared as a whole.
@@ -199,21 +209,54 @@ class Walk:
 
     # --- rows
 
-    def _rows(self, table: Table) -> Iterator[tuple[bytes, memoryview]]:
+    def _whole(
+        self, txn: lmdb.Transaction[memoryview], table: Table
+    ) -> Iterator[tuple[bytes, memoryview]]:
         if table in self._unread:
             return
-        txn, db, number = self._transactions[table], self._tables[table], 0
-        entries = txn.stat(db)["entries"]
-        step = 1 if table is Table.EXTENTS else _TOLD_ROWS
-        self._tell(table, 0, entries)
+        db = self._tables[table]
+        self._tell(table, 0, txn.stat(db)["entries"])
+        entries, number = txn.stat(db)["entries"], 0
         with txn.cursor(db) as cursor:
             for key, stored in cursor:
-                yield bytes(key), stored
-                number += 1
-                if number % step == 0:
+                if number % _CHUNK_ROWS == 0:
                     self._tell(table, number, entries)
+                number += 1
+                yield bytes(key), stored
         if number != entries:
             raise lmdb.CorruptedError(f"{number} rows can be reached of {entries}")
+
+    def _parts(self, table: Table) -> Iterator[tuple[bytes, memoryview]]:
+        if table in self._unread:
+            return
+        db, last, number = self._tables[table], b"", 0
+        while True:
+            num_rows = num_bytes = 0
+            large_bytes = self._large_bytes
+            with begin(self._env) as txn, txn.cursor(db) as cursor:
+                self._tell(table, number, txn.stat(db)["entries"])
+                found = cursor.set_range(last)
+                if found and bytes(cursor.key()) == last:
+                    found = cursor.next()
+                while found and num_rows < _CHUNK_ROWS and num_bytes < _CHUNK_BYTES:
+                    last, stored = bytes(cursor.key()), cursor.value()
+                    num_rows += 1
+                    num_bytes += len(stored)
+                    yield last, stored
+                    num_bytes += self._large_bytes - large_bytes
+                    large_bytes = self._large_bytes
+                    found = cursor.next()
+            number += num_rows
+            if not found:
+                return
+
+    def _rows_from(
+        self, txn: lmdb.Transaction[memoryview], table: Table, first: bytes
+    ) -> Iterator[tuple[bytes, memoryview]]:
+        with txn.cursor(self._tables[table]) as cursor:
+            if cursor.set_range(first):
+                for key, stored in cursor.iternext():
+                    yield bytes(key), stored
 
     # --- what is said
 

@@ -82,6 +82,22 @@ def test_large_payloads_are_read_and_counted(filled: Path) -> None:
     assert ("extents", 0, 4) in told
 
 
+def test_a_transaction_is_held_for_some_payloads_only(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "experience_buffer_server.store.lmdb.verify.walk_process._CHUNK_BYTES", 80_000
+    )
+    told: list[int] = []
+
+    def say(what: dict[str, Any]) -> None:
+        if what.get("at") == "EXTENTS":
+            told.append(what["rows"])
+
+    assert Walk(filled, frozenset(), say).run().is_clean
+    assert told == [0, 2, 3]
+
+
 # --- damage
 
 
