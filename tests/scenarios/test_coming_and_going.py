@@ -8,7 +8,7 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.annotation import Annotation
-from experience_buffer_server.buffer.intake.push_queue import Patience
+from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.server import Settings
@@ -208,7 +208,7 @@ async def test_series_of_a_deleted_buffer_end_though_its_pushes_end_later(
     await buffer.push(push((0, 0)))
     patience = Patience(deadline=float("inf"), stop=asyncio.Event())
     waiting = [asyncio.ensure_future(buffer.push(push((run, 1)), patience)) for run in range(50)]
-    while len(buffer.flow.ingest.line) < 50:
+    while buffer.flow.push_room.num_waiting < 50:
         await asyncio.sleep(0)
     await registry.delete("math", force=True)
     await asyncio.gather(*waiting, return_exceptions=True)

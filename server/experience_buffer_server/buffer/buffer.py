@@ -23,13 +23,13 @@ from experience_buffer_server.buffer.delivery.priorities import (
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
-from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
     Outcome,
     PayloadReader,
     Push,
 )
+from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.intake.task_pacing import Reserved
 from experience_buffer_server.buffer.settings_change import SettingsChanges
 from experience_buffer_server.buffer.state.consumers import Consumer, Want
@@ -298,7 +298,7 @@ class Buffer:
         The place that was reserved for it is free.
         """
         num_dropped = await self.flow.grouping.drop(key, reason)
-        self.flow.pacing.release(key)
+        self.flow.pacing.reservations.release(key)
         return num_dropped
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:

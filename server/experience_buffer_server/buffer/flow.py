@@ -20,7 +20,7 @@ from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.intake.annotate import Annotating
 from experience_buffer_server.buffer.intake.push import Ingest
 from experience_buffer_server.buffer.intake.push_reading import PayloadReader
-from experience_buffer_server.buffer.intake.push_room import Intake
+from experience_buffer_server.buffer.intake.push_room import PushRoom
 from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction
 from experience_buffer_server.buffer.leaving.group_closing import Grouping
@@ -78,8 +78,8 @@ class Flow:
         self.eviction = Eviction(state, self.removal, metrics)
         self.retention = Retention(state, self.offers, self.removal, self.grouping, metrics)
         self.pacing = Pacing(state, metrics)
-        self.intake = Intake(state, self.eviction, self.pacing, metrics)
-        self.ingest = Ingest(state, self, self.intake, store, changes, metrics, payloads)
+        self.push_room = PushRoom(state, self.eviction, self.pacing, metrics)
+        self.ingest = Ingest(state, self, self.push_room, store, changes, metrics, payloads)
         self.annotating = Annotating(state, self, self.damage, store, changes, tasks)
 
     # --- from stored to available
@@ -201,7 +201,7 @@ class Flow:
 
     def room_made(self) -> None:
         """There is less than before: pushes that wait for room may have it."""
-        self.ingest.line.look()
+        self.push_room.look()
 
     # --- changes of what is there
 
@@ -242,13 +242,13 @@ class Flow:
         self.changes.tick(now)
         self.leasing.expire(now)
         self.grouping.expire(now)
-        self.pacing.tick(now)
+        self.pacing.reservations.expire(now)
         self.eviction.tick(now)
         # What they remove could not be taken back.
         if not self.state.num_pending_settings:
             self.retention.tick(now)
             self.eviction.shed()
-        self.ingest.line.look()
+        self.push_room.look()
         self.computing.tick(now)
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_SECONDS
@@ -266,7 +266,7 @@ class Flow:
         """Deleted: calls that wait end, what is under way has no effect."""
         self.state.closed = True
         self.state.announce_version()
-        self.ingest.line.look()
+        self.push_room.look()
         self.changes.close()
         self.computing.close()
         for name in list(self.state.consumers):

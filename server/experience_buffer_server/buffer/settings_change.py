@@ -106,7 +106,7 @@ class SettingsChanges:
             flow.eviction.settings_changed()
         if new.retention != old.retention:
             flow.retention.settings_changed()
-        flow.ingest.line.look()
+        flow.push_room.look()
         if new.on_future_version != old.on_future_version:
             self._flow.offers.release_held(None)
 

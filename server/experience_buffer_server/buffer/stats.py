@@ -45,12 +45,12 @@ def buffer_stats(flow: Flow) -> BufferStats:
         num_waiting_for_fields=len(contents.lacking),
         computing_waits_for=flow.describe_computing(),
         num_damaged=flow.damage.num_experiences,
-        num_reserved_groups=flow.pacing.num_reserved,
+        num_reserved_groups=len(flow.pacing.reservations),
         num_used=usage.num_used,
         num_unused=usage.num_unused,
         keep_ratio=usage.keep_ratio,
-        num_waiting_pushes=len(flow.ingest.line),
-        pushes_wait_for=flow.ingest.line.describe(),
+        num_waiting_pushes=flow.push_room.num_waiting,
+        pushes_wait_for=flow.push_room.describe_line(),
     )
 
 
@@ -86,5 +86,5 @@ def _consumer_stats(flow: Flow, consumer: Consumer) -> values.ConsumerStats:
         last_step=consumer.timeline.last_step,
         safe_step=consumer.timeline.safe_step,
         num_stale_units=consumer.totals.stale,
-        pushes_wait_for=flow.intake.describe(consumer),
+        pushes_wait_for=flow.push_room.describe(consumer),
     )

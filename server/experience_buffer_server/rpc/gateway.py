@@ -12,8 +12,8 @@ from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_want
-from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.intake.push_reading import Push
+from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.rpc import messages

@@ -7,14 +7,12 @@ follows the commit happens even when the call that pushed has been cancelled.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.placement import Forecast, forecast, join
-from experience_buffer_server.buffer.intake.push_queue import Patience, Place, PushLine, Shortage
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
     Arrived,
@@ -24,7 +22,7 @@ from experience_buffer_server.buffer.intake.push_reading import (
     PushStatus,
     Reading,
 )
-from experience_buffer_server.buffer.intake.push_room import Intake
+from experience_buffer_server.buffer.intake.push_room import Patience, Place, PushRoom
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.events import BufferEvents
@@ -45,7 +43,7 @@ class Ingest:
         self,
         state: BufferState,
         events: BufferEvents,
-        intake: Intake,
+        room: PushRoom,
         store: Store,
         changes: Changes,
         metrics: Metrics,
@@ -55,13 +53,11 @@ class Ingest:
         self._events = events
         self._contents = state.contents
         self._store = store
-        self._intake = intake
+        self._room = room
         self._changes = changes
         self._metrics = metrics
         self.reading = Reading(state, store, payloads)
         """Reads pushes."""
-        self.line = PushLine(state, intake.may_go, metrics)
-        """Pushes that wait for room."""
 
     async def push(
         self,
@@ -94,24 +90,24 @@ class Ingest:
         batch = self._changes.batch()
         place: Place | None = None
         try:
-            while shortage := self._intake.check(
+            while shortage := self._room.check(
                 seen := forecast(self._state, self._store, arrived.fresh, push.group_size),
+                place,
                 may_wait=patience is not None,
-                is_behind=self.line.is_behind(place),
             ):
+                assert patience is not None
                 charge.waits()
-                place = place or self.line.join(shortage, [new.uid for _, new in arrived.fresh])
-                place.shortage = shortage._replace(label=place.shortage.label)
+                place = place or self._room.join(shortage, [new.uid for _, new in arrived.fresh])
                 del arrived, seen
-                await self._wait(place, shortage, patience)
+                await self._room.wait(place, shortage, patience)
                 arrived = self._read(push, charge)
             entries = self._enter(batch, arrived, push.group_size, seen)
         finally:
             if place is not None:
-                self.line.leave(place)
+                self._room.leave(place)
                 charge.has_waited()
-        if len(self.line):
-            self.line.stored([entry.record.uid for entry in entries])
+        if self._room.num_waiting:
+            self._room.stored([entry.record.uid for entry in entries])
         await self._make_durable(batch, entries, arrived.outcomes)
         return self._count([outcome for outcome in arrived.outcomes if outcome is not None])
 
@@ -120,22 +116,6 @@ class Ingest:
         arrived = self.reading.read(push, admitted)
         charge.takes(sum(len(candidate.payload) for _, candidate in arrived.fresh))
         return arrived
-
-    async def _wait(self, place: Place, shortage: Shortage, patience: Patience | None) -> None:
-        """Wait in line for room.
-
-        Raises:
-            BufferFullError: Its time is over before.
-        """
-        assert patience is not None
-        if not await self.line.turn(place, patience):
-            waited_seconds = time.monotonic() - place.since
-            raise self._intake.refusal(shortage, waited_seconds=waited_seconds)
-        if self._state.closed:
-            raise errors.BufferNotFoundError(
-                f"buffer {self._state.name!r} was deleted while the push waited for room",
-                subject=self._state.name,
-            )
 
     def _enter(
         self, batch: WriteBatch, arrived: Arrived, group_size: int, seen: Forecast

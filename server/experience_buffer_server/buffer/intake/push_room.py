@@ -1,15 +1,24 @@
-"""Whether a buffer takes a push in: its room, its consumers' limiters, its pacing.
+"""Whether a buffer takes a push in now: its room, its consumers' limiters, its pacing; and the line.
 
+Only what a lack of room holds back waits in line, first come, first served. What a limiter or the
+pacing holds back is told to come again: it holds back some pushes and not others, and those that
+complete groups, behind it in one line, would be what it waits for.
+
+A push that waits holds its request (see `quotas`) and nothing of the store or of what was read.
 Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.placement import Forecast
-from experience_buffer_server.buffer.intake.push_queue import Shortage
 from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction
 from experience_buffer_server.buffer.state.buffer_state import BufferState
@@ -24,18 +33,49 @@ _LIMITER_DELAY_SECONDS = 0.1
 MAX_TOMBSTONES = 1_000_000
 """Failed rollouts stored at once, in a buffer."""
 _FULL_DELAY_SECONDS = 1.0
-"""Before a push is tried again that found the buffer full."""
+"""Before a push is tried again that found the buffer full, its line too long, or the server stopping."""
 
 
-class Intake:
-    """Admits pushes. Not thread-safe."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """For how long a push may wait."""
+
+    deadline: float
+    """By `time.monotonic`: then it is answered, with or without room."""
+    stop: asyncio.Event
+    """Set when the server stops: the wait ends."""
+
+
+class Shortage(NamedTuple):
+    """Why a push has to wait."""
+
+    label: str
+    """The limit, or "line" where others came earlier; of a fixed few."""
+    words: str
+    num_items: int
+    """Experiences that it brings."""
+    num_bytes: int
+    """Their payload."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A push in the line."""
+
+    shortage: Shortage
+    turn: asyncio.Future[None]
+    """Done when there may be room for it."""
+    since: float
+    """By `time.monotonic`."""
+    uids: frozenset[int]
+    """Of what it brings, as hashes: they take little, and a mistake costs a look in vain."""
+
+
+class PushRoom:
+    """Lets the pushes of one buffer in. Not thread-safe."""
 
     def __init__(
-        self,
-        state: BufferState,
-        eviction: Eviction,
-        pacing: Pacing,
-        metrics: Metrics,
+        self, state: BufferState, eviction: Eviction, pacing: Pacing, metrics: Metrics
     ) -> None:
         self._state = state
         self._contents = state.contents
@@ -43,16 +83,20 @@ class Intake:
         self._eviction = eviction
         self._pacing = pacing
         self._metrics = metrics
+        self._places: deque[Place] = deque()
 
-    def check(
-        self, forecast: Forecast, *, may_wait: bool = False, is_behind: bool = False
-    ) -> Shortage | None:
+    @property
+    def num_waiting(self) -> int:
+        """Pushes in line."""
+        return len(self._places)
+
+    def check(self, forecast: Forecast, place: Place | None, *, may_wait: bool) -> Shortage | None:
         """Refuse a push as a whole when the buffer takes no more, or make room for it.
 
         Args:
             forecast: Where what is new in it would go.
+            place: Where it stands in line; None: it has just come.
             may_wait: It can wait in line for room, where the settings say so.
-            is_behind: Others that came earlier wait already.
 
         Returns:
             What it has to wait for; None when it is admitted.
@@ -65,29 +109,24 @@ class Intake:
         if not candidates:
             return None
         fresh = [candidate for candidate in candidates if not candidate.tombstone]
-        self._check_limiters(fresh, forecast)
-        self._pacing.check(forecast)
+        num_bytes = sum(len(candidate.payload) for candidate in fresh)
+        self._check_limiters(fresh, num_bytes, forecast)
+        if self._state.settings.pacing is not None:
+            self._pacing.check(forecast)
         self._check_tombstones(len(candidates) - len(fresh))
         may_wait = may_wait and self._state.settings.on_full == "block"
-        shortage = self._check_room(fresh, may_wait=may_wait, is_behind=may_wait and is_behind)
-        if shortage is None:
+        shortage = self._check_room(len(fresh), num_bytes, may_wait=may_wait)
+        if shortage is None and may_wait and fresh and self._places and self._places[0] != place:
+            shortage = Shortage("line", "others came earlier", len(fresh), num_bytes)
+        if shortage is None and self._pacing.reservations:
             self._pacing.arrived(candidates)
         return shortage
 
-    def may_go(self, shortage: Shortage) -> bool:
-        """Whether a push that waits has reason to try again: there is room, or no waiting any more.
+    # --- limiters
 
-        Where the limits have become too small for it, it is to be refused: in line it would keep
-        out those behind it.
-        """
-        if self._state.settings.on_full != "block" or self._state.closed:
-            return True
-        if not self._fits(shortage.num_items, shortage.num_bytes):
-            return True
-        return not any(over > 0 for _, over in self._over(shortage.num_items, shortage.num_bytes))
-
-    def _check_limiters(self, fresh: Sequence[Candidate], forecast: Forecast) -> None:
-        num_bytes = sum(len(candidate.payload) for candidate in fresh)
+    def _check_limiters(
+        self, fresh: Sequence[Candidate], num_bytes: int, forecast: Forecast
+    ) -> None:
         for consumer in self._consumers.values():
             if consumer.settings.limiter is None:
                 continue
@@ -124,16 +163,16 @@ class Intake:
         counts = consumer.counts(num_present=num_deliverable(self._contents, consumer))
         return can_insert(limiter.plan, counts, num_units, num_bytes)
 
+    # --- room
+
     def _check_tombstones(self, num_new: int) -> None:
         """Those count neither as items nor as bytes, and take memory all the same."""
         have = len(self._contents) - self._contents.num_items
         if num_new and have + num_new > MAX_TOMBSTONES:
-            self._metrics.push_refused(self._state.name, "max_tombstones")
-            raise errors.BufferFullError(
+            raise self._full(
+                "max_tombstones",
                 f"buffer {self._state.name!r} holds {have} tombstones, {num_new} more exceed the "
                 f"limit of {MAX_TOMBSTONES}; complete or drop their groups",
-                subject=self._state.name,
-                retry_delay_seconds=_FULL_DELAY_SECONDS,
             )
 
     def _fits(self, num_items: int, num_bytes: int) -> bool:
@@ -141,47 +180,38 @@ class Intake:
         settings = self._state.settings
         return num_items <= (settings.max_items or num_items) and num_bytes <= settings.max_bytes
 
-    def _over(self, num_items: int, num_bytes: int) -> tuple[tuple[str, int], tuple[str, int]]:
-        """By how much so many more would exceed each limit; 0 or less: there is room."""
+    def _over(self, num_items: int, num_bytes: int) -> tuple[int, int]:
+        """By how much so many more would exceed max_items and max_bytes; 0 or less: there is room."""
         settings, contents = self._state.settings, self._contents
         over_items = contents.num_items + num_items - self._eviction.num_items
         over_bytes = contents.num_bytes + num_bytes - self._eviction.num_bytes
         over_items -= settings.max_items or over_items
         over_bytes -= settings.max_bytes
-        return (
-            ("max_items", over_items if num_items else 0),
-            ("max_bytes", over_bytes if num_bytes else 0),
-        )
+        return over_items if num_items else 0, over_bytes if num_bytes else 0
 
-    def _check_room(
-        self, fresh: Sequence[Candidate], *, may_wait: bool, is_behind: bool
-    ) -> Shortage | None:
+    def _check_room(self, num_items: int, num_bytes: int, *, may_wait: bool) -> Shortage | None:
         settings, contents = self._state.settings, self._contents
-        num_bytes = sum(len(candidate.payload) for candidate in fresh)
-        fits = self._fits(len(fresh), num_bytes)
-        (_, over_items), (_, over_bytes) = self._over(len(fresh), num_bytes)
+        fits = self._fits(num_items, num_bytes)
+        over_items, over_bytes = self._over(num_items, num_bytes)
         if settings.on_full == "evict" and fits and (over_items > 0 or over_bytes > 0):
             # As much as it brings: what a lowered limit has left beyond it goes by the clock.
-            over_items, over_bytes = min(over_items, len(fresh)), min(over_bytes, num_bytes)
+            over_items, over_bytes = min(over_items, num_items), min(over_bytes, num_bytes)
             freed = self._eviction.make_room(over_items, over_bytes)
             over_items, over_bytes = over_items - freed.num_items, over_bytes - freed.num_bytes
-        for what, over, new, have in (
-            ("max_items", over_items, len(fresh), contents.num_items),
-            ("max_bytes", over_bytes, num_bytes, contents.num_bytes),
+        for what, limit, over, new, have in (
+            ("max_items", settings.max_items, over_items, num_items, contents.num_items),
+            ("max_bytes", settings.max_bytes, over_bytes, num_bytes, contents.num_bytes),
         ):
-            limit = getattr(settings, what)
             # One that can't fit is told what it doesn't fit into, whatever else there is no room in.
             if new and over > 0 and (fits or new > (limit or new)):
                 words = f"{have} + {new} exceed {what} = {limit}"
-                shortage = Shortage(what, words, len(fresh), num_bytes)
+                shortage = Shortage(what, words, num_items, num_bytes)
                 if may_wait and fits:
                     return shortage
-                raise self.refusal(shortage, fits=fits)
-        if is_behind and fresh:
-            return Shortage("line", "others came earlier", len(fresh), num_bytes)
+                raise self._refusal(shortage, fits=fits)
         return None
 
-    def refusal(
+    def _refusal(
         self, shortage: Shortage, *, fits: bool = True, waited_seconds: float = 0.0
     ) -> errors.BufferFullError:
         """What a push is refused with, counted.
@@ -191,22 +221,124 @@ class Intake:
             fits: It would fit into an empty buffer.
             waited_seconds: How long it has waited.
         """
-        self._metrics.push_refused(self._state.name, shortage.label)
         what = "the limits" if shortage.label == "line" else shortage.label
-        cure = "acknowledge batches or drop groups that can't complete" + self._retained()
+        kept = sum(consumer.timeline.num_retained for consumer in self._consumers.values())
+        cure = "acknowledge batches or drop groups that can't complete"
+        cure += f", declare a step safe ({kept} are kept for a rewind)" if kept else ""
         cure = cure if fits else "split the push"
         waited = f" after {waited_seconds:.1f} s in line" if waited_seconds else ""
-        return errors.BufferFullError(
+        return self._full(
+            shortage.label,
             f"buffer {self._state.name!r} is full{waited}: {shortage.words}; {cure}, or raise {what}",
-            subject=self._state.name,
-            retry_delay_seconds=_FULL_DELAY_SECONDS if fits else None,
+            can_wait=fits,
         )
 
-    def _retained(self) -> str:
-        kept = sum(consumer.timeline.num_retained for consumer in self._consumers.values())
-        return f", declare a step safe ({kept} are kept for a rewind)" if kept else ""
+    def _full(self, label: str, words: str, *, can_wait: bool = True) -> errors.BufferFullError:
+        self._metrics.push_refused(self._state.name, label)
+        delay = _FULL_DELAY_SECONDS if can_wait else None
+        return errors.BufferFullError(words, subject=self._state.name, retry_delay_seconds=delay)
+
+    # --- the line
+
+    def join(self, shortage: Shortage, uids: Iterable[str]) -> Place:
+        """Take the last place, with a push of these uids; `leave` follows, whatever happens.
+
+        Raises:
+            BufferFullError: The line is too long.
+        """
+        most = self._state.limits.max_waiting_pushes
+        if len(self._places) >= most:
+            raise self._full(
+                "max_waiting_pushes",
+                f"buffer {self._state.name!r} is full ({shortage.words}), and "
+                f"{len(self._places)} pushes wait for room already: the limit "
+                f"server.max_waiting_pushes is {most}",
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = Place(shortage, turn, time.monotonic(), frozenset(map(hash, uids)))
+        self._places.append(place)
+        self._metrics.push_wait_began(self._state.name, shortage.label)
+        return place
+
+    async def wait(self, place: Place, shortage: Shortage, patience: Patience) -> None:
+        """Wait until there may be room for a push.
+
+        Raises:
+            BufferFullError: Its time is over before.
+            UnavailableError: The server stops.
+            BufferNotFoundError: The buffer was deleted.
+        """
+        place.shortage = shortage._replace(label=place.shortage.label)
+        if place.turn.done():
+            # It had its turn and found no room after all.
+            place.turn = asyncio.get_running_loop().create_future()
+        stopping = asyncio.ensure_future(patience.stop.wait())
+        try:
+            await asyncio.wait(
+                (place.turn, stopping),
+                timeout=max(patience.deadline - time.monotonic(), 0.0),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            stopping.cancel()
+        if patience.stop.is_set():
+            raise errors.UnavailableError(
+                "the server is stopping, this push still waited for room; send it again elsewhere "
+                "or later",
+                retry_delay_seconds=_FULL_DELAY_SECONDS,
+            )
+        if not place.turn.done():
+            raise self._refusal(shortage, waited_seconds=time.monotonic() - place.since)
+        if self._state.closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {self._state.name!r} was deleted while the push waited for room",
+                subject=self._state.name,
+            )
+
+    def leave(self, place: Place) -> None:
+        """A push is stored, refused or given up: the next may have its turn."""
+        seconds = time.monotonic() - place.since
+        self._metrics.push_waited(self._state.name, place.shortage.label, seconds)
+        self._places.remove(place)
+        self.look()
+
+    def stored(self, uids: Collection[str]) -> None:
+        """Let those try, out of turn, who bring some of these again: perhaps nothing else is new."""
+        hashes = frozenset(map(hash, uids))
+        for place in self._places:
+            if not place.turn.done() and not place.uids.isdisjoint(hashes):
+                place.turn.set_result(None)
+
+    def look(self) -> None:
+        """Room may have come: let the first try."""
+        if self._places:
+            place = self._places[0]
+            if not place.turn.done() and self._may_go(place.shortage):
+                place.turn.set_result(None)
+
+    def _may_go(self, shortage: Shortage) -> bool:
+        """Whether a push that waits has reason to try again: there is room, or no waiting any more.
+
+        Where the limits have become too small for it, it is to be refused: in line it would keep
+        out those behind it.
+        """
+        if self._state.settings.on_full != "block" or self._state.closed:
+            return True
+        num_items, num_bytes = shortage.num_items, shortage.num_bytes
+        return not self._fits(num_items, num_bytes) or max(self._over(num_items, num_bytes)) <= 0
 
     # --- in words
+
+    def describe_line(self) -> str:
+        """Who waits for what, in words; empty when nobody does."""
+        if not self._places:
+            return ""
+        first = self._places[0]
+        num_bytes = sum(place.shortage.num_bytes for place in self._places)
+        return (
+            f"{len(self._places)} pushes of {num_bytes} bytes wait for room, the first for "
+            f"{time.monotonic() - first.since:.1f} s: {first.shortage.words}"
+        )
 
     def describe(self, consumer: Consumer) -> str:
         """What keeps pushes from being accepted for this consumer's sake; empty when nothing does."""

@@ -17,6 +17,7 @@ from experience_buffer_server.buffer.state.group_table import group_key_of
 from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.pacing import Reservations, capacity
+from experience_buffer_server.settings.consumer import PacingSettings
 
 MAX_RESERVED_AT_ONCE = 10_000
 DEFAULT_TTL_SECONDS = 3600.0
@@ -38,26 +39,15 @@ class Reserved:
 class Pacing:
     """Admits new tasks. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, state: BufferState, metrics: Metrics) -> None:
         self._state = state
         self._contents = state.contents
-        self._consumers = state.consumers
         self._metrics = metrics
-        self._reservations = Reservations()
-
-    @property
-    def num_reserved(self) -> int:
+        self.reservations = Reservations()
         """Places of tasks of which nothing was pushed yet."""
-        return len(self._reservations)
-
-    # --- pushes
 
     def check(self, forecast: Forecast) -> None:
-        """Refuse a push that begins more tasks than there are places for.
+        """Refuse a push that begins more tasks than there are places for; there is a pacing.
 
         The rest of a group that was admitted must come, or it never completes and is never consumed.
 
@@ -67,10 +57,8 @@ class Pacing:
         Raises:
             ResourceExhaustedError: There are too few places.
         """
-        pacing = self._state.settings.pacing
-        if pacing is None:
-            return
-        grouped = self._consumers[pacing.consumer].settings.unit == "group"
+        pacing = self._plan
+        grouped = self._state.consumers[pacing.consumer].settings.unit == "group"
         num_new = self._num_groups(forecast) if grouped else self._num_items(forecast)
         free = self._capacity()
         if num_new <= free:
@@ -90,13 +78,13 @@ class Pacing:
     def _num_groups(self, forecast: Forecast) -> int:
         """Groups that a push opens without a place; a place is for one of a key."""
         return sum(
-            num_opened - (key in self._reservations) for key, num_opened in forecast.opened.items()
+            num_opened - (key in self.reservations) for key, num_opened in forecast.opened.items()
         )
 
     def _num_items(self, forecast: Forecast) -> int:
         """Experiences of tasks that a push begins without a place."""
         return sum(
-            not candidate.tombstone and self._task_key(candidate) not in self._reservations
+            not candidate.tombstone and self._task_key(candidate) not in self.reservations
             for candidate in forecast.opening
         )
 
@@ -107,10 +95,8 @@ class Pacing:
 
     def arrived(self, candidates: Sequence[Candidate]) -> None:
         """A push was admitted: the places of its tasks are taken."""
-        if not self._reservations:
-            return
         for candidate in candidates:
-            self._reservations.arrived(self._task_key(candidate))
+            self.reservations.arrived(self._task_key(candidate))
 
     # --- places
 
@@ -134,16 +120,16 @@ class Pacing:
             )
         wanted = list(dict.fromkeys(keys))
         _check_keys(wanted)
-        self._reservations.expire(now)
+        self.reservations.expire(now)
         if self._state.settings.pacing is None:
             return Reserved(granted=wanted)
         granted, free = [], self._capacity()
         for key in wanted:
             is_here = self._is_here(key)
-            if is_here or key in self._reservations or free > 0:
+            if is_here or key in self.reservations or free > 0:
                 granted.append(key)
                 if not is_here:
-                    free -= self._reservations.reserve(key, now=now, ttl_seconds=ttl_seconds)
+                    free -= self.reservations.reserve(key, now=now, ttl_seconds=ttl_seconds)
         if len(granted) == len(wanted):
             return Reserved(granted=granted)
         self._metrics.push_refused(self._state.name, "pacing")
@@ -155,34 +141,30 @@ class Pacing:
         opens_more = self._state.settings.late_members == "new_group"
         return group is not None and (group.is_open or not opens_more)
 
-    def release(self, key: str) -> None:
-        """A task was aborted before anything of it was pushed."""
-        self._reservations.release(key)
-
-    def tick(self, now: float) -> None:
-        """Free the places of workers that haven't pushed in time."""
-        self._reservations.expire(now)
-
-    def _capacity(self) -> int:
+    @property
+    def _plan(self) -> PacingSettings:
         pacing = self._state.settings.pacing
         assert pacing is not None
-        num_unconsumed = self._num_unconsumed(pacing.consumer)
+        return pacing
+
+    def _capacity(self) -> int:
         return capacity(
-            pacing.plan, num_unconsumed=num_unconsumed, num_reserved=len(self._reservations)
+            self._plan.plan,
+            num_unconsumed=self._num_unconsumed(),
+            num_reserved=len(self.reservations),
         )
 
-    def _num_unconsumed(self, name: str) -> int:
-        """Units that the consumer can still get; not those that wait for a decision or a version."""
-        consumer = self._consumers[name]
+    def _num_unconsumed(self) -> int:
+        """Units that its consumer can still get; not those that wait for a decision or a version."""
+        consumer = self._state.consumers[self._plan.consumer]
         idle = len(consumer.finished) + len(consumer.held) + len(consumer.quarantined)
         return num_deliverable(self._contents, consumer) - idle
 
     def _why(self) -> str:
-        pacing = self._state.settings.pacing
-        assert pacing is not None
+        pacing = self._plan
         return (
-            f"{self._num_unconsumed(pacing.consumer)} are stored and not consumed by "
-            f"{pacing.consumer!r}, {self.num_reserved} are reserved; with max_staleness "
+            f"{self._num_unconsumed()} are stored and not consumed by "
+            f"{pacing.consumer!r}, {len(self.reservations)} are reserved; with max_staleness "
             f"{pacing.max_staleness} and batch_size {pacing.batch_size} at most "
             f"{(pacing.max_staleness + 1) * pacing.batch_size} can be used in time"
         )

@@ -13,8 +13,8 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.placement import Forecast, forecast
-from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
+from experience_buffer_server.buffer.intake.push_room import Patience
 from tests.unit.buffer.leaving.test_retention import Clock, clock, sample
 from tests.unit.builders import World, eid, push, uid
 

@@ -141,7 +141,7 @@ async def test_a_reserved_place_is_taken_by_its_own_push(world: World, group_by:
     with pytest.raises(errors.ResourceExhaustedError, match="1 are reserved"):
         await push_all(buffer, (8, 0))
     await push_all(buffer, (7, 0))
-    assert (buffer.num_items, buffer.flow.pacing.num_reserved) == (1, 0)
+    assert (buffer.num_items, len(buffer.flow.pacing.reservations)) == (1, 0)
 
 
 async def test_quarantined_units_free_their_places(world: World) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push_queue import Patience
 from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
+from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.runtime.quotas import Charge
 from tests.unit.builders import World, experience, payload, push, want
@@ -77,7 +77,7 @@ async def test_a_push_waits_for_room_and_has_it_with_the_ack(world: World) -> No
     await buffer.ack(await lease(buffer, 1))
     assert await statuses(waiting) == ["stored"]
     assert stored(buffer) == [(0, 1), (0, 2), (0, 3), (1, 0)]
-    assert (len(buffer.flow.ingest.line), buffer.flow.ingest.line.describe()) == (0, "")
+    assert (buffer.flow.push_room.num_waiting, buffer.flow.push_room.describe_line()) == (0, "")
     value = world.metrics.registry.get_sample_value
     labels = {"buffer": buffer.name, "reason": "max_items"}
     assert value("experience_buffer_push_waits_total", labels) == 1
@@ -91,9 +91,9 @@ async def test_nobody_overtakes(world: World) -> None:
     small = [await pusher.push((task, 0)) for task in (2, 3)]
     await buffer.ack(await lease(buffer, 2))
     await buffer.drain()
-    assert len(buffer.flow.ingest.line) == 3, "two places are free, and the first needs three"
+    assert buffer.flow.push_room.num_waiting == 3, "two places are free, and the first needs three"
     late = await pusher.push((4, 0))
-    assert len(buffer.flow.ingest.line) == 4, "it would fit, and came last"
+    assert buffer.flow.push_room.num_waiting == 4, "it would fit, and came last"
     await buffer.ack(await lease(buffer, 2))
     assert await statuses(large, small[0]) == ["stored"] * 4
     assert stored(buffer) == [(1, 0), (1, 1), (1, 2), (2, 0)]
@@ -146,7 +146,7 @@ async def test_its_time_ends_with_what_it_waited_for(world: World) -> None:
     assert refused.value.retry_delay_seconds is None
     with pytest.raises(errors.BufferFullError, match="4 \\+ 1 exceed"):
         await buffer.push(push((1, 0)))
-    assert not len(buffer.flow.ingest.line)
+    assert not buffer.flow.push_room.num_waiting
 
 
 async def test_the_line_is_bounded(world: World) -> None:
@@ -182,7 +182,7 @@ async def test_who_waits_holds_the_request_alone(world: World) -> None:
         taken, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(buffer.flow.ingest.line) == 5
+    assert buffer.flow.push_room.num_waiting == 5
     assert size < 1_000_000, "what is pushed is small"
     assert peak > 4_000_000, "what is stored of one push isn't"
     assert taken < 1_000_000, taken
@@ -272,7 +272,7 @@ async def test_bytes_are_waited_for_as_well(world: World) -> None:
     buffer = await world.create(**BLOCK | {"max_items": 0, "max_bytes": 3 * size + 7})
     await buffer.push(push((0, 0), (0, 1), (0, 2)))
     waiting = await Pusher(buffer).push((1, 0))
-    assert "max_bytes" in buffer.flow.ingest.line.describe()
+    assert "max_bytes" in buffer.flow.push_room.describe_line()
     await buffer.ack(await lease(buffer, 1))
     assert await statuses(waiting) == ["stored"]
 
@@ -319,7 +319,7 @@ async def test_no_turn_is_lost(world: World, seed: int) -> None:
         # What was cancelled may have been stored before.
         expected = {0, sizes[task]} if one.cancelled() else {sizes[task]}
         assert tasks.count(task) in expected
-    assert not len(buffer.flow.ingest.line)
+    assert not buffer.flow.push_room.num_waiting
 
 
 @pytest.mark.parametrize("limits", [{"max_items": 2}, {"max_bytes": len(payload((1, 0))) + 10}])
