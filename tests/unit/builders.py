@@ -147,7 +147,7 @@ class World:
         } | store_options
 
     async def _worker(self) -> LocalWorker:
-        return LocalWorker(lambda: self.store if self._data else self.lmdb.reader)
+        return LocalWorker(lambda: self.store)
 
     async def open(self) -> None:
         if self._data is None:

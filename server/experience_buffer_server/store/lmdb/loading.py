@@ -8,7 +8,6 @@ a store with a damaged page.
 from __future__ import annotations
 
 import logging
-import struct
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
@@ -34,11 +33,10 @@ from experience_buffer_server.store.interning import Interner, Numbers
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.opening import CURE
-from experience_buffer_server.store.lmdb.disk.seal import unseal
+from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
 
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
-_DECODE_ERRORS: Final = (ValueError, TypeError, struct.error, DamagedRecordError)
 _Decode = Callable[[memoryview], _Row]
 
 
@@ -144,7 +142,7 @@ class Loading:
             stored = txn.get(key, db=self._tables[Table.META])
             try:
                 return 0 if stored is None else disk.decode_counter(unseal(Table.META, key, stored))
-            except _DECODE_ERRORS as error:
+            except DECODE_ERRORS as error:
                 self._note_damage(Table.META, key, error)
                 return 0
 
@@ -158,7 +156,7 @@ class Loading:
         for key, stored in self._walk(table):
             try:
                 row = decode(unseal(table, key, stored))
-            except _DECODE_ERRORS as error:
+            except DECODE_ERRORS as error:
                 self._note_damage(table, key, error)
                 lost.append((key, prefix))
                 continue
@@ -180,7 +178,7 @@ class Loading:
         for key, stored in self._walk(Table.MAGNITUDES):
             try:
                 magnitude = disk.decode_magnitude(unseal(Table.MAGNITUDES, key, stored))
-            except _DECODE_ERRORS as error:
+            except DECODE_ERRORS as error:
                 self._note_damage(Table.MAGNITUDES, key, error)
                 lost.append(key)
                 continue

@@ -1,15 +1,21 @@
-"""Reading a store's committed rows, from any process. Nothing here writes."""
+"""Reading a store's committed rows: by its owner, and by other processes. Nothing here writes.
+
+Small rows come from the map, large payloads from their file. In the page cache a small row takes 4 us,
+in a thread ten times as long; but a page that isn't there keeps the owner's event loop waiting for the
+disk. So as long as pages may be missing, a thread touches first what will be read (`at_hand`).
+"""
 
 from __future__ import annotations
 
 import logging
-import struct
+import resource
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import lmdb
 
@@ -26,29 +32,24 @@ from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.disk.ownership import Ownership, read_ownership
-from experience_buffer_server.store.lmdb.disk.seal import unseal
-from experience_buffer_server.store.lmdb.large.reads import (
-    Fetched,
-    LargePayloads,
-    Place,
-    is_as_written,
-)
+from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
+from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
+from experience_buffer_server.store.lmdb.large.reads import LargePayloads, Place, is_as_written
 from experience_buffer_server.store.lmdb.loading import Loading
-from experience_buffer_server.store.lmdb.page_cache import major_faults
 
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
-_DECODE_ERRORS = (ValueError, TypeError, struct.error, DamagedRecordError)
 _PAGE_ERRORS = (lmdb.CorruptedError, lmdb.PageNotFoundError)
 _Decode = Callable[[memoryview], _Row]
+_CALM_READS: Final = 16
+"""After so many that didn't wait for the disk, the next one isn't expected to, either."""
 
 
-class LmdbReader:
-    """Read-only access to the committed rows of a store that a writer keeps.
+class CommittedRows:
+    """The committed rows of a store that a writer keeps, once `_begin_reading` has opened it.
 
-    It can be shared between threads. A process must not open the same store twice (LMDB's locks
-    are per process): where there is an `LmdbStore`, use its `reader`. It must not be carried over
-    a fork.
+    It can be shared between threads, but for what is asynchronous. A process must not open the same
+    store twice (LMDB's locks are per process), nor carry it over a fork.
 
     Each call sees one consistent state: the newest commit when it starts. Reads go through the
     page cache and block for the disk where a page isn't there; large payloads come from the disk.
@@ -56,12 +57,6 @@ class LmdbReader:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a store that a writer has already made.
-
-        Raises:
-            StoreFormatError: There is no store at `path`, or one of another version.
-            StoreFailedError: It can't be opened.
-        """
         self._path = path
         self.damaged: list[str] = []
         """The rows that `load` could not read and left out: table, buffer and number of each."""
@@ -71,16 +66,29 @@ class LmdbReader:
         # wait until none is open.
         self._idle = threading.Condition()
         self._num_open = 0
-        self._env, self._tables = open_to_read(path)
+        self._env: lmdb.Environment | None = None
+        self._tables: list[lmdb._Database] = []
         self._large = LargePayloads(path)
-        self._fetched: Callable[[Place], Found[memoryview]] = _nothing
+        self._fetching = Fetching(self.places, self._large.fetch)
+        self._num_calm = 0
+        """Reads since one last waited for the disk."""
 
-    def look_in(self, fetched: Callable[[Place], Found[memoryview]]) -> None:
-        """Ask here for large payloads before they are read; from the thread that reads, only."""
-        self._fetched = fetched
+    def _begin_reading(self) -> None:
+        self._env, self._tables = open_to_read(self._path)
+
+    def _end_reading(self) -> None:
+        """Release the store. Idempotent."""
+        self._fetching.close()
+        with self._idle:
+            self._idle.wait_for(lambda: self._num_open == 0)
+            if self._env is not None:
+                self._env.close()
+                self._env = None
+            self._large.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[lmdb.Transaction[memoryview]]:
+        before = _major_faults()
         with self._idle:
             try:
                 txn = self._begin()
@@ -93,19 +101,21 @@ class LmdbReader:
             raise DamagedRecordError(f"{self._path} has a damaged page: {error}") from error
         finally:
             txn.abort()
+            self._num_calm = 0 if _major_faults() > before else self._num_calm + 1
             with self._idle:
                 self._num_open -= 1
                 if self._num_open == 0:
                     self._idle.notify_all()
 
     def _begin(self) -> lmdb.Transaction[memoryview]:
-        while True:
+        while self._env is not None:
             try:
                 # Views: what is read is copied once, after its checksum was compared.
                 return self._env.begin(buffers=True)
             except lmdb.MapResizedError:
                 self._idle.wait_for(lambda: self._num_open == 0)
                 self._env.set_mapsize(0)
+        raise StoreFailedError(f"the store at {self._path} is closed")
 
     def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
         """The stored payloads in the order asked; see `interface.Found`.
@@ -152,7 +162,7 @@ class LmdbReader:
 
     def _in_memory(self, place: Place) -> Found[memoryview]:
         """A payload that was fetched; None, too, if it isn't what was written: it is read again."""
-        payload = self._fetched(place)
+        payload = self._fetching.find(place)
         if isinstance(payload, memoryview) and not is_as_written(place, payload):
             return None
         return payload
@@ -171,9 +181,13 @@ class LmdbReader:
             for key, row in zip(keys, rows, strict=True)
         ]
 
-    def fetch(self, neighbours: Sequence[Place]) -> list[Fetched]:
-        """Read large payloads, so that `look_in` finds them; see `LargePayloads.fetch`."""
-        return self._large.fetch(neighbours)
+    def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Have large payloads in memory within the block; see `interface.Store.fetched`."""
+        return self._fetching.fetched(buffer_id, uids)
+
+    def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
+        """Read large payloads ahead; see `interface.Store.expect`."""
+        return Expected(self._fetching, buffer_id, payloads)
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed, in the order asked; see `interface.Found`."""
@@ -218,19 +232,29 @@ class LmdbReader:
                 _log.error("forgotten early: %s in %s", value, self._path)
         return [value if isinstance(value, bytes) else None for value in values]
 
-    def touch(
+    @property
+    def reads_wait(self) -> bool:
+        """Whether a read may wait for the disk: so it is at first, and after one that did."""
+        return self._num_calm < _CALM_READS
+
+    async def at_hand(
         self,
         buffer_id: int,
-        uids: Iterable[str],
         *,
-        seqs: Iterable[int],
-        remembered: Iterable[tuple[str, str]],
-    ) -> int:
-        """Have in memory what `payloads`, `advantages` and `recall` will read; how often it waited.
+        uids: Iterable[str] = (),
+        seqs: Iterable[int] = (),
+        remembered: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Touch rows in a thread, if they may not be in memory; see `interface.Store.at_hand`."""
+        if self.reads_wait and self._env is not None:
+            touch = partial(self._touch, buffer_id, [*uids], [*seqs], [*remembered])
+            with suppress(RuntimeError):  # No thread is left: who reads waits for the disk.
+                await self._fetching.run(touch)
 
-        What can't be read is told of where it is read, and so are keys that are too long.
-        """
-        before = major_faults()
+    def _touch(
+        self, buffer_id: int, uids: list[str], seqs: list[int], remembered: list[tuple[str, str]]
+    ) -> None:
+        """What can't be read is told of where it is read, and so are keys that are too long."""
         with suppress(StoreError, ValueError), self._transaction() as txn:
             # Without the interpreter's lock, also while the values' own pages come from the disk.
             for kind, key in remembered:
@@ -239,7 +263,6 @@ class LmdbReader:
                 txn.get(disk.payload_key(buffer_id, uid), db=self._tables[Table.PAYLOADS])
             for seq in seqs:
                 txn.get(disk.numbered_key(buffer_id, seq), db=self._tables[Table.ADVANTAGES])
-        return major_faults() - before
 
     def ownership(self, buffer_id: int) -> Ownership:
         """Who owns a buffer, and which of its commits was the last."""
@@ -294,12 +317,22 @@ class LmdbReader:
     def _get_advantages(self, keys: Sequence[bytes]) -> list[Found[AdvantageRow]]:
         return self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages)
 
+
+class LmdbReader(CommittedRows):
+    """Read access in another process than the one that has an `LmdbStore`.
+
+    Raises:
+        StoreFormatError: There is no store at `path`, or one of another version.
+        StoreFailedError: It can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._begin_reading()
+
     def close(self) -> None:
         """Release the store. Idempotent."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._num_open == 0)
-            self._env.close()
-            self._large.close()
+        self._end_reading()
 
     def __enter__(self) -> Self:
         return self
@@ -324,8 +357,9 @@ def _keys(txn: lmdb.Transaction[memoryview], db: lmdb._Database, prefix: bytes) 
             yield key
 
 
-def _nothing(place: Place) -> None:
-    return None
+def _major_faults() -> int:
+    """How often this thread has waited for a page from a disk."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _as_it_lies(value: memoryview) -> memoryview:
@@ -339,5 +373,5 @@ def _read(
         return None
     try:
         return decode(unseal(table, key, stored))
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         return DamagedRecordError(f"{disk.row_name(table, key)} can't be read back: {error}")

@@ -25,8 +25,8 @@ from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.ownership import Ownership
-from experience_buffer_server.store.lmdb.owner_reads import OwnerReads
 from experience_buffer_server.store.lmdb.piggyback import Riders
+from experience_buffer_server.store.lmdb.reader import CommittedRows
 from experience_buffer_server.store.lmdb.shared_outbox import Outbox
 from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.writer_link import WriterLink, start_writer
@@ -59,7 +59,7 @@ class _Pending(NamedTuple):
     """Its large values' places in the outbox."""
 
 
-class LmdbStore(OwnerReads):
+class LmdbStore(CommittedRows):
     """A store in a directory, for one owner; see `experience_buffer_server.store.interface.Store`.
 
     Durability: with "commit", a batch is on disk (fsync) before its commit ends: it survives the
@@ -68,7 +68,7 @@ class LmdbStore(OwnerReads):
     the death of any process; if the machine itself dies, the last interval is lost, and on a file
     system that writes blocks out of order the store may be damaged beyond opening.
 
-    Belongs to one event loop's thread; `reader` can be used from any thread.
+    Belongs to one event loop's thread; other threads may read (`CommittedRows`).
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class LmdbStore(OwnerReads):
     async def claim(self, buffer_id: int) -> int:
         """Own a buffer from now on; its new epoch. See `interface.Store.claim`."""
         epoch = await self._raise_epoch(buffer_id)
-        number = self.reader.ownership(buffer_id).number
+        number = self.ownership(buffer_id).number
         self._owned[buffer_id] = Ownership(epoch, number)
         return epoch
 
@@ -226,8 +226,7 @@ class LmdbStore(OwnerReads):
 
     async def last_number(self, buffer_id: int) -> int:
         """The number of the last commit that is stored; see `interface.Store.last_number`."""
-        ownership = await asyncio.to_thread(self.reader.ownership, buffer_id)
-        return ownership.number
+        return (await asyncio.to_thread(self.ownership, buffer_id)).number
 
     def _submit_batch(self, batch: WriteBatch) -> asyncio.Future[Any]:
         owned = self._owned

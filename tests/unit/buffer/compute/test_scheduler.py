@@ -129,7 +129,7 @@ async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) 
         "counted": [True, True],
         "moments": None,
     }
-    gone, sound = compute_launch(world.lmdb.reader, request, device="cpu", threads=1)["groups"]
+    gone, sound = compute_launch(world.store, request, device="cpu", threads=1)["groups"]
     assert gone == {
         "error": f"its member '{uid(9, 9)}' can't be read: its payload is gone",
         "damaged": {uid(9, 9): "its payload is gone"},

@@ -241,7 +241,7 @@ async def test_the_map_grows_under_concurrent_reads(
 
     def read(uids: list[str]) -> None:
         for _ in range(5):
-            assert store.reader.payloads(1, uids) == [uid.encode() * 500 for uid in uids]
+            assert store.payloads(1, uids) == [uid.encode() * 500 for uid in uids]
 
     for start in range(1, 1001, 20):
         records = [make_record(seq) for seq in range(start, start + 20)]
@@ -304,7 +304,8 @@ async def test_a_dead_readers_slot_is_freed_at_the_start(open_store: OpenStore, 
         dead.kill()
         dead.wait()
         store = await open_store()
-        readers = store.reader._env.readers()
+        assert store._env is not None
+        readers = store._env.readers()
         assert f" {alive.pid} " in readers
         assert f" {dead.pid} " not in readers
         assert alive.stdin is not None

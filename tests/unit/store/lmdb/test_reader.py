@@ -1,17 +1,25 @@
-"""Payloads as they lie in the map, beside what was computed: the same as read one by one."""
+"""Committed rows: views beside copies, damage, and who waits where they may not be in memory."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
 
+from experience_buffer_server.runtime.loop_turns import Turns
 from experience_buffer_server.store.interface import AdvantageRow, DamagedRecordError, Found
 from experience_buffer_server.store.lmdb import reader as lmdb_reader
 from experience_buffer_server.store.lmdb.reader import LmdbReader
+from tests.unit.builders import World, push, uid, want
 from tests.unit.store.conftest import MakeRecord, OpenStore
+
+NUM_READS = 16
 
 
 def computed(seq: int) -> AdvantageRow:
@@ -24,8 +32,8 @@ async def uids(path: Path, open_store: OpenStore, make_record: MakeRecord) -> li
     store = await open_store()
     uids = [f"3/math/5/7/{seq}" for seq in (1, 2, 3)]
     batch = store.batch()
-    for seq, uid in enumerate(uids, 1):
-        batch.append(1, make_record(seq, uid=uid), content(seq))
+    for seq, each in enumerate(uids, 1):
+        batch.append(1, make_record(seq, uid=each), content(seq))
         if seq != 2:
             batch.put_advantages(1, computed(seq))
     await store.commit(batch)
@@ -94,3 +102,95 @@ def test_an_error_of_the_block_is_its_own(path: Path, uids: list[str]) -> None:
             raise ZeroDivisionError
         with pytest.raises(ValueError, match="bytes"), reader.stored(1, ["x" * 600], [1]):
             pass
+
+
+# --- where reads may wait for the disk
+
+
+async def test_a_thread_touches_what_may_wait_and_nobody_what_does_not(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store()
+    batch = store.batch()
+    batch.remember(1, "uid", "a", b"digest", 1.0)
+    await store.commit(batch)
+    threads: list[int] = []
+    touch = store._touch
+
+    def noted(*args: Any) -> None:
+        threads.append(threading.get_ident())
+        touch(*args)
+
+    monkeypatch.setattr(store, "_touch", noted)
+    monkeypatch.setattr(lmdb_reader, "_major_faults", lambda: 0)
+    for _ in range(NUM_READS + 3):
+        await store.at_hand(1, remembered=[("uid", "a")])
+    assert len(threads) == NUM_READS
+    assert threading.get_ident() not in threads
+    assert not store.reads_wait
+    faults = iter(range(100))
+    monkeypatch.setattr(lmdb_reader, "_major_faults", lambda: next(faults))
+    store.recall(1, "uid", ["a"])
+    assert store.reads_wait, "the event loop has waited for the disk"
+
+
+async def test_what_was_touched_is_read_without_waiting_for_the_disk(
+    open_store: OpenStore, path: Path
+) -> None:
+    store = await open_store(durability="interval")
+    keys = [f"3/math-{number}/5/7/x" for number in range(8000)]
+    batch = store.batch()
+    for key in keys:
+        batch.remember(1, "uid", key, bytes(1000), 1.0)
+    await store.commit(batch)
+    await store.close()
+    file = os.open(path / "data.mdb", os.O_RDONLY)
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)
+    some = keys[::800]
+    with LmdbReader(path) as reader:
+        start = lmdb_reader._major_faults()
+        reader._touch(1, [], [], [("uid", key) for key in some])
+        touched = lmdb_reader._major_faults()
+        assert all(reader.recall(1, "uid", some))
+        assert lmdb_reader._major_faults() == touched
+        num_waits = touched - start
+    if not num_waits:
+        pytest.skip("this file system keeps what it is told to let go")
+
+
+class AtHand:
+    """What a world's store was asked to have at hand, while it says that reads wait."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[dict[str, Any]] = []
+        monkeypatch.setattr(world.store, "at_hand", self._note)
+        monkeypatch.setattr(type(world.store), "reads_wait", True)
+
+    async def _note(self, buffer_id: int, **asked: Any) -> None:
+        self.calls.append({name: list(values) for name, values in asked.items()})
+
+
+async def test_a_push_has_at_hand_what_it_will_look_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await world.create(group_size=2)
+    at_hand = AtHand(world, monkeypatch)
+    await buffer.admit(push((3, 0), (3, 1)), await Turns().take(""))
+    assert at_hand.calls == [
+        {"remembered": [("uid", uid(3, 0)), ("group", "2/3"), ("uid", uid(3, 1))]}
+    ]
+
+
+async def test_a_batch_has_its_small_rows_at_hand(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await world.create(group_by="none")
+    await buffer.push(push((3, 0), (3, 1)))
+    lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
+    assert lease is not None
+    at_hand = AtHand(world, monkeypatch)
+    async with buffer.fetched(lease.units):
+        pass
+    assert at_hand.calls == [{"uids": [uid(3, 0), uid(3, 1)], "seqs": [1, 2]}]

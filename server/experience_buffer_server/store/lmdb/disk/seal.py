@@ -7,6 +7,7 @@ accidents of disks, memory and file systems, not against somebody who changes ro
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -14,6 +15,8 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from experience_buffer_server.store.interface import DamagedRecordError
 
 SEAL_BYTES: Final = 8
+DECODE_ERRORS: Final = (ValueError, TypeError, struct.error, DamagedRecordError)
+"""What unsealing and decoding raise of a row that isn't as it was written."""
 
 
 def seal(table: int, key: bytes, value: bytes) -> bytes:

@@ -118,15 +118,6 @@ class Fetching:
                 fetches[names[place]] = _Fetch(reading, number)
         return fetches
 
-    def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
-        """Read large payloads ahead that will be asked for, as far as there is room.
-
-        Args:
-            buffer_id: The buffer's.
-            payloads: Uid and bytes of each, in the order in which they will be asked for.
-        """
-        return Expected(self, buffer_id, payloads)
-
     async def run(self, read: Callable[[], _T]) -> _T:
         """What `read` returns, called by a thread that may wait for the disk."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)

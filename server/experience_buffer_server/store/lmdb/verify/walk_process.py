@@ -6,7 +6,6 @@ It says what it is doing in lines of JSON; `check` reads them. Not for use by ha
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,7 +25,7 @@ from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.commit_number import COMMIT_KEY, commit_problem
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
-from experience_buffer_server.store.lmdb.disk.seal import unseal
+from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads, check_readable
 from experience_buffer_server.store.lmdb.verify.links import Links
 from experience_buffer_server.store.lmdb.verify.payloads import Again
@@ -42,7 +41,6 @@ _CHUNK_ROWS: Final = 2_000
 _CHUNK_BYTES: Final = 32 << 20
 """Of rows and large payloads that are read in one transaction: while it is open, no page and no
 payload that was removed is written over."""
-_DECODE_ERRORS: Final = (ValueError, TypeError, struct.error, DamagedRecordError)
 _INDEX: Final = (
     Table.RECORDS,
     Table.GROUPS,
@@ -145,7 +143,7 @@ class Walk:
                 continue
             try:
                 take(buffer_id, key, value)
-            except _DECODE_ERRORS as error:
+            except DECODE_ERRORS as error:
                 self._note_damaged(table, key, error)
 
     def _take_extent(self, buffer_id: int, key: bytes, value: memoryview) -> None:
@@ -172,7 +170,7 @@ class Walk:
                 return value
             with self._large.read(key, disk.decode_extent(value)) as payload:
                 return bytes(payload)
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             self._note_damaged(table, key, error)
             return None
 
@@ -203,7 +201,7 @@ class Walk:
     ) -> _Row | None:
         try:
             return decode(value)
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             self._note_damaged(table, key, error)
             return None
 

@@ -12,7 +12,7 @@ import pytest
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.lmdb.disk.format import Extent
 from experience_buffer_server.store.lmdb.large import fetching as module
-from experience_buffer_server.store.lmdb.large.fetching import Fetching
+from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
 from experience_buffer_server.store.lmdb.large.reads import Fetched, Place, Shared
 from tests.unit.store.conftest import MEBI
 
@@ -117,7 +117,7 @@ async def test_two_have_the_same_payload_at_once(disk: Disk, fetching: Fetching)
 async def test_what_is_expected_is_read_once_and_given_to_who_asks(
     disk: Disk, fetching: Fetching
 ) -> None:
-    expected = fetching.expect(1, [("a", MEBI), ("b", MEBI)])
+    expected = Expected(fetching, 1, [("a", MEBI), ("b", MEBI)])
     await settled()
     assert sorted(disk.read) == ["a", "b"]
     assert found(fetching, "a") is None, "nobody has asked yet"
@@ -137,9 +137,9 @@ async def test_a_lease_has_no_more_read_ahead_than_is_left_for_others(
 ) -> None:
     monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 4 * MEBI)
     monkeypatch.setattr(module, "MOST_AT_ONCE_BYTES", MEBI)
-    first = fetching.expect(1, [("a", MEBI), ("b", MEBI), ("c", MEBI)])
-    second = fetching.expect(1, [("d", 2 * MEBI), ("e", MEBI), ("f", MEBI)])
-    third = fetching.expect(1, [("g", MEBI)])
+    first = Expected(fetching, 1, [("a", MEBI), ("b", MEBI), ("c", MEBI)])
+    second = Expected(fetching, 1, [("d", 2 * MEBI), ("e", MEBI), ("f", MEBI)])
+    third = Expected(fetching, 1, [("g", MEBI)])
     await settled()
     assert sorted(disk.read) == ["a", "b", "d"]
     async with fetching.fetched(1, ["e"]):
@@ -154,7 +154,7 @@ async def test_a_lease_has_no_more_read_ahead_than_is_left_for_others(
         expected.close()
     await settled()
     assert sorted(disk.read) == ["a", "b", "c", "d", "e"], "nothing for nobody"
-    alone = fetching.expect(1, [("huge", 9 * MEBI), ("a", MEBI)])
+    alone = Expected(fetching, 1, [("huge", 9 * MEBI), ("a", MEBI)])
     await settled()
     assert disk.held == ["huge"], "alone, anything is read ahead"
     alone.close()
@@ -170,7 +170,7 @@ async def test_why_a_payload_cannot_be_read_is_there_in_its_place(
 
 async def test_who_goes_away_leaves_nothing(disk: Disk, fetching: Fetching) -> None:
     disk.let.clear()
-    expected = fetching.expect(1, [("a", MEBI)])
+    expected = Expected(fetching, 1, [("a", MEBI)])
     entered = False
 
     async def ask() -> None:
@@ -192,18 +192,18 @@ async def test_who_goes_away_leaves_nothing(disk: Disk, fetching: Fetching) -> N
 async def test_a_store_that_fails_tells_who_asks_and_keeps_nothing(
     disk: Disk, fetching: Fetching
 ) -> None:
-    expected = fetching.expect(1, [("broken", MEBI), ("broken", MEBI)])
+    expected = Expected(fetching, 1, [("broken", MEBI), ("broken", MEBI)])
     with pytest.raises(StoreFailedError):
         async with fetching.fetched(1, ["a", "broken", "b"]):
             pytest.fail("it wasn't read")
     expected.close()
     await settled()
-    expected = fetching.expect(1, [("a", MEBI), ("b", MEBI)])
+    expected = Expected(fetching, 1, [("a", MEBI), ("b", MEBI)])
     disk.find_error = StoreFailedError("the store can't be read")
     with pytest.raises(StoreFailedError):
         async with fetching.fetched(1, ["a", "c"]):
             pytest.fail("it wasn't found")
-    alone = fetching.expect(1, [("c", MEBI)])
+    alone = Expected(fetching, 1, [("c", MEBI)])
     for each in (expected, alone):
         each.close()
 
@@ -221,8 +221,10 @@ async def test_memory_of_neighbours_is_kept_until_the_last_is_used(
 ) -> None:
     """And counts as read ahead for as long, or many leases that are half used would take without bounds."""
     monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 5 * MEBI)
-    first = fetching.expect(1, [("side1", MEBI), ("side2", MEBI), ("small", MEBI), ("side3", MEBI)])
-    second = fetching.expect(1, [("a", MEBI), ("b", MEBI), ("c", MEBI), ("d", 2 * MEBI)])
+    first = Expected(
+        fetching, 1, [("side1", MEBI), ("side2", MEBI), ("small", MEBI), ("side3", MEBI)]
+    )
+    second = Expected(fetching, 1, [("a", MEBI), ("b", MEBI), ("c", MEBI), ("d", 2 * MEBI)])
     await settled()
     assert disk.read == ["side1+side2+side3"]
     async with fetching.fetched(1, ["side1", "side2", "small"]):
@@ -245,7 +247,7 @@ async def test_memory_of_neighbours_is_kept_until_the_last_is_used(
 async def test_who_asks_for_more_than_is_read_ahead_waits_for_all_of_it(
     disk: Disk, fetching: Fetching
 ) -> None:
-    expected = fetching.expect(1, [(f"side{number}", MEBI) for number in range(1, 9)])
+    expected = Expected(fetching, 1, [(f"side{number}", MEBI) for number in range(1, 9)])
     async with fetching.fetched(1, [f"side{number}" for number in range(1, 11)]):
         assert disk.read == ["side1+side2+side3+side4", "side5+side6+side7+side8", "side9+side10"]
     assert (disk.held, fetching._ahead_bytes) == ([], 0)
@@ -256,7 +258,7 @@ async def test_one_of_neighbours_is_given_up_while_it_is_read(
     disk: Disk, fetching: Fetching
 ) -> None:
     disk.let.clear()
-    expected = fetching.expect(1, [("side1", MEBI), ("side2", MEBI)])
+    expected = Expected(fetching, 1, [("side1", MEBI), ("side2", MEBI)])
     task = asyncio.create_task(_have(fetching, "side1"))
     await asyncio.sleep(0.02)
     task.cancel()
@@ -279,14 +281,14 @@ async def _have(fetching: Fetching, uid: str) -> None:
 async def test_what_cannot_be_expected_leaves_nothing(disk: Disk, fetching: Fetching) -> None:
     disk.find_error = RuntimeError("can't start new thread")
     with pytest.raises(RuntimeError, match="thread"):
-        fetching.expect(1, [("a", MEBI), ("b", MEBI)])
+        Expected(fetching, 1, [("a", MEBI), ("b", MEBI)])
 
 
 async def test_a_lease_of_what_is_not_large_after_all_keeps_nobody_waiting(
     disk: Disk, fetching: Fetching
 ) -> None:
     """Such as what a store has of the time before a limit was lowered."""
-    expected = fetching.expect(1, [(f"small{number}", MEBI) for number in range(10_000)])
+    expected = Expected(fetching, 1, [(f"small{number}", MEBI) for number in range(10_000)])
     assert disk.num_found <= 64
     async with fetching.fetched(1, ["small5", "a"]):
         assert disk.read == ["a"]
@@ -299,7 +301,7 @@ async def test_payloads_are_asked_for_in_any_order(
 ) -> None:
     monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 8 * MEBI)
     monkeypatch.setattr(module, "MOST_AT_ONCE_BYTES", 2 * MEBI)
-    expected = fetching.expect(1, [(uid, MEBI) for uid in "abcefghi"])
+    expected = Expected(fetching, 1, [(uid, MEBI) for uid in "abcefghi"])
     for uid in order:
         async with fetching.fetched(1, [uid]):
             assert found(fetching, uid) == uid.encode()

@@ -204,9 +204,9 @@ def test_a_disk_that_fails_is_asked_once(
 
     monkeypatch.setattr(PayloadReader, "_read", fail)
     with LmdbReader(tmp_path) as reader:
-        (found,) = reader.fetch(places(reader, "a"))
+        (found,) = reader._large.fetch(places(reader, "a"))
         assert isinstance(found.payload, DamagedRecordError)
-        reader.look_in({found.place: found.payload}.get)
+        monkeypatch.setattr(reader._fetching, "find", {found.place: found.payload}.get)
         (payload,) = reader.payloads(1, ["a"])
     assert payload is found.payload
     assert len(asked) == 1
@@ -233,8 +233,9 @@ def test_what_was_written_over_while_it_was_read_is_left_to_who_asks(
     with LmdbReader(tmp_path) as reader:
         stored = reader.payloads(1, ["a", "b"])
         monkeypatch.setattr(PayloadReader, "_read", read)
-        fetched = reader.fetch(places(reader, "a", "b"))
-        reader.look_in({found.place: found.payload for found in fetched}.get)
+        fetched = reader._large.fetch(places(reader, "a", "b"))
+        held = {found.place: found.payload for found in fetched}
+        monkeypatch.setattr(reader._fetching, "find", held.get)
         assert reader.payloads(1, ["a", "b"]) == stored
     assert asked == [(0, 2 * MEBI), (0, MEBI)], "both at once, and only what wasn't right again"
 
@@ -253,7 +254,7 @@ def test_one_of_neighbours_that_cannot_be_read_costs_the_others_nothing(
 
     monkeypatch.setattr(PayloadReader, "_read", read)
     with LmdbReader(tmp_path) as reader:
-        fetched = reader.fetch(places(reader, *names))
+        fetched = reader._large.fetch(places(reader, *names))
         bad = fetched[1].payload
         assert isinstance(bad, DamagedRecordError)
         assert str(bad).endswith(f"can't be read from {NAME}: Input/output error")
@@ -269,14 +270,14 @@ def test_memory_of_neighbours_is_used_again_once_all_were_released(
     engines.store("a", "b", num_bytes=MEBI)
     with LmdbReader(tmp_path) as reader:
         memory = reader._large._file._kept
-        first, second = reader.fetch(places(reader, "a", "b"))
+        first, second = reader._large.fetch(places(reader, "a", "b"))
         first.release()
         assert memory == []
         assert isinstance(second.payload, memoryview)
         assert is_as_written(second.place, second.payload)
         second.release()
         assert len(memory) == 1
-        third, fourth = reader.fetch(places(reader, "a", "b"))
+        third, fourth = reader._large.fetch(places(reader, "a", "b"))
         assert isinstance(third.payload, memoryview)
         still = PickleBuffer(third.payload)
         third.release()
