@@ -256,7 +256,7 @@ class Buffer:
 
     def fetched(self, units: Iterable[Unit]) -> AbstractAsyncContextManager[None]:
         """Have in memory, within the block, what of units would wait for the disk."""
-        return read_ahead.fetched_units(self.flow.store, self.state, units)
+        return read_ahead.fetched_units(self.state, units)
 
     def fetched_bytes(self, units: Iterable[Unit]) -> int:
         """What `fetched` has in memory, beside what is made of it."""
@@ -264,7 +264,7 @@ class Buffer:
 
     def prefetches(self) -> read_ahead.Prefetches:
         """For one stream: reads large payloads of its leases before these can be sent."""
-        return read_ahead.Prefetches(self.flow.store, self.state)
+        return read_ahead.Prefetches(self.state)
 
     def settle(self, lease: Lease, unreadable: Unreadable, *, least: int) -> bool:
         """Go on with a lease of which some units can't be read; see `Damage.settle`."""
@@ -284,11 +284,11 @@ class Buffer:
 
     async def update_priorities(self, updates: Sequence[PriorityUpdate]) -> Updated:
         """Set the priorities that can be set, all or none; see `delivery.priorities`."""
-        return await update_priorities(self.state, self.flow, self.flow.changes, updates)
+        return await update_priorities(self.state, updates)
 
     async def publish(self, version: int) -> int | None:
-        """Note the policy version that the trainer has published; see `StoredRow.publish`."""
-        return await self.flow.stored_row.publish(version)
+        """Note the policy version that the trainer has published; see `BufferState.publish`."""
+        return await self.state.publish(version)
 
     # --- leaving
 
@@ -390,7 +390,7 @@ class Buffer:
 
     async def drain(self) -> None:
         """Wait for what is under way."""
-        await self.flow.tasks.drain()
+        await self.state.tasks.drain()
 
     def forget(self) -> None:
         """Let go of what it held; after `close` and `drain`."""

@@ -26,13 +26,10 @@ from experience_buffer_server.buffer.leaving.eviction import Eviction
 from experience_buffer_server.buffer.leaving.group_closing import Grouping
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.leaving.retention import Retention
-from experience_buffer_server.buffer.state.buffer_row import StoredRow
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.server import ServerSection
@@ -55,28 +52,21 @@ class Flow:
         payloads: PayloadReader,
         limits: ServerSection,
     ) -> None:
-        self.tasks = tasks = Tasks()
-        self.changes = changes = Changes(store, tasks)
-        """What is under way to the disk, or owed to it."""
-        self.state = state = BufferState(row, limits, self, changes)
-        self.store = store
-        self.metrics = metrics
+        self.state = state = BufferState(row, limits, events=self, store=store, metrics=metrics)
+        changes, tasks = state.changes, state.tasks
         self._next_prune = 0.0
-        self.stored_row = StoredRow(state, self, changes, tasks)
-        self.computing = Computing(
-            state, self, self.stored_row, store, changes, computer, metrics, tasks
-        )
-        self.line = Line(state, self, changes, metrics)
-        self.offers = Offers(state, self, self.line)
-        self.quarantine = Quarantine(state, self.offers, changes, metrics)
-        self.leasing = Leasing(state, self, self.offers, self.quarantine, changes, metrics)
-        self.delivery = Delivery(state, self.line, self.leasing, metrics)
-        self.timelines = Timelines(state, self.offers, self.leasing, changes)
-        self.damage = Damage(state, self, self.leasing, changes)
-        self.removal = Removal(state, self, self.offers, changes, metrics)
-        self.grouping = Grouping(state, self, self.removal, changes, metrics, tasks)
-        self.eviction = Eviction(state, self.removal, metrics)
-        self.retention = Retention(state, self.offers, self.removal, self.grouping, metrics)
+        self.computing = Computing(state, computer)
+        self.line = Line(state)
+        self.offers = Offers(state, self.line)
+        self.quarantine = Quarantine(state, self.offers)
+        self.leasing = Leasing(state, self.offers, self.quarantine)
+        self.delivery = Delivery(state, self.line, self.leasing)
+        self.timelines = Timelines(state, self.offers, self.leasing)
+        self.damage = Damage(state, self.leasing)
+        self.removal = Removal(state, self.offers)
+        self.grouping = Grouping(state, self.removal)
+        self.eviction = Eviction(state, self.removal)
+        self.retention = Retention(state, self.offers, self.removal, self.grouping)
         self.pacing = Pacing(state, metrics)
         self.push_room = PushRoom(state, self.eviction, self.pacing, metrics)
         self.ingest = Ingest(state, self, self.push_room, store, changes, metrics, payloads)
@@ -171,7 +161,7 @@ class Flow:
             else:
                 dropped += unit
         self.removal.drop(dropped)
-        self.metrics.dropped(self.state.name, "stale", len(dropped))
+        self.state.metrics.dropped(self.state.name, "stale", len(dropped))
         return kept
 
     def _is_needed(self, group: Group | None) -> bool:
@@ -193,7 +183,7 @@ class Flow:
 
     def withhold(self, group: Group, batch: WriteBatch) -> None:
         """Discard a group whose rewards are all equal; the batch is about to say that it is closed."""
-        self.tasks.spawn(self.grouping.withhold(group, batch))
+        self.state.tasks.spawn(self.grouping.withhold(group, batch))
 
     def removed(self, entry: Entry) -> None:
         """An entry was removed; its group still has it."""
@@ -223,7 +213,7 @@ class Flow:
 
     def describe_wait(self) -> str:
         """What keeps experiences from being sampled; empty when nothing does."""
-        waits = (self.grouping.describe(), self.describe_computing(), self.changes.describe())
+        waits = (self.grouping.describe(), self.describe_computing(), self.state.changes.describe())
         return "; ".join(wait for wait in waits if wait)
 
     def describe_computing(self) -> str:
@@ -239,7 +229,7 @@ class Flow:
 
     def tick(self, now: float) -> None:
         """Do what time asks for: expire leases, close groups at their deadline, forget."""
-        self.changes.tick(now)
+        self.state.changes.tick(now)
         self.leasing.expire(now)
         self.grouping.expire(now)
         self.pacing.reservations.expire(now)
@@ -252,11 +242,12 @@ class Flow:
         self.computing.tick(now)
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_SECONDS
-            self.tasks.spawn(self._prune(now - self.state.settings.duplicate_horizon_seconds))
+            horizon = self.state.settings.duplicate_horizon_seconds
+            self.state.tasks.spawn(self._prune(now - horizon))
 
     async def _prune(self, before_time: float) -> None:
         while not self.state.closed:
-            count = await self.store.prune(
+            count = await self.state.store.prune(
                 self.state.id, before_time, limit=TUNING.forgotten_at_once
             )
             if count < TUNING.forgotten_at_once:
@@ -267,7 +258,7 @@ class Flow:
         self.state.closed = True
         self.state.announce_version()
         self.push_room.look()
-        self.changes.close()
+        self.state.changes.close()
         self.computing.close()
         for name in list(self.state.consumers):
             self.state.remove_consumer(name)

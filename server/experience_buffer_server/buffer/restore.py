@@ -89,7 +89,7 @@ def _go_on_in_time(state: StoredBuffer) -> None:
 
 def _remove_leftovers(flow: Flow, state: StoredBuffer) -> None:
     """Remove what a crash left between a change and what follows from it."""
-    batch = flow.changes.batch()
+    batch = flow.state.changes.batch()
     seqs = [row.seq for row in state.progress if flow.state.contents.by_seq(row.seq) is None]
     for seq in seqs:
         batch.delete_progress(flow.state.id, seq)
@@ -97,7 +97,7 @@ def _remove_leftovers(flow: Flow, state: StoredBuffer) -> None:
     for name in gone:
         batch.delete_consumer(flow.state.id, name)
     if seqs or gone:
-        flow.changes.spawn(batch)
+        flow.state.changes.spawn(batch)
     flow.removal.discard_done(entry for entry in flow.state.contents if entry.acked)
 
 
@@ -121,10 +121,10 @@ def restore_leases(flow: Flow, rows: Sequence[LeaseRow]) -> None:
             ended.append(row)
         _restore(flow, row, parts.get(row.id, []))
     if ended:
-        batch = flow.changes.batch()
+        batch = flow.state.changes.batch()
         for row in ended:
             batch.put_lease(flow.state.id, row)
-        flow.changes.spawn(batch)
+        flow.state.changes.spawn(batch)
 
 
 def _restore(flow: Flow, row: LeaseRow, parts: _Parts) -> None:

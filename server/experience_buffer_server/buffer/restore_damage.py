@@ -33,7 +33,7 @@ def rebuild_groups(flow: Flow, state: StoredBuffer) -> None:
     for record in state.records:
         if record.group_id and record.group_id not in known:
             members[record.group_id].append(record)
-    batch = flow.changes.batch()
+    batch = flow.state.changes.batch()
     for group_id, records in members.items():
         row = GroupRow(
             id=group_id,
@@ -49,7 +49,7 @@ def rebuild_groups(flow: Flow, state: StoredBuffer) -> None:
         batch.put_group(flow.state.id, row)
         _log.error("buffer %r: set aside group %r: %s", flow.state.name, row.key, row.note)
     if members:
-        flow.changes.spawn(batch)
+        flow.state.changes.spawn(batch)
 
 
 def reserve_numbers(flow: Flow, state: StoredBuffer) -> None:
@@ -76,7 +76,7 @@ def miss_members(flow: Flow, state: StoredBuffer, store: Store) -> None:
     missing = dict(zip(keys, lost, strict=True))
     known_keys = {group.row.key for group in flow.state.contents.groups}
     num_unexplained = len(state.damaged.records) - sum(key in known_keys for key in keys)
-    batch = flow.changes.batch()
+    batch = flow.state.changes.batch()
     for group in _lacking(flow):
         if group.row.key in missing:
             what = f"the record of its member {missing[group.row.key]!r} can't be read back"
@@ -93,7 +93,7 @@ def miss_members(flow: Flow, state: StoredBuffer, store: Store) -> None:
         _log.error(
             "buffer %r: set aside group %r: %s", flow.state.name, group.row.key, group.row.note
         )
-    flow.changes.spawn(batch)
+    flow.state.changes.spawn(batch)
 
 
 def _group_key(uid: str, group_by: str) -> str:

@@ -40,7 +40,7 @@ class SettingsChanges:
         self._flow = flow
         self._state = flow.state
         self._contents = flow.state.contents
-        self._changes = flow.changes
+        self._changes = flow.state.changes
         self._computer = computer
 
     def start(self, new: BufferSettings) -> asyncio.Future[None]:
@@ -82,7 +82,7 @@ class SettingsChanges:
             state.num_pending_settings -= 1
             if not state.closed:
                 self._take_back(change)
-                self._flow.stored_row.taken_back()
+                state.store_row_again()
 
         return self._changes.submit(batch, stored, failed)
 

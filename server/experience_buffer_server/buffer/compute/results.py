@@ -12,17 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
-from experience_buffer_server.buffer.state.buffer_row import StoredRow
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import (
     AdvantageRow,
-    Store,
     StoreError,
     WriteBatch,
 )
@@ -46,24 +40,9 @@ class _Computed:
 class Results:
     """Stores what was computed for one buffer. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        stored_row: StoredRow,
-        store: Store,
-        changes: Changes,
-        metrics: Metrics,
-        tasks: Tasks,
-        release: Callable[[Job], None],
-    ) -> None:
+    def __init__(self, state: BufferState, release: Callable[[Job], None]) -> None:
         self._state = state
-        self._events = events
-        self._stored_row = stored_row
-        self._store = store
-        self._changes = changes
-        self._metrics = metrics
-        self._tasks = tasks
+        self._events = state.events
         self._release = release
         self._waiting: deque[_Computed] = deque()
         self._is_storing = False
@@ -86,7 +65,7 @@ class Results:
     def _begin(self, _: Sequence[object] = ()) -> None:
         if self._waiting and not self._is_storing:
             self._is_storing = True
-            self._tasks.spawn(self._store_all())
+            self._state.tasks.spawn(self._store_all())
 
     async def _store_all(self) -> None:
         """Part by part, with pushes where there are any: those never wait long behind it."""
@@ -94,12 +73,12 @@ class Results:
             while self._waiting:
                 started = time.monotonic()
                 await self._store_part()
-                rest = TUNING.rest if self._store.is_taking_in else 0.0
+                rest = TUNING.rest if self._state.store.is_taking_in else 0.0
                 await asyncio.sleep(rest * (time.monotonic() - started))
         finally:
             self._is_storing = False
             if self._waiting:
-                self._changes.owe_again(self._begin, [None])
+                self._state.changes.owe_again(self._begin, [None])
 
     async def _store_part(self) -> None:
         part = self._next_part()
@@ -108,7 +87,7 @@ class Results:
             # All is computed again, from the moments that hold.
             self._start_over(first)
             return
-        batch = self._changes.batch()
+        batch = self._state.changes.batch()
         for of_one in part:
             of_one.results = [r for r in of_one.results if self._judge(r, of_one.work, batch)]
         sound = [result for of_one in part for result in of_one.results]
@@ -191,7 +170,7 @@ class Results:
         for entry in entries:
             self._state.contents.set_quarantine(entry, result.error)
         self._events.set_aside(result.damaged)
-        self._metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
+        self._state.metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
 
     def _withhold(self, result: Result, batch: WriteBatch) -> None:
         self._note_flags(result.rows)
@@ -235,11 +214,11 @@ class Results:
                 # Else another estimator was set, and they are void.
                 row.moments = before
             # Whoever has stored the row meanwhile has stored them with it.
-            self._stored_row.taken_back()
+            self._state.store_row_again()
             for entry in fresh:
                 entry.counted = False
 
-        return self._changes.submit(batch, stored, failed, rides=True)
+        return self._state.changes.submit(batch, stored, failed, rides=True)
 
     def _stored(self, result: Result) -> None:
         self._release(result.job)
@@ -255,7 +234,7 @@ class Results:
             self._events.advance([entry for entry in result.job.entries if entry.is_staying])
 
     def _note_flags(self, rows: Sequence[AdvantageRow]) -> None:
-        self._metrics.advantages(self._state.name, [row.details for row in rows])
+        self._state.metrics.advantages(self._state.name, [row.details for row in rows])
 
 
 def _num_bytes(result: Result) -> int:

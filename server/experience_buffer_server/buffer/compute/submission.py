@@ -11,32 +11,16 @@ from collections.abc import Awaitable, Sequence
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
 from experience_buffer_server.buffer.compute.results import Results
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.state.buffer_row import StoredRow
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import Store
 
 
 class Computing:
     """Submits entries and stores their advantages. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        stored_row: StoredRow,
-        store: Store,
-        changes: Changes,
-        computer: Computer,
-        metrics: Metrics,
-        tasks: Tasks,
-    ) -> None:
+    def __init__(self, state: BufferState, computer: Computer) -> None:
         self.num_jobs = 0
         """Submitted, and not stored or failed yet."""
         self._state = state
@@ -45,9 +29,7 @@ class Computing:
         """Jobs of the statistics batch that isn't full yet."""
         self._gather_time = 0.0
         """When the first of them came, seconds since the Unix epoch."""
-        self._results = Results(
-            state, events, stored_row, store, changes, metrics, tasks, self._release
-        )
+        self._results = Results(state, self._release)
 
     @property
     def id(self) -> int:

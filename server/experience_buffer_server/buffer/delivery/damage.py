@@ -16,8 +16,6 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.lease_settlement import row_of
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.sampling.leases import Lease
@@ -34,18 +32,11 @@ _MAX_REASON: Final = 500
 class Damage:
     """Sets experiences aside. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        leasing: Leasing,
-        changes: Changes,
-    ) -> None:
+    def __init__(self, state: BufferState, leasing: Leasing) -> None:
         self._state = state
-        self._events = events
         self._contents = state.contents
         self._leasing = leasing
-        self._changes = changes
+        self._changes = state.changes
 
     @property
     def num_experiences(self) -> int:
@@ -77,7 +68,7 @@ class Damage:
                 consumer.set_aside(key)
         for group in groups_of(fresh):
             self.hold_back(group)
-        self._events.revalue(fresh)
+        self._state.events.revalue(fresh)
         if fresh:
             self._changes.spawn(batch)
 

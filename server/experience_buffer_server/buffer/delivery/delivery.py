@@ -20,7 +20,6 @@ from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer, Want
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.ranks import split
 from experience_buffer_server.sampling.units import Unit
@@ -108,11 +107,10 @@ def checked_want(
 class Delivery:
     """Leases batches to those who ask. Not thread-safe."""
 
-    def __init__(self, state: BufferState, line: Line, leasing: Leasing, metrics: Metrics) -> None:
+    def __init__(self, state: BufferState, line: Line, leasing: Leasing) -> None:
         self._state = state
         self._line = line
         self._leasing = leasing
-        self._metrics = metrics
 
     async def sample(
         self,
@@ -146,7 +144,7 @@ class Delivery:
         now = clock.now()
         entries = self._state.contents.by_seqs(seq for unit in units for seq in unit.seqs)
         ages = self._state.staleness
-        self._metrics.sampled(
+        self._state.metrics.sampled(
             self._state.name,
             consumer.name,
             num_bytes=sum(entry.record.payload_bytes for entry in entries),

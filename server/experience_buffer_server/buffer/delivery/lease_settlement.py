@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.store.interface import LeaseRow, WriteBatch
@@ -27,12 +26,12 @@ _log = logging.getLogger(__name__)
 class Settlement:
     """Brings the disk up to what memory knows of ended leases. Not thread-safe."""
 
-    def __init__(self, state: BufferState, changes: Changes) -> None:
+    def __init__(self, state: BufferState) -> None:
         self._id = state.id
         self._leases = state.leases
         self._progress = state.progress
         self._retirement = state.retirement
-        self._changes = changes
+        self._changes = state.changes
         self._ends: dict[int, LeaseRow] = {}
         """Ends of leases that may not be on disk, under way or owed, by lease."""
 

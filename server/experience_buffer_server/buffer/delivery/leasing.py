@@ -22,10 +22,7 @@ from experience_buffer_server.buffer.delivery.lease_settlement import (
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import WriteBatch
@@ -46,27 +43,17 @@ _UNSEEN: Final = frozenset({"undeliverable", "unread"})
 class Leasing:
     """The leases of one buffer. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        offers: Offers,
-        quarantine: Quarantine,
-        changes: Changes,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, state: BufferState, offers: Offers, quarantine: Quarantine) -> None:
         self._state = state
-        self._events = events
         self._offers = offers
         self._quarantine = quarantine
         self._retirement = state.retirement
-        self._changes = changes
-        self._metrics = metrics
+        self._changes = state.changes
         self._ending: dict[int, asyncio.Future[asyncio.Future[None] | None]] = {}
         """By lease, acks on their way to the disk; each brings the removal that follows, if any."""
         self._acking: dict[tuple[int, int], asyncio.Future[None]] = {}
         """By lease and rank, acks of parts on their way to the disk."""
-        self._settlement = Settlement(state, changes)
+        self._settlement = Settlement(state)
 
     async def grant(
         self,
@@ -201,10 +188,10 @@ class Leasing:
             del self._ending[lease.id]
             self._state.progress.ack_ended(seqs, lease.consumer)
             units = self._close(lease, "acked")
-            self._events.returning(units)
+            self._state.events.returning(units)
             self._offers.consumed(lease, units)
             self._retirement.forget(leaving)
-            self._metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
+            self._state.metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
             return None if self._state.closed else self._settlement.leave_if_done(seqs)
 
         def failed(error: BaseException) -> None:
@@ -315,7 +302,9 @@ class Leasing:
         for unit in dict.fromkeys(lease.units) if reason in _BLAMED else ():
             self._state.progress.note_delivery(batch, unit, lease.consumer)
             self._quarantine.blame(batch, lease.consumer, unit, reason)
-        self._metrics.redelivered(self._state.name, lease.consumer, reason, lease.num_experiences)
+        self._state.metrics.redelivered(
+            self._state.name, lease.consumer, reason, lease.num_experiences
+        )
 
     def _store_row(
         self,
@@ -329,7 +318,7 @@ class Leasing:
 
     def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
         units = self._close(lease, state)
-        self._events.returning(units)
+        self._state.events.returning(units)
         self._offers.returned(lease, units, redeliver=redeliver)
 
     def _close(self, lease: Lease, state: LeaseState) -> list[Unit]:

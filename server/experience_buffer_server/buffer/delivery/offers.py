@@ -12,7 +12,6 @@ from experience_buffer_server.buffer.delivery.batch_picking import awaited_versi
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
 from experience_buffer_server.buffer.state.units import key_of, value_of
 from experience_buffer_server.sampling.leases import Lease
@@ -23,9 +22,8 @@ from experience_buffer_server.settings.consumer import ConsumerSettings
 class Offers:
     """Offers one buffer's units to its consumers. Not thread-safe."""
 
-    def __init__(self, state: BufferState, events: BufferEvents, line: Line) -> None:
+    def __init__(self, state: BufferState, line: Line) -> None:
         self._state = state
-        self._events = events
         self._line = line
 
     # --- entries and groups
@@ -203,7 +201,7 @@ class Offers:
                 if unit.gone and self._is_finished(consumer, unit.key):
                     consumer.finished.add(unit.key)
             self._make_ready(consumer, [unit.key for unit in own if not unit.gone])
-        self._events.discard_units([unit for unit in units if unit.gone])
+        self._state.events.discard_units([unit for unit in units if unit.gone])
 
     def returned(self, lease: Lease, units: Sequence[Unit], *, redeliver: bool) -> None:
         """A lease ended without an ack: offer its units again, in their old places."""

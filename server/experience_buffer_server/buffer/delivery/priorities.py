@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.store.interface import MAX_PRIORITY, Record
 
@@ -41,9 +39,7 @@ class Updated:
     """Updated by someone else since, or pushed anew."""
 
 
-async def update_priorities(
-    state: BufferState, events: BufferEvents, changes: Changes, updates: Sequence[PriorityUpdate]
-) -> Updated:
+async def update_priorities(state: BufferState, updates: Sequence[PriorityUpdate]) -> Updated:
     """Set the priorities that can be set, all or none of them.
 
     Raises:
@@ -73,20 +69,20 @@ async def update_priorities(
         for entry, old, new in before:
             if entry.record is new:
                 contents.replace_record(entry, old)
-        events.revalue([entry for entry, _, _ in before])
+        state.events.revalue([entry for entry, _, _ in before])
 
     if before:
         # At once and submitted here and now: the next call compares with these generations.
-        batch = changes.batch()
+        batch = state.changes.batch()
         for entry, _, new in before:
             batch.put_record(state.id, new)
             contents.replace_record(entry, new)
         try:
-            events.revalue([entry for entry, _, _ in before])
+            state.events.revalue([entry for entry, _, _ in before])
         except BaseException as error:
             put_back(error)
             raise
-        await changes.submit(batch, None, put_back)
+        await state.changes.submit(batch, None, put_back)
     return Updated(num_updated=len(before), unknown_uids=unknown, outdated_uids=outdated)
 
 

@@ -13,11 +13,9 @@ from typing import NamedTuple
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import WriteBatch
 
@@ -39,18 +37,10 @@ class _Released(NamedTuple):
 class Quarantine:
     """Keeps units from consumers, and releases them. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        offers: Offers,
-        changes: Changes,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, state: BufferState, offers: Offers) -> None:
         self._state = state
         self._offers = offers
         self._progress = state.progress
-        self._changes = changes
-        self._metrics = metrics
 
     def blame(self, batch: WriteBatch, consumer_name: str, unit: Unit, reason: str) -> None:
         """A delivery ended badly: after `max_deliveries` of them the unit isn't offered any more."""
@@ -64,7 +54,7 @@ class Quarantine:
             "it again"
         )
         self._progress.quarantine(batch, unit, consumer, text)
-        self._metrics.unit_quarantined(self._state.name, consumer_name)
+        self._state.metrics.unit_quarantined(self._state.name, consumer_name)
         uids = [entry.record.uid for entry in self._state.contents.by_seqs(unit.seqs)]
         _log.warning("buffer %r: quarantined %s: %s", self._state.name, uids[:3], text)
 
@@ -104,7 +94,7 @@ class Quarantine:
         return key
 
     def _release(self, consumer: Consumer, keys: Sequence[int]) -> Awaitable[int]:
-        batch = self._changes.batch()
+        batch = self._state.changes.batch()
         units: list[_Released] = []
         for key in keys:
             entries = self._state.members(consumer.settings, key)
@@ -128,4 +118,4 @@ class Quarantine:
             for unit in units:
                 self._progress.keep(consumer.name, unit.entries, unit.why, unit.num_deliveries)
 
-        return self._changes.submit(batch, stored, failed)
+        return self._state.changes.submit(batch, stored, failed)

@@ -35,22 +35,18 @@ async def _all_of(store: Store, buffer_id: int, entries: Sequence[Entry]) -> Asy
         yield
 
 
-def fetched_units(
-    store: Store, state: BufferState, units: Iterable[Unit]
-) -> AbstractAsyncContextManager[None]:
+def fetched_units(state: BufferState, units: Iterable[Unit]) -> AbstractAsyncContextManager[None]:
     """The same for the experiences of units."""
-    if store.reads_wait:
-        return fetched(
-            store, state.id, (e for unit in units for e in state.contents.by_seqs(unit.seqs))
-        )
-    return fetched(store, state.id, large_entries(state, units))
+    if state.store.reads_wait:
+        entries = (e for unit in units for e in state.contents.by_seqs(unit.seqs))
+        return fetched(state.store, state.id, entries)
+    return fetched(state.store, state.id, large_entries(state, units))
 
 
 class Prefetches:
     """Large payloads of one stream's leases, which are read before these can be sent."""
 
-    def __init__(self, store: Store, state: BufferState) -> None:
-        self._store = store
+    def __init__(self, state: BufferState) -> None:
         self._state = state
         self._expected: dict[int, Expected] = {}
         self._is_closed = False
@@ -60,7 +56,7 @@ class Prefetches:
         records = [entry.record for entry in large_entries(self._state, units)]
         if records and not self._is_closed:
             payloads = [(record.uid, record.payload_bytes) for record in records]
-            self._expected[lease_id] = self._store.expect(self._state.id, payloads)
+            self._expected[lease_id] = self._state.store.expect(self._state.id, payloads)
 
     def end(self, lease_id: int) -> None:
         """Nothing more of a lease will be asked for."""

@@ -15,7 +15,6 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
@@ -39,19 +38,13 @@ class Released(NamedTuple):
 class Timelines:
     """Rewinds and releases. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        offers: Offers,
-        leasing: Leasing,
-        changes: Changes,
-    ) -> None:
+    def __init__(self, state: BufferState, offers: Offers, leasing: Leasing) -> None:
         self._state = state
         self._offers = offers
         self._progress = state.progress
         self._retirement = state.retirement
         self._leasing = leasing
-        self._changes = changes
+        self._changes = state.changes
 
     # --- back
 

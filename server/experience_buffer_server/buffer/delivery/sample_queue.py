@@ -21,7 +21,6 @@ from experience_buffer_server.buffer.delivery.wait_reasons import (
     words_of_window,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import (
     Consumer,
     Cut,
@@ -30,11 +29,9 @@ from experience_buffer_server.buffer.state.consumers import (
     Waiter,
     Want,
 )
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.staleness import Verdict
 from experience_buffer_server.sampling.units import Unit
 
@@ -42,17 +39,9 @@ from experience_buffer_server.sampling.units import Unit
 class Line:
     """The calls of one buffer that wait, per consumer. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        changes: Changes,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, state: BufferState) -> None:
         self._state = state
-        self._events = events
-        self._changes = changes
-        self._metrics = metrics
+        self._metrics = state.metrics
 
     async def take(
         self, consumer: Consumer, want: Want, stop: asyncio.Event
@@ -224,7 +213,7 @@ class Line:
         """Offer units that were taken and not delivered, in their old places."""
         put_back(self._state, consumer, units)
         consumer.unfit = (0, "")
-        self._events.discard_units([unit for unit in units if unit.gone])
+        self._state.events.discard_units([unit for unit in units if unit.gone])
         self.serve(consumer)
 
     # --- units that are too stale
@@ -241,12 +230,12 @@ class Line:
             self._metrics.stale(self._state.name, consumer.name, policy, verdict.label, len(found))
             units.append(found)
         if policy == "drop":
-            units = self._events.drop_stale(units, consumer.name)
+            units = self._state.events.drop_stale(units, consumer.name)
         if entries := [entry for unit in units for entry in unit]:
             self._pass_over(consumer, entries)
 
     def _pass_over(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
-        batch = self._changes.batch()
+        batch = self._state.changes.batch()
         for key in {key_of(consumer.settings, entry) for entry in entries}:
             consumer.finished.add(key)
             if consumer.settings.limiter is not None:
@@ -257,9 +246,9 @@ class Line:
         def failed(error: BaseException) -> None:
             # Passed over in memory all the same: after a restart it is judged again.
             self._state.retirement.stay(leaving, "consumed")
-            self._events.postpone(leaving)
+            self._state.events.postpone(leaving)
 
-        self._changes.spawn(batch, lambda: self._state.retirement.forget(leaving), failed)
+        self._state.changes.spawn(batch, lambda: self._state.retirement.forget(leaving), failed)
 
     # --- why a call waits
 
@@ -273,7 +262,7 @@ class Line:
         if consumer.unfit == (batch_size, "experiences") and not consumer.num_leased:
             words = words_beyond(window_of(consumer, self._state.limits.max_leased_experiences))
         wait = wait if wait.words else Wait(wait.label, words)
-        return explain(consumer, batch_size, wait, self._events.describe_wait())
+        return explain(consumer, batch_size, wait, self._state.events.describe_wait())
 
     def _shortfall(self, consumer: Consumer, want: Want, taken: Taken) -> str:
         if consumer.closed:

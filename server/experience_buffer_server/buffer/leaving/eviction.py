@@ -22,7 +22,6 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import value_of
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.selectors import Selector, make_selector
 from experience_buffer_server.sampling.units import Unit
@@ -60,16 +59,10 @@ class _Chosen:
 class Eviction:
     """Chooses and removes units. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        removal: Removal,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, state: BufferState, removal: Removal) -> None:
         self._state = state
         self._contents = state.contents
         self._removal = removal
-        self._metrics = metrics
         self._units: Selector | None = None
         """By number, the sound units that may be chosen."""
         self._damaged: dict[int, None] = {}
@@ -225,7 +218,7 @@ class Eviction:
         num_sound = chosen.freed.num_items - chosen.num_damaged
         for reason, count in (("evicted", num_sound), ("damaged", chosen.num_damaged)):
             if count:
-                self._metrics.dropped(self._state.name, reason, count)
+                self._state.metrics.dropped(self._state.name, reason, count)
 
     def _stay(self, chosen: _Chosen) -> None:
         self._put_back(chosen.keys)

@@ -12,13 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from experience_buffer import errors
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.entries import check_uid
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Closing, Entry, Group, put_row
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.metrics import Metrics
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 
 _POSTPONE_SECONDS = 1.0
@@ -28,22 +24,13 @@ _POSTPONE_SECONDS = 1.0
 class Grouping:
     """Seals, drops and expires groups. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        removal: Removal,
-        changes: Changes,
-        metrics: Metrics,
-        tasks: Tasks,
-    ) -> None:
+    def __init__(self, state: BufferState, removal: Removal) -> None:
         self._state = state
-        self._events = events
         self._removal = removal
         self._contents = state.contents
-        self._changes = changes
-        self._metrics = metrics
-        self._tasks = tasks
+        self._changes = state.changes
+        self._metrics = state.metrics
+        self._tasks = state.tasks
         self._undone: set[int] = set()
         """Ids of groups whose drop found no room: it is owed to the disk, and not counted yet."""
 
@@ -216,7 +203,7 @@ class Grouping:
     def _go_on(self, group: Group) -> None:
         """The group's row is on disk."""
         self._contents.groups.left(group)
-        self._events.check_whole(group)
+        self._state.events.check_whole(group)
 
     def _submit_row(
         self,

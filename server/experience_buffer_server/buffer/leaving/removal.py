@@ -14,11 +14,8 @@ from functools import partial
 
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.departure import LeaveReason
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.units import Unit
 
@@ -89,21 +86,12 @@ class Parked:
 class Removal:
     """Removes entries that nobody holds. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        offers: Offers,
-        changes: Changes,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, state: BufferState, offers: Offers) -> None:
         self._state = state
-        self._events = events
         self._offers = offers
         self._contents = state.contents
         self._retirement = state.retirement
-        self._changes = changes
-        self._metrics = metrics
+        self._changes = state.changes
 
     async def remove_free(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and let nobody else have the others.
@@ -185,7 +173,7 @@ class Removal:
         groups = (self._contents.groups.by_id(unit.key) for unit in units)
         for group in groups:
             if group is not None and group.row.closed == "dropped":
-                self._events.check_whole(group)
+                self._state.events.check_whole(group)
 
     def _submit_removal(
         self,
@@ -202,7 +190,7 @@ class Removal:
             self._retirement.forget(leaving)
             # What they kept from being whole, or from being computed, may go on without them.
             for group in groups_of(leaving):
-                self._events.check_whole(group)
+                self._state.events.check_whole(group)
             if stored is not None:
                 stored()
 
@@ -228,7 +216,7 @@ class Removal:
         def stay() -> None:
             self._offers.offer_again(entries)
             # What came for them meanwhile, such as other settings, has passed them by.
-            self._events.advance(entries)
+            self._state.events.advance(entries)
             if failed is not None:
                 failed()
 
@@ -269,7 +257,7 @@ class Removal:
         def stored() -> None:
             over()
             num_deleted = sum(not entry.record.tombstone for entry in free)
-            self._metrics.dropped(self._state.name, "deleted", num_deleted)
+            self._state.metrics.dropped(self._state.name, "deleted", num_deleted)
 
         await self._submit_removal(free, "deleted", stored, over)
         return held, len(free)
@@ -281,7 +269,7 @@ class Removal:
             return
         for entry in group.members:
             self._contents.set_quarantine(entry, "")
-        self._events.advance([entry for entry in group.members if entry.durable])
+        self._state.events.advance([entry for entry in group.members if entry.durable])
 
 
 def _in_parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:

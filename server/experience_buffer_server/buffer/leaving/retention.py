@@ -30,7 +30,6 @@ from experience_buffer_server.buffer.leaving.removal import (
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import age_of
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.staleness import Window, judge
 from experience_buffer_server.sampling.units import Unit
@@ -66,19 +65,13 @@ class Retention:
     """Removes what has been stored for too long. Not thread-safe."""
 
     def __init__(
-        self,
-        state: BufferState,
-        offers: Offers,
-        removal: Removal,
-        grouping: Grouping,
-        metrics: Metrics,
+        self, state: BufferState, offers: Offers, removal: Removal, grouping: Grouping
     ) -> None:
         self._state = state
         self._contents = state.contents
         self._offers = offers
         self._removal = removal
         self._grouping = grouping
-        self._metrics = metrics
         self._windows: tuple[Window, ...] = ()
         """What isn't too old, nor too far behind; empty: everything stays."""
         self._last_seen = 0
@@ -245,7 +238,7 @@ class Retention:
 
     def _gone(self, why: Reason, entries: Sequence[Entry]) -> None:
         count = sum(not entry.record.tombstone for entry in entries)
-        self._metrics.dropped(self._state.name, why, count)
+        self._state.metrics.dropped(self._state.name, why, count)
 
     def _stay(self, keys: Sequence[int], now: float) -> None:
         for key in keys:

@@ -1,6 +1,7 @@
-"""What one buffer knows: handed down to its rooms, each of which changes its part of it.
+"""What one buffer knows, and what it stands on: handed down to its rooms, each of which changes its part.
 
-Belongs to one buffer and its event loop. No I/O, nobody waits here.
+Its row on disk has its settings, its policy version and its running moments. Belongs to one buffer and
+its event loop.
 """
 
 from __future__ import annotations
@@ -18,24 +19,41 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.legal_states import illegal
 from experience_buffer_server.buffer.state.progress import Progress
 from experience_buffer_server.buffer.state.units import key_of, members_of, unit_of
+from experience_buffer_server.runtime.metrics import Metrics
+from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import LeaseTable
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.interface import BufferRow
+from experience_buffer_server.store.interface import BufferRow, Store, WriteBatch
 
 
 class BufferState:
     """The state of one buffer. Not thread-safe."""
 
     def __init__(
-        self, row: BufferRow, limits: ServerSection, events: BufferEvents, changes: Changes
+        self,
+        row: BufferRow,
+        limits: ServerSection,
+        *,
+        events: BufferEvents,
+        store: Store,
+        metrics: Metrics,
     ) -> None:
         self.row = row
         """As it is stored, or is about to be."""
         self.limits = limits
         """The server's."""
+        self.events = events
+        """Hears of what concerns more than one room."""
+        self.store = store
+        self.metrics = metrics
+        self.tasks = Tasks()
+        """Of this buffer, in the background; whoever drains them waits for its changes, too."""
+        self.changes = changes = Changes(store, self.tasks)
+        """What is under way to the disk, or owed to it."""
+        self._row_turn = asyncio.Lock()
         self.settings = BufferSettings.model_validate_json(row.config)
         self.num_pending_settings = 0
         """Changes of the settings that hold and aren't on disk yet."""
@@ -74,6 +92,50 @@ class BufferState:
         """
         if problems := list(illegal(self.contents, self.consumers.values(), self.leases)):
             raise AssertionError(f"buffer {self.name!r}: " + "; ".join(problems))
+
+    # --- the row: all that changes it stores it as a whole
+
+    async def publish(self, version: int) -> int | None:
+        """Note the policy version that the trainer has published; returns the one before.
+
+        It is judged by at once, and told to those who wait for it once it is on disk.
+
+        Raises:
+            InvalidRequestError: It is below 0.
+            StoreFullError: It can't be stored; the one before holds again.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+        """
+        if version < 0:
+            raise errors.InvalidRequestError(
+                f"version {version} must be at least 0", subject="version"
+            )
+        return await self.tasks.finish(self._publish(version))
+
+    async def _publish(self, version: int) -> int | None:
+        # One after the other: the one before may not turn out to be refused.
+        async with self._row_turn:
+            self.check_open()
+            previous, self.row.policy_version = self.row.policy_version, version
+            batch = self.changes.batch()
+            batch.put_buffer(self.row)
+
+            def stored() -> int | None:
+                if not self.closed:
+                    self.events.published(version)
+                return previous
+
+            def failed(error: BaseException) -> None:
+                self.row.policy_version = previous
+                self.store_row_again()
+
+            return await self.changes.submit(batch, stored, failed)
+
+    def store_row_again(self) -> None:
+        """A change of the row was refused: the disk may have it all the same, with another one."""
+        self.changes.store_again(self._put_row, [self.id])
+
+    def _put_row(self, batch: WriteBatch, _: Sequence[int]) -> None:
+        batch.put_buffer(self.row)
 
     # --- consumers
 

@@ -8,15 +8,15 @@ import pytest
 
 from experience_buffer_server.buffer.delivery.batch_picking import Picked, pick
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.interface import BufferRow, Record
+from experience_buffer_server.store.interface import BufferRow, Record, Store
 
 SIZES = (17, 19, 23)
 PUBLISHED = 5
@@ -54,7 +54,11 @@ class Shelf:
         )
         limits = ServerSection.model_construct(max_leased_experiences=max_leased)
         self.state = BufferState(
-            row, limits, create_autospec(BufferEvents), create_autospec(Changes)
+            row,
+            limits,
+            events=create_autospec(BufferEvents),
+            store=create_autospec(Store),
+            metrics=create_autospec(Metrics),
         )
         self.contents = self.state.contents
         self.consumer = Consumer(ConsumerSettings.model_validate({"name": "c"} | settings))

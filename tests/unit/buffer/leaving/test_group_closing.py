@@ -92,7 +92,7 @@ async def test_a_drop_that_finds_no_room_is_done_when_there_is_some(
     (late,) = await fresh.push(push((0, 2)))
     assert (late.status, late.reason) == ("refused", "late")
     for place in (fresh, buffer):
-        assert not place.flow.changes.num_owed
+        assert not place.flow.state.changes.num_owed
         assert not place.flow.grouping._undone
 
 
