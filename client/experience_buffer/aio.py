@@ -12,7 +12,7 @@ from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
 from experience_buffer._async.primitives import in_thread
 from experience_buffer._async.stream import AsyncSampleStream
 from experience_buffer._async.writer import AsyncWriter
-from experience_buffer._messages import calls, delivery_calls, push_split
+from experience_buffer._messages import delivery_calls, push_split
 from experience_buffer._transport.retry import Deadline
 from experience_buffer._transport.sample_plan import StreamPlan
 from experience_buffer.consumer_options import SampleFormat
@@ -76,14 +76,15 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
         """
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[PushOutcome] = []
-        response = None
-        chunks = push_split.split(
+        version = None
+        pushes = push_split.split(
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
-        while (chunk := await in_thread(next, chunks, None)) is not None:
-            response = await self._run(calls.push(chunk.request), deadline.remaining())
-            outcomes.extend(chunk.outcomes(response))
-        result = push_split.join(outcomes, response)
+        while (push := await in_thread(next, pushes, None)) is not None:
+            part = await self._run(push, deadline.remaining())
+            outcomes += part.outcomes
+            version = part.policy_version
+        result = PushResult(outcomes=tuple(outcomes), policy_version=version)
         if raise_on_refused:
             result.raise_for_refused()
         return result

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experience_buffer._messages import calls, delivery_calls, push_split
+from experience_buffer._messages import delivery_calls, push_split
 from experience_buffer._sync.batch import Batch
 from experience_buffer._sync.buffer_verbs import BufferVerbs
 from experience_buffer._sync.content_verbs import ContentVerbs
@@ -78,14 +78,15 @@ class Client(ContentVerbs, DeliveryVerbs, BufferVerbs):
         """
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[PushOutcome] = []
-        response = None
-        chunks = push_split.split(
+        version = None
+        pushes = push_split.split(
             experiences, tombstones, self._options, buffer=buffer, group_size=group_size
         )
-        while (chunk := in_thread(next, chunks, None)) is not None:
-            response = self._run(calls.push(chunk.request), deadline.remaining())
-            outcomes.extend(chunk.outcomes(response))
-        result = push_split.join(outcomes, response)
+        while (push := in_thread(next, pushes, None)) is not None:
+            part = self._run(push, deadline.remaining())
+            outcomes += part.outcomes
+            version = part.policy_version
+        result = PushResult(outcomes=tuple(outcomes), policy_version=version)
         if raise_on_refused:
             result.raise_for_refused()
         return result

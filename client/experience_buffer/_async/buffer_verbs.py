@@ -7,7 +7,11 @@ from typing import Unpack
 
 from experience_buffer._async.connection import AsyncConnection
 from experience_buffer._async.policy_watch import AsyncPolicyVersions
-from experience_buffer._messages import buffer_calls
+from experience_buffer._messages import config as _config
+from experience_buffer._messages import convert
+from experience_buffer._messages.calls import Call, number
+from experience_buffer._messages.config import buffer_of
+from experience_buffer._messages.convert import reader_of
 from experience_buffer.options import BufferChanges, BufferConfig
 from experience_buffer.values import BufferInfo, Reservation, SnapshotResult, Stats
 
@@ -27,7 +31,12 @@ class AsyncBufferVerbs(AsyncConnection):
         Raises:
             AlreadyExistsError: The name is taken.
         """
-        return await self._run(buffer_calls.create_buffer(config, exist_ok=exist_ok))
+        if isinstance(config, str):
+            config = BufferConfig(config)
+        message = _config.config_to_message(config)
+        return await self._call(
+            "CreateBuffer", buffer_of, idempotent=exist_ok, config=message, exist_ok=exist_ok
+        )
 
     async def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
         """Change fields of a buffer's configuration, named as in `BufferConfig`.
@@ -36,15 +45,16 @@ class AsyncBufferVerbs(AsyncConnection):
             WrongStateError: `group_by` can't change while experiences are stored.
             InvalidRequestError: Nothing is given, or a value can't be; its text names the field.
         """
-        return await self._run(buffer_calls.update_buffer(name, changes))
+        request = _config.update_request(name, changes)
+        return await self._run(Call("UpdateBuffer", request, buffer_of))
 
     async def get_buffer(self, name: str) -> BufferInfo:
         """Read a buffer's configuration and size."""
-        return await self._run(buffer_calls.get_buffer(name))
+        return await self._call("GetBuffer", buffer_of, name=name)
 
     async def list_buffers(self) -> tuple[BufferInfo, ...]:
         """Read all buffers, by name."""
-        return await self._run(buffer_calls.list_buffers())
+        return await self._call("ListBuffers", _config.buffers_of)
 
     async def delete_buffer(self, name: str, *, force: bool = False) -> int:
         """Remove a buffer; how many experiences were in it.
@@ -56,7 +66,8 @@ class AsyncBufferVerbs(AsyncConnection):
         Raises:
             WrongStateError: Experiences are stored in it, and `force` is False.
         """
-        return await self._run(buffer_calls.delete_buffer(name, force=force))
+        parse = number("num_items")
+        return await self._call("DeleteBuffer", parse, idempotent=False, name=name, force=force)
 
     async def publish_policy_version(self, version: int, *, buffer: str = "default") -> int | None:
         """Say which policy the trainer has published; the version before, None if the first.
@@ -65,7 +76,8 @@ class AsyncBufferVerbs(AsyncConnection):
             version: At least 0; may be lower than the last (a rollback).
             buffer: The buffer's name.
         """
-        return await self._run(buffer_calls.publish_policy_version(version, buffer=buffer))
+        parse = convert.previous_version
+        return await self._call("PublishPolicyVersion", parse, buffer=buffer, version=version)
 
     def watch_policy_version(self, buffer: str = "default") -> AsyncPolicyVersions:
         """Iterate over the published policy version, now and whenever it changes.
@@ -94,8 +106,11 @@ class AsyncBufferVerbs(AsyncConnection):
             buffer: The buffer's name.
             ttl_seconds: After which a place that nothing was pushed for is free again; 0: an hour.
         """
-        call = buffer_calls.reserve_groups(groups, buffer=buffer, ttl_seconds=ttl_seconds)
-        return await self._run(call)
+        names = [groups] if isinstance(groups, str) else list(groups)
+        parse = reader_of(Reservation)
+        return await self._call(
+            "ReserveGroups", parse, buffer=buffer, groups=names, ttl_seconds=ttl_seconds
+        )
 
     async def snapshot(self, label: str = "", *, timeout: float = 3600.0) -> SnapshotResult:
         """Take a snapshot of the server's whole store, while it goes on.
@@ -113,8 +128,9 @@ class AsyncBufferVerbs(AsyncConnection):
             ResourceExhaustedError: No room on the server's disk; or others were taken all the time.
             DataLossError: The store is damaged; no snapshot was taken.
         """
-        return await self._run(buffer_calls.snapshot(label), timeout)
+        parse = reader_of(SnapshotResult)
+        return await self._call("Snapshot", parse, idempotent=False, timeout=timeout, label=label)
 
     async def get_stats(self, buffer: str = "") -> Stats:
         """Read counts, depths and what is waited for, of one buffer or of all."""
-        return await self._run(buffer_calls.get_stats(buffer))
+        return await self._call("GetStats", convert.stats, buffer=buffer)

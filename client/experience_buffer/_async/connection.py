@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -42,6 +42,19 @@ class AsyncConnection(Closing, ClientSettings):
     @property
     def _is_closed(self) -> bool:
         return self._closed
+
+    async def _call(
+        self,
+        method: str,
+        parse: Callable[[Any], T],
+        *,
+        idempotent: bool = True,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> T:
+        """Call a method whose request has these fields."""
+        call = calls.call_of(method, parse, idempotent=idempotent, **fields)
+        return await self._run(call, timeout)
 
     async def _run(self, call: calls.Call[T], timeout: float | None = None) -> T:
         attempts = Attempts(self._options.retry, self._seconds(timeout))

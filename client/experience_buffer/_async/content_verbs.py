@@ -8,7 +8,8 @@ from typing import Any
 from experience_buffer._async.connection import AsyncConnection
 from experience_buffer._async.primitives import in_thread
 from experience_buffer._messages import annotate as _annotate
-from experience_buffer._messages import calls
+from experience_buffer._messages import calls, convert
+from experience_buffer._messages.calls import Call, number
 from experience_buffer._transport.retry import Deadline
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
 from experience_buffer.values import (
@@ -31,7 +32,10 @@ class AsyncContentVerbs(AsyncConnection):
         Raises:
             GroupNotFoundError: The buffer knows no such group.
         """
-        return await self._run(calls.seal_group(group, buffer=buffer, group_size=group_size))
+        parse = convert.reader_of(SealedGroup)
+        return await self._call(
+            "SealGroup", parse, buffer=buffer, group=group, group_size=group_size
+        )
 
     async def drop_group(self, group: str, *, buffer: str = "default", reason: str = "") -> int:
         """Discard the newest group of a key, whose task was aborted; how many experiences go.
@@ -42,7 +46,8 @@ class AsyncContentVerbs(AsyncConnection):
         Raises:
             InvalidRequestError: No group can have this key.
         """
-        return await self._run(calls.drop_group(group, buffer=buffer, reason=reason))
+        parse = number("num_dropped")
+        return await self._call("DropGroup", parse, buffer=buffer, group=group, reason=reason)
 
     async def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
         """Read one experience.
@@ -51,7 +56,7 @@ class AsyncContentVerbs(AsyncConnection):
             ExperienceNotFoundError: It isn't there.
             DataLossError: Its record is damaged.
         """
-        return await self._run(calls.get(uid, buffer=buffer))
+        return await self._call("Get", convert.stored, buffer=buffer, uid=uid)
 
     async def annotate(
         self,
@@ -90,8 +95,9 @@ class AsyncContentVerbs(AsyncConnection):
             _annotate.requests, annotations, buffer=buffer, options=self._options
         )
         for request in requests:
-            answer = await self._run(calls.annotate(request), deadline.remaining())
-            outcomes.extend(answer)
+            call = Call("Annotate", request, convert.annotate_outcomes)
+            answer = await self._run(call, deadline.remaining())
+            outcomes += answer
         result = AnnotateResult(outcomes=tuple(outcomes))
         if raise_on_refused:
             result.raise_for_refused()
@@ -120,8 +126,13 @@ class AsyncContentVerbs(AsyncConnection):
         where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
         token, more = "", True
         while more:
-            page, token = await self._run(
-                calls.list_page(token, buffer=buffer, where=where, page_size=page_size)
+            page, token = await self._call(
+                "List",
+                convert.page,
+                buffer=buffer,
+                filter=where,
+                page_size=page_size,
+                page_token=token,
             )
             for summary in page:
                 yield summary

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from experience_buffer._async.connection import AsyncConnection
 from experience_buffer._messages import delivery_calls, timeline
+from experience_buffer._messages.calls import number
+from experience_buffer._messages.convert import reader_of
 from experience_buffer._messages.delivery_calls import Priorities
 from experience_buffer._transport.retry import Deadline
 from experience_buffer.values import PriorityResult, RewindResult, SafeResult
@@ -51,7 +54,8 @@ class AsyncDeliveryVerbs(AsyncConnection):
         Raises:
             LeaseNotFoundError: It has ended before.
         """
-        return await self._run(delivery_calls.nack(lease_id, buffer=buffer, reason=reason))
+        parse = number("num_experiences")
+        return await self._call("Nack", parse, buffer=buffer, lease_id=lease_id, reason=reason)
 
     async def extend_lease(
         self, lease_id: int, *, buffer: str = "default", lease_seconds: float = 0.0
@@ -66,8 +70,11 @@ class AsyncDeliveryVerbs(AsyncConnection):
         Raises:
             LeaseNotFoundError: It has ended before.
         """
-        call = delivery_calls.extend_lease(lease_id, buffer=buffer, lease_seconds=lease_seconds)
-        return await self._run(call)
+        parse = attrgetter("lease.expires_in_seconds")
+        seconds: float = await self._call(
+            "ExtendLease", parse, buffer=buffer, lease_id=lease_id, lease_seconds=lease_seconds
+        )
+        return seconds
 
     async def rewind(
         self, step: int, *, buffer: str = "default", consumer: str = "trainer"
@@ -85,7 +92,8 @@ class AsyncDeliveryVerbs(AsyncConnection):
         Raises:
             WrongStateError: The step is before the safe step.
         """
-        result = await self._run(delivery_calls.rewind(step, buffer=buffer, consumer=consumer))
+        parse = reader_of(RewindResult)
+        result = await self._call("Rewind", parse, buffer=buffer, consumer=consumer, step=step)
         self._forget_parts(buffer, consumer)
         return result
 
@@ -101,7 +109,8 @@ class AsyncDeliveryVerbs(AsyncConnection):
             buffer: The buffer's name.
             consumer: The consumer's name.
         """
-        return await self._run(delivery_calls.declare_safe(step, buffer=buffer, consumer=consumer))
+        parse = reader_of(SafeResult)
+        return await self._call("DeclareSafe", parse, buffer=buffer, consumer=consumer, step=step)
 
     def state_dict(
         self, step: int, *, buffer: str = "default", consumer: str = "trainer"
@@ -153,8 +162,19 @@ class AsyncDeliveryVerbs(AsyncConnection):
             buffer: The buffer's name.
             consumer: The consumer's name.
         """
-        call = delivery_calls.release_quarantined(uids, buffer=buffer, consumer=consumer)
-        return await self._run(call) if call else 0
+        names = [uids] if isinstance(uids, str) else list(uids or ())
+        if uids is not None and not names:
+            return 0
+        parse = number("num_units")
+        # Not repeated: what was released may have been delivered, and quarantined again, since.
+        return await self._call(
+            "ReleaseQuarantined",
+            parse,
+            idempotent=False,
+            buffer=buffer,
+            consumer=consumer,
+            uids=names,
+        )
 
     async def update_priorities(
         self,

@@ -13,7 +13,8 @@ import grpc
 
 from experience_buffer._async.batch import AsyncBatch
 from experience_buffer._async.primitives import Answer, Closing, Condition, Outbox, Worker
-from experience_buffer._messages import buffer_calls, delivery_calls
+from experience_buffer._messages import convert
+from experience_buffer._messages.calls import number
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.sample_memory import SampleMemory
@@ -135,8 +136,11 @@ class AsyncSampleStream(Closing):
     async def _ask_what_it_waits_for(self) -> str:
         """For a stream that has no note of the server's yet; empty when nobody says."""
         try:
-            stats = await self._client._run(
-                buffer_calls.get_stats(self._plan.buffer), sample_plan.ASK_SECONDS
+            stats = await self._client._call(
+                "GetStats",
+                convert.stats,
+                timeout=sample_plan.ASK_SECONDS,
+                buffer=self._plan.buffer,
             )
         except ExperienceBufferError as error:
             return str(error)
@@ -186,14 +190,16 @@ class AsyncSampleStream(Closing):
     async def _return_dropped(self) -> None:
         """Give back what was read ahead on a connection that broke; the rest next time."""
         while self._dropped and not self._closed:
-            call = delivery_calls.nack(
-                self._dropped[-1],
-                buffer=self._plan.buffer,
-                reason=sample_plan.RETURN_REASON,
-                unread=True,
-            )
             try:
-                await self._client._run(call, sample_plan.RETURN_SECONDS)
+                await self._client._call(
+                    "Nack",
+                    number("num_experiences"),
+                    timeout=sample_plan.RETURN_SECONDS,
+                    buffer=self._plan.buffer,
+                    lease_id=self._dropped[-1],
+                    reason=sample_plan.RETURN_REASON,
+                    unread=True,
+                )
             except NotFoundError:
                 pass  # The server gave it back itself: the usual case.
             except (UnavailableError, DeadlineExceededError):

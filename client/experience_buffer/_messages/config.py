@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import MutableSequence
 from typing import Any, Final
 
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from experience_buffer._messages.convert import policy_version, struct_to_dict
@@ -23,8 +24,8 @@ from experience_buffer.consumer_options import (
     Staleness,
 )
 from experience_buffer.errors import InvalidRequestError
-from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
-from experience_buffer.v1 import config_pb2
+from experience_buffer.options import AdvantageConfig, BufferChanges, BufferConfig, Retention
+from experience_buffer.v1 import config_pb2, service_pb2
 from experience_buffer.values import BufferInfo
 
 OPTIONAL: Final = ("pacing", "retention")
@@ -51,6 +52,32 @@ def config_from_message(message: config_pb2.BufferConfig) -> BufferConfig:
     """Translate a configuration; unset fields become None."""
     values = _read(message)
     return BufferConfig(values.pop("name"), **values)
+
+
+def update_request(name: str, changes: BufferChanges) -> service_pb2.UpdateBufferRequest:
+    """Ask for the change of the fields that are given.
+
+    Raises:
+        InvalidRequestError: None is given, or a value is malformed.
+    """
+    config = BufferConfig(name, **changes)
+    paths = changed_fields(config)
+    paths += [name for name in OPTIONAL if name in changes and name not in paths]
+    if not paths:
+        raise InvalidRequestError("update_buffer changes nothing: give at least one field")
+    return service_pb2.UpdateBufferRequest(
+        config=config_to_message(config), update_mask=FieldMask(paths=paths)
+    )
+
+
+def buffer_of(response: Any) -> BufferInfo:
+    """The buffer that an answer describes."""
+    return buffer_info(response.buffer)
+
+
+def buffers_of(response: service_pb2.ListBuffersResponse) -> tuple[BufferInfo, ...]:
+    """All buffers that an answer describes."""
+    return tuple(map(buffer_info, response.buffers))
 
 
 def buffer_info(message: config_pb2.Buffer) -> BufferInfo:

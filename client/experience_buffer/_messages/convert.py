@@ -22,7 +22,7 @@ from experience_buffer._messages.names import (
     STATE,
     UNIT,
 )
-from experience_buffer.outcomes import AnnotateOutcome, PushOutcome
+from experience_buffer.outcomes import AnnotateOutcome, PushOutcome, PushResult
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.values import (
     BufferStats,
@@ -50,12 +50,18 @@ def tombstone_to_message(tombstone: Tombstone) -> types_pb2.Tombstone:
     return types_pb2.Tombstone(id=identity, reason=tombstone.reason)
 
 
-def outcomes(
-    messages: Iterable[types_pb2.PushOutcome], positions: Sequence[int]
-) -> Iterable[PushOutcome]:
-    """Translate outcomes, giving each item the position that it has for the caller."""
-    for place, message in enumerate(messages):
-        yield outcome(message, positions[place] if place < len(positions) else message.index)
+def push_result(message: service_pb2.PushResponse, *, positions: Sequence[int]) -> PushResult:
+    """Translate what became of a push's items.
+
+    Args:
+        message: The server's answer.
+        positions: Those that the items have for the caller; where there are none, the server's.
+    """
+    outcomes = [
+        outcome(each, positions[place] if place < len(positions) else each.index)
+        for place, each in enumerate(message.outcomes)
+    ]
+    return PushResult(outcomes=tuple(outcomes), policy_version=policy_version(message))
 
 
 def outcome(message: types_pb2.PushOutcome, position: int) -> PushOutcome:
@@ -67,6 +73,11 @@ def outcome(message: types_pb2.PushOutcome, position: int) -> PushOutcome:
         reason=REFUSAL_REASON.name(message.reason),
         message=message.message,
     )
+
+
+def annotate_outcomes(message: service_pb2.AnnotateResponse) -> tuple[AnnotateOutcome, ...]:
+    """Translate the outcomes of annotations."""
+    return tuple(map(annotate_outcome, message.outcomes))
 
 
 def annotate_outcome(message: types_pb2.AnnotateOutcome) -> AnnotateOutcome:
@@ -163,6 +174,13 @@ def summary(message: types_pb2.ExperienceSummary) -> ExperienceSummary:
     )
 
 
+def page(
+    message: service_pb2.ListResponse,
+) -> tuple[tuple[ExperienceSummary, ...], str]:
+    """Translate one page of summaries; with the next page's token, empty after the last."""
+    return tuple(map(summary, message.experiences)), message.next_page_token
+
+
 def stats(message: service_pb2.GetStatsResponse) -> Stats:
     """Translate a server's statistics."""
     return value_of(Stats, message, buffers=tuple(map(_buffer_stats, message.buffers)))
@@ -203,6 +221,11 @@ def value_of(kind: type[_Value], message: Message, **given: Any) -> _Value:
 def reader_of(kind: type[_Value]) -> Callable[[Any], _Value]:
     """What fills a dataclass from a message, as `value_of` does."""
     return partial(value_of, kind)
+
+
+def previous_version(message: service_pb2.PublishPolicyVersionResponse) -> int | None:
+    """The policy version that was published before; None when this is the first."""
+    return message.previous_version if message.HasField("previous_version") else None
 
 
 def _optional(message: Any, field: str) -> Any:

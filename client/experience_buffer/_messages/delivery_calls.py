@@ -1,25 +1,22 @@
-"""The unary calls about delivery: sampling, leases, the training timeline, priorities.
-
-Pure: no I/O. What `Call` means is in `calls.py`.
-"""
+"""The unary calls about delivery that have more to check: sampling, leases, priorities. Pure: no I/O."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
 from experience_buffer._messages.build import build
-from experience_buffer._messages.calls import Call
+from experience_buffer._messages.calls import Call, call_of
 from experience_buffer._messages.names import FORMAT
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
-from experience_buffer.values import PriorityResult, RewindResult, SafeResult
+from experience_buffer.values import PriorityResult
 
 MAX_UPDATES: Final = 10_000
 """Priorities in one request."""
@@ -75,17 +72,6 @@ def sample(
     Safe to repeat: a batch whose response was lost is offered again when its lease expires, and a
     rank that asks again gets the same part.
     """
-    request = build(
-        pb.SampleRequest,
-        buffer=buffer,
-        consumer=consumer,
-        batch_size=batch_size,
-        min_batch_size=min_batch_size,
-        timeout_seconds=wait_seconds,
-        lease_seconds=lease_seconds,
-        format=FORMAT.number(format, "format"),
-        **given(rank_of=rank),
-    )
 
     def parse(received: sample_bytes.Received[pb.SampleResponse]) -> dict[str, Any]:
         response = received.message
@@ -102,60 +88,29 @@ def sample(
         place = rank.rank if rank else None
         return {"buffer": buffer, "consumer": consumer, "rank": place, **fields}
 
-    return Call("Sample", request, parse)
+    return call_of(
+        "Sample",
+        parse,
+        buffer=buffer,
+        consumer=consumer,
+        batch_size=batch_size,
+        min_batch_size=min_batch_size,
+        timeout_seconds=wait_seconds,
+        lease_seconds=lease_seconds,
+        format=FORMAT.number(format, "format"),
+        **given(rank_of=rank),
+    )
 
 
 def ack(lease_id: int, *, buffer: str, step: int | None, rank: int | None) -> Call[Acked]:
     """End a lease successfully, or one rank's part of it."""
-    request = build(pb.AckRequest, buffer=buffer, lease_id=lease_id, **given(step=step, rank=rank))
-    return Call("Ack", request, convert.reader_of(Acked))
+    parse = convert.reader_of(Acked)
+    return call_of("Ack", parse, buffer=buffer, lease_id=lease_id, **given(step=step, rank=rank))
 
 
 def part_of(buffer: str, consumer: str, rank: int | None) -> tuple[str, str, str]:
     """Whose parts of shared batches a client has taken; a wrong value is the request's to refuse."""
     return str(buffer), str(consumer), str(rank)
-
-
-def nack(lease_id: int, *, buffer: str, reason: str, unread: bool = False) -> Call[int]:
-    """Give a lease back, that of a batch that was handed to nobody or of another."""
-    request = build(pb.NackRequest, buffer=buffer, lease_id=lease_id, reason=reason, unread=unread)
-    return Call("Nack", request, lambda response: response.num_experiences)
-
-
-def extend_lease(lease_id: int, *, buffer: str, lease_seconds: float) -> Call[float]:
-    """Give a lease more time; seconds until it expires. Twice does no harm."""
-    request = build(
-        pb.ExtendLeaseRequest, buffer=buffer, lease_id=lease_id, lease_seconds=lease_seconds
-    )
-    return Call("ExtendLease", request, lambda response: response.lease.expires_in_seconds)
-
-
-def rewind(step: int, *, buffer: str, consumer: str) -> Call[RewindResult]:
-    """Go back to a step; twice leads to the same step."""
-    request = build(pb.RewindRequest, buffer=buffer, consumer=consumer, step=step)
-    return Call("Rewind", request, convert.reader_of(RewindResult))
-
-
-def declare_safe(step: int, *, buffer: str, consumer: str) -> Call[SafeResult]:
-    """Declare a step safe; twice changes nothing."""
-    request = build(pb.DeclareSafeRequest, buffer=buffer, consumer=consumer, step=step)
-    return Call("DeclareSafe", request, convert.reader_of(SafeResult))
-
-
-def release_quarantined(
-    uids: str | Sequence[str] | None, *, buffer: str, consumer: str
-) -> Call[int] | None:
-    """Offer quarantined experiences again; None when an empty sequence asks for nothing.
-
-    Not repeated: what was released may have been delivered, and quarantined again, since.
-    """
-    names = [uids] if isinstance(uids, str) else list(uids or ())
-    if uids is not None and not names:
-        return None
-    request = build(pb.ReleaseQuarantinedRequest, buffer=buffer, consumer=consumer, uids=names)
-    return Call(
-        "ReleaseQuarantined", request, lambda response: response.num_units, idempotent=False
-    )
 
 
 def update_priorities(priorities: Priorities, *, buffer: str) -> Iterator[Call[PriorityResult]]:
@@ -209,10 +164,10 @@ def _update(entry: Any) -> pb.PriorityUpdate:
 
 
 def _priorities_call(updates: list[pb.PriorityUpdate], buffer: str) -> Call[PriorityResult]:
-    request = build(pb.UpdatePrioritiesRequest, buffer=buffer, updates=updates)
-    return Call(
+    return call_of(
         "UpdatePriorities",
-        request,
         convert.reader_of(PriorityResult),
         idempotent=not any(update.generation for update in updates),
+        buffer=buffer,
+        updates=updates,
     )

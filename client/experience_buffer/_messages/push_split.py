@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._messages import convert, push_bytes
+from experience_buffer._messages.calls import Call
 from experience_buffer._messages.push_bytes import Pieces
 from experience_buffer.errors import InvalidRequestError, MessageTooLargeError, TrxpError
 from experience_buffer.options import ClientOptions, WriterOptions
-from experience_buffer.outcomes import PushOutcome, PushResult
-from experience_buffer.v1 import service_pb2
+from experience_buffer.outcomes import PushResult
 from experience_buffer.values import Tombstone
 
 if TYPE_CHECKING:
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
 ENVELOPE_BYTES: Final = 16 * 1024
 """Room in a message for everything but the payload: names, numbers, stream envelope."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One request's share of a push."""
-
-    request: bytes
-    """The `PushRequest` to send, with its own copy of what is pushed."""
-    positions: Sequence[int]
-    """Each item's position in what the caller pushed; empty when the payload is the caller's."""
-
-    def outcomes(self, response: service_pb2.PushResponse) -> Iterator[PushOutcome]:
-        """What became of the items, at the caller's positions."""
-        yield from convert.outcomes(response.outcomes, self.positions)
 
 
 def encode(experiences: Sequence[Experience]) -> Pieces:
@@ -55,17 +41,15 @@ def as_sequence(experiences: Experience | Sequence[Experience]) -> Sequence[Expe
     return experiences if isinstance(experiences, Sequence) else (experiences,)
 
 
-def writer_limits(options: ClientOptions, writer: WriterOptions) -> ClientOptions:
-    """The limits by which a writer cuts what is appended at once."""
-    return replace(
-        options, max_push_items=writer.max_batch_items, max_push_bytes=writer.max_batch_bytes
-    )
-
-
-def fitting(writer: WriterOptions, options: ClientOptions) -> WriterOptions:
-    """A writer's options, with no larger requests than a message holds."""
+def writer_limits(
+    writer: WriterOptions, options: ClientOptions
+) -> tuple[WriterOptions, ClientOptions]:
+    """A writer's options, with no larger requests than a message holds; by which it cuts."""
     num_bytes = min(writer.max_batch_bytes, max_payload_bytes(options))
-    return replace(writer, max_batch_bytes=num_bytes)
+    return (
+        replace(writer, max_batch_bytes=num_bytes),
+        replace(options, max_push_items=writer.max_batch_items, max_push_bytes=num_bytes),
+    )
 
 
 def split(
@@ -75,8 +59,8 @@ def split(
     *,
     buffer: str,
     group_size: int,
-) -> Iterator[Chunk]:
-    """Divide a push into requests, encoding each only when it is asked for.
+) -> Iterator[Call[PushResult]]:
+    """Divide a push into calls, encoding each one's share only when it is asked for.
 
     Args:
         experiences: To encode, or one TRXP payload that is sent as it is.
@@ -93,7 +77,7 @@ def split(
     if isinstance(experiences, (bytes, bytearray, memoryview)):
         payload = bytes(experiences)
         check_size(len(payload), "the payload", options)
-        yield Chunk(push_bytes.push_request(fields(tombstones=tombstones), [[payload]]), ())
+        yield _push(push_bytes.push_request(fields(tombstones=tombstones), [[payload]]), ())
         return
     if not hasattr(experiences, "__len__"):
         kind = type(experiences).__name__
@@ -103,11 +87,16 @@ def split(
         )
     alike = fields()
     for start, end, pieces in encode_pieces(experiences, options):
-        yield Chunk(push_bytes.push_request(alike, [pieces]), range(start, end))
+        yield _push(push_bytes.push_request(alike, [pieces]), range(start, end))
     for start in range(0, len(tombstones), options.max_push_items):
         part = tombstones[start : start + options.max_push_items]
         first = len(experiences) + start
-        yield Chunk(fields(tombstones=part), range(first, first + len(part)))
+        yield _push(fields(tombstones=part), range(first, first + len(part)))
+
+
+def _push(request: bytes, positions: Sequence[int]) -> Call[PushResult]:
+    """Push one request's share, whose items have these positions in what the caller pushed."""
+    return Call("Push", request, functools.partial(convert.push_result, positions=positions))
 
 
 def encode_pieces(
@@ -166,17 +155,6 @@ def _moved(error: TrxpError, item: int, start: int) -> TrxpError:
     reason = str(error).removeprefix(f"{error.subject}: ")
     where = error.subject.replace(f"items[{item}]", f"items[{start + item}]", 1)
     return trxp_error(reason, where=where, item=start + item)
-
-
-def join(outcomes: Sequence[PushOutcome], response: service_pb2.PushResponse | None) -> PushResult:
-    """The result of a whole push.
-
-    Args:
-        outcomes: Of all its requests.
-        response: The last one; None when there was nothing to push.
-    """
-    version = None if response is None else convert.policy_version(response)
-    return PushResult(outcomes=tuple(outcomes), policy_version=version)
 
 
 def max_payload_bytes(options: ClientOptions) -> int:

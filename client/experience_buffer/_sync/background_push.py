@@ -37,8 +37,7 @@ class BackgroundPush(Closing):
         self, client: Connection, *, buffer: str, group_size: int, options: WriterOptions
     ) -> None:
         self._client = client
-        options = push_split.fitting(options, client.options)
-        self._limits = push_split.writer_limits(client.options, options)
+        options, self._limits = push_split.writer_limits(options, client.options)
         self._queue = push_queue.PushQueue(
             buffer=buffer,
             group_size=group_size,

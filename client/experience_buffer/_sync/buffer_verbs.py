@@ -6,7 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from experience_buffer._messages import buffer_calls
+from experience_buffer._messages import config as _config
+from experience_buffer._messages import convert
+from experience_buffer._messages.calls import Call, number
+from experience_buffer._messages.config import buffer_of
+from experience_buffer._messages.convert import reader_of
 from experience_buffer._sync.connection import Connection
 from experience_buffer._sync.policy_watch import PolicyVersions
 from experience_buffer.options import BufferChanges, BufferConfig
@@ -26,7 +30,12 @@ class BufferVerbs(Connection):
         Raises:
             AlreadyExistsError: The name is taken.
         """
-        return self._run(buffer_calls.create_buffer(config, exist_ok=exist_ok))
+        if isinstance(config, str):
+            config = BufferConfig(config)
+        message = _config.config_to_message(config)
+        return self._call(
+            "CreateBuffer", buffer_of, idempotent=exist_ok, config=message, exist_ok=exist_ok
+        )
 
     def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
         """Change fields of a buffer's configuration, named as in `BufferConfig`.
@@ -35,15 +44,16 @@ class BufferVerbs(Connection):
             WrongStateError: `group_by` can't change while experiences are stored.
             InvalidRequestError: Nothing is given, or a value can't be; its text names the field.
         """
-        return self._run(buffer_calls.update_buffer(name, changes))
+        request = _config.update_request(name, changes)
+        return self._run(Call("UpdateBuffer", request, buffer_of))
 
     def get_buffer(self, name: str) -> BufferInfo:
         """Read a buffer's configuration and size."""
-        return self._run(buffer_calls.get_buffer(name))
+        return self._call("GetBuffer", buffer_of, name=name)
 
     def list_buffers(self) -> tuple[BufferInfo, ...]:
         """Read all buffers, by name."""
-        return self._run(buffer_calls.list_buffers())
+        return self._call("ListBuffers", _config.buffers_of)
 
     def delete_buffer(self, name: str, *, force: bool = False) -> int:
         """Remove a buffer; how many experiences were in it.
@@ -55,7 +65,8 @@ class BufferVerbs(Connection):
         Raises:
             WrongStateError: Experiences are stored in it, and `force` is False.
         """
-        return self._run(buffer_calls.delete_buffer(name, force=force))
+        parse = number("num_items")
+        return self._call("DeleteBuffer", parse, idempotent=False, name=name, force=force)
 
     def publish_policy_version(self, version: int, *, buffer: str = "default") -> int | None:
         """Say which policy the trainer has published; the version before, None if the first.
@@ -64,7 +75,8 @@ class BufferVerbs(Connection):
             version: At least 0; may be lower than the last (a rollback).
             buffer: The buffer's name.
         """
-        return self._run(buffer_calls.publish_policy_version(version, buffer=buffer))
+        parse = convert.previous_version
+        return self._call("PublishPolicyVersion", parse, buffer=buffer, version=version)
 
     def watch_policy_version(self, buffer: str = "default") -> PolicyVersions:
         """Iterate over the published policy version, now and whenever it changes.
@@ -93,8 +105,11 @@ class BufferVerbs(Connection):
             buffer: The buffer's name.
             ttl_seconds: After which a place that nothing was pushed for is free again; 0: an hour.
         """
-        call = buffer_calls.reserve_groups(groups, buffer=buffer, ttl_seconds=ttl_seconds)
-        return self._run(call)
+        names = [groups] if isinstance(groups, str) else list(groups)
+        parse = reader_of(Reservation)
+        return self._call(
+            "ReserveGroups", parse, buffer=buffer, groups=names, ttl_seconds=ttl_seconds
+        )
 
     def snapshot(self, label: str = "", *, timeout: float = 3600.0) -> SnapshotResult:
         """Take a snapshot of the server's whole store, while it goes on.
@@ -112,8 +127,9 @@ class BufferVerbs(Connection):
             ResourceExhaustedError: No room on the server's disk; or others were taken all the time.
             DataLossError: The store is damaged; no snapshot was taken.
         """
-        return self._run(buffer_calls.snapshot(label), timeout)
+        parse = reader_of(SnapshotResult)
+        return self._call("Snapshot", parse, idempotent=False, timeout=timeout, label=label)
 
     def get_stats(self, buffer: str = "") -> Stats:
         """Read counts, depths and what is waited for, of one buffer or of all."""
-        return self._run(buffer_calls.get_stats(buffer))
+        return self._call("GetStats", convert.stats, buffer=buffer)

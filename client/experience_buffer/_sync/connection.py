@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -45,6 +45,19 @@ class Connection(Closing, ClientSettings):
     @property
     def _is_closed(self) -> bool:
         return self._stopped.is_set()
+
+    def _call(
+        self,
+        method: str,
+        parse: Callable[[Any], T],
+        *,
+        idempotent: bool = True,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> T:
+        """Call a method whose request has these fields."""
+        call = calls.call_of(method, parse, idempotent=idempotent, **fields)
+        return self._run(call, timeout)
 
     def _run(self, call: calls.Call[T], timeout: float | None = None) -> T:
         attempts = Attempts(self._options.retry, self._seconds(timeout))

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experience_buffer._messages import annotate as _annotate
-from experience_buffer._messages import calls
+from experience_buffer._messages import calls, convert
+from experience_buffer._messages.calls import Call, number
 from experience_buffer._sync.connection import Connection
 from experience_buffer._sync.primitives import in_thread
 from experience_buffer._transport.retry import Deadline
@@ -32,7 +33,8 @@ class ContentVerbs(Connection):
         Raises:
             GroupNotFoundError: The buffer knows no such group.
         """
-        return self._run(calls.seal_group(group, buffer=buffer, group_size=group_size))
+        parse = convert.reader_of(SealedGroup)
+        return self._call("SealGroup", parse, buffer=buffer, group=group, group_size=group_size)
 
     def drop_group(self, group: str, *, buffer: str = "default", reason: str = "") -> int:
         """Discard the newest group of a key, whose task was aborted; how many experiences go.
@@ -43,7 +45,8 @@ class ContentVerbs(Connection):
         Raises:
             InvalidRequestError: No group can have this key.
         """
-        return self._run(calls.drop_group(group, buffer=buffer, reason=reason))
+        parse = number("num_dropped")
+        return self._call("DropGroup", parse, buffer=buffer, group=group, reason=reason)
 
     def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
         """Read one experience.
@@ -52,7 +55,7 @@ class ContentVerbs(Connection):
             ExperienceNotFoundError: It isn't there.
             DataLossError: Its record is damaged.
         """
-        return self._run(calls.get(uid, buffer=buffer))
+        return self._call("Get", convert.stored, buffer=buffer, uid=uid)
 
     def annotate(
         self,
@@ -89,8 +92,9 @@ class ContentVerbs(Connection):
         outcomes: list[AnnotateOutcome] = []
         requests = in_thread(_annotate.requests, annotations, buffer=buffer, options=self._options)
         for request in requests:
-            answer = self._run(calls.annotate(request), deadline.remaining())
-            outcomes.extend(answer)
+            call = Call("Annotate", request, convert.annotate_outcomes)
+            answer = self._run(call, deadline.remaining())
+            outcomes += answer
         result = AnnotateResult(outcomes=tuple(outcomes))
         if raise_on_refused:
             result.raise_for_refused()
@@ -119,8 +123,13 @@ class ContentVerbs(Connection):
         where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
         token, more = "", True
         while more:
-            page, token = self._run(
-                calls.list_page(token, buffer=buffer, where=where, page_size=page_size)
+            page, token = self._call(
+                "List",
+                convert.page,
+                buffer=buffer,
+                filter=where,
+                page_size=page_size,
+                page_token=token,
             )
             yield from page
             more = bool(token)

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from experience_buffer._messages import delivery_calls, timeline
+from experience_buffer._messages.calls import number
+from experience_buffer._messages.convert import reader_of
 from experience_buffer._messages.delivery_calls import Priorities
 from experience_buffer._sync.connection import Connection
 from experience_buffer._transport.retry import Deadline
@@ -52,7 +55,8 @@ class DeliveryVerbs(Connection):
         Raises:
             LeaseNotFoundError: It has ended before.
         """
-        return self._run(delivery_calls.nack(lease_id, buffer=buffer, reason=reason))
+        parse = number("num_experiences")
+        return self._call("Nack", parse, buffer=buffer, lease_id=lease_id, reason=reason)
 
     def extend_lease(
         self, lease_id: int, *, buffer: str = "default", lease_seconds: float = 0.0
@@ -67,8 +71,11 @@ class DeliveryVerbs(Connection):
         Raises:
             LeaseNotFoundError: It has ended before.
         """
-        call = delivery_calls.extend_lease(lease_id, buffer=buffer, lease_seconds=lease_seconds)
-        return self._run(call)
+        parse = attrgetter("lease.expires_in_seconds")
+        seconds: float = self._call(
+            "ExtendLease", parse, buffer=buffer, lease_id=lease_id, lease_seconds=lease_seconds
+        )
+        return seconds
 
     def rewind(
         self, step: int, *, buffer: str = "default", consumer: str = "trainer"
@@ -86,7 +93,8 @@ class DeliveryVerbs(Connection):
         Raises:
             WrongStateError: The step is before the safe step.
         """
-        result = self._run(delivery_calls.rewind(step, buffer=buffer, consumer=consumer))
+        parse = reader_of(RewindResult)
+        result = self._call("Rewind", parse, buffer=buffer, consumer=consumer, step=step)
         self._forget_parts(buffer, consumer)
         return result
 
@@ -102,7 +110,8 @@ class DeliveryVerbs(Connection):
             buffer: The buffer's name.
             consumer: The consumer's name.
         """
-        return self._run(delivery_calls.declare_safe(step, buffer=buffer, consumer=consumer))
+        parse = reader_of(SafeResult)
+        return self._call("DeclareSafe", parse, buffer=buffer, consumer=consumer, step=step)
 
     def state_dict(
         self, step: int, *, buffer: str = "default", consumer: str = "trainer"
@@ -154,8 +163,19 @@ class DeliveryVerbs(Connection):
             buffer: The buffer's name.
             consumer: The consumer's name.
         """
-        call = delivery_calls.release_quarantined(uids, buffer=buffer, consumer=consumer)
-        return self._run(call) if call else 0
+        names = [uids] if isinstance(uids, str) else list(uids or ())
+        if uids is not None and not names:
+            return 0
+        parse = number("num_units")
+        # Not repeated: what was released may have been delivered, and quarantined again, since.
+        return self._call(
+            "ReleaseQuarantined",
+            parse,
+            idempotent=False,
+            buffer=buffer,
+            consumer=consumer,
+            uids=names,
+        )
 
     def update_priorities(
         self,

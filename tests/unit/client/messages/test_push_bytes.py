@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -10,11 +9,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from experience_buffer import EID, Experience, Tombstone, trxp
+from experience_buffer import EID, Experience, PushResult, Tombstone, trxp
 from experience_buffer._messages import push_bytes, push_split
+from experience_buffer._messages.calls import Call
 from experience_buffer._transport.push_queue import Request
 from experience_buffer.options import ClientOptions
 from experience_buffer.v1 import service_pb2 as pb
+from experience_buffer.v1 import types_pb2
 
 PAYLOADS = st.lists(st.lists(st.binary(max_size=300), max_size=3), min_size=1, max_size=4)
 
@@ -74,17 +75,22 @@ def rollout(run: int) -> Experience:
     )
 
 
+def request_of(push: Call[PushResult]) -> pb.PushRequest:
+    assert isinstance(push.request, bytes)
+    return pb.PushRequest.FromString(push.request)
+
+
 def test_a_split_push_is_what_was_given_in_order() -> None:
     pushed = [rollout(run) for run in range(7)]
     tombstones = [Tombstone(EID(1, 2, run), "gone") for run in range(7, 11)]
     options = ClientOptions(max_push_items=3)
-    chunks = list(push_split.split(pushed, tombstones, options, buffer="math", group_size=11))
-    requests = [pb.PushRequest.FromString(chunk.request) for chunk in chunks]
+    pushes = list(push_split.split(pushed, tombstones, options, buffer="math", group_size=11))
+    requests = [request_of(push) for push in pushes]
     assert {(one.buffer, one.group_size) for one in requests} == {("math", 11)}
-    cuts = list(accumulate((3, 3, 1, 3, 1), initial=0))
-    assert [list(chunk.positions) for chunk in chunks] == [
-        list(range(*cut)) for cut in pairwise(cuts)
-    ]
+    sizes = (3, 3, 1, 3, 1)
+    answers = [pb.PushResponse(outcomes=[types_pb2.PushOutcome()] * size) for size in sizes]
+    results = [push.parse(answer) for push, answer in zip(pushes, answers, strict=True)]
+    assert [each.index for result in results for each in result.outcomes] == list(range(11))
     assert [one.payload for one in requests] == [
         trxp.encode(pushed[:3]),
         trxp.encode(pushed[3:6]),
@@ -99,12 +105,17 @@ def test_a_split_push_is_what_was_given_in_order() -> None:
 def test_a_raw_payload_is_sent_as_it_is_with_all_tombstones() -> None:
     raws: list[Any] = [b"raw", bytearray(b"raw"), memoryview(b"r.a.w")[::2]]
     for raw in raws:
-        [chunk] = push_split.split(
+        [push] = push_split.split(
             raw,
             [Tombstone(EID(), "gone")] * 3,
             ClientOptions(max_push_items=2),
             buffer="b",
             group_size=0,
         )
-        request = pb.PushRequest.FromString(chunk.request)
-        assert (request.payload, len(request.tombstones), len(chunk.positions)) == (b"raw", 3, 0)
+        request = request_of(push)
+        assert (request.payload, len(request.tombstones)) == (b"raw", 3)
+        answer = pb.PushResponse(
+            outcomes=[types_pb2.PushOutcome(index=7, uid="a", status=types_pb2.PUSH_STATUS_STORED)]
+        )
+        [outcome] = push.parse(answer).outcomes
+        assert (outcome.index, outcome.status) == (7, "stored"), "the index is the server's"

@@ -26,7 +26,6 @@ from experience_buffer.errors import (
 )
 from experience_buffer.experience import Experience
 from experience_buffer.options import ClientOptions, RetryOptions
-from experience_buffer.v1 import service_pb2
 
 LIMIT = 64 * 1024 - push_split.ENVELOPE_BYTES
 
@@ -86,13 +85,6 @@ def test_raw_payload_over_the_limit_is_refused() -> None:
     options = ClientOptions(max_message_bytes=64 * 1024)
     with pytest.raises(MessageTooLargeError, match="the payload takes"):
         list(push_split.split(b"x" * (LIMIT + 1), (), options, buffer="math", group_size=0))
-
-
-def test_outcomes_of_a_raw_payload_keep_the_servers_index() -> None:
-    response = service_pb2.PushResponse()
-    response.outcomes.add(index=7, uid="a", status=1)
-    [outcome] = push_split.Chunk(b"", ()).outcomes(response)
-    assert (outcome.index, outcome.status) == (7, "stored")
 
 
 class Clock:
