@@ -1,12 +1,15 @@
 """How each row becomes bytes and is read back, whatever engine keeps them. Pure.
 
-A change here that an older or newer server would misread needs another format version of each engine.
+Most rows are the values of their fields, in the order of their classes. A change here or there that an
+older or newer server would misread needs another format version of each engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Final
 
 import msgpack
 
@@ -24,9 +27,23 @@ Pack = Callable[[Any], bytes]
 """Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
 
 
+def _values_of(row: type) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(field.name for field in fields(row)))
+
+
+_BUFFER: Final = _values_of(BufferRow)
+_GROUP: Final = _values_of(GroupRow)
+_LEASE: Final = _values_of(LeaseRow)
+_PROGRESS: Final = _values_of(ProgressRow)
+_CONSUMER: Final = _values_of(ConsumerRow)
+_NUM_PROGRESS_FIELDS: Final = len(fields(ProgressRow))
+_NUM_LATER: Final = 2
+"""Fields of leases and progress that came later: few rows have them, others are stored as before."""
+
+
 def encode_buffer(row: BufferRow, pack: Pack) -> bytes:
     """A buffer's row as stored."""
-    return pack((row.id, row.name, row.config, row.policy_version, row.create_time, row.moments))
+    return pack(_BUFFER(row))
 
 
 def encode_record(r: Record, pack: Pack) -> bytes:
@@ -57,39 +74,26 @@ def encode_record(r: Record, pack: Pack) -> bytes:
     )
 
 
-def encode_group(g: GroupRow, pack: Pack) -> bytes:
+def encode_group(row: GroupRow, pack: Pack) -> bytes:
     """A group's row as stored."""
-    return pack((g.id, g.key, g.size, g.open_time, g.closed, g.note, g.quarantined, g.num_consumed))
+    return pack(_GROUP(row))
 
 
 def encode_lease(row: LeaseRow, pack: Pack) -> bytes:
-    """A lease as stored; without probabilities and marks, which few have, as they were before these."""
-    fields = (
-        row.id,
-        row.consumer,
-        row.units,
-        row.deadline,
-        row.state,
-        row.num_experiences,
-        row.part_sizes,
-        row.acked_parts,
-    )
-    marks = (row.probabilities, row.stale) if row.probabilities or row.stale else ()
-    return pack(fields + marks)
+    """A lease as stored."""
+    values = _LEASE(row)
+    return pack(values if row.probabilities or row.stale else values[:-_NUM_LATER])
 
 
 def encode_progress(row: ProgressRow, pack: Pack) -> bytes:
-    """The consumers' progress with one experience; few have the last two fields, which came later."""
-    fields = row.seq, row.acked, row.num_deliveries, row.times_sampled, row.steps, row.quarantined
-    later = (row.passed_over, row.uncounted) if row.passed_over or row.uncounted else ()
-    return pack(fields + later)
+    """The consumers' progress with one experience as stored."""
+    values = _PROGRESS(row)
+    return pack(values if row.passed_over or row.uncounted else values[:-_NUM_LATER])
 
 
 def encode_consumer(row: ConsumerRow, pack: Pack) -> bytes:
     """What is to be known of a consumer as stored."""
-    return pack(
-        (row.name, row.safe_step, row.last_step, row.departed_inserts, row.departed_samples)
-    )
+    return pack(_CONSUMER(row))
 
 
 def encode_advantages(row: AdvantageRow, pack: Pack) -> bytes:
@@ -100,7 +104,7 @@ def encode_advantages(row: AdvantageRow, pack: Pack) -> bytes:
 
 
 # Each decoder raises ValueError (msgpack's errors are of that kind) or TypeError for bytes that are
-# not such a row. They are written out because a million records are read at the start.
+# not such a row.
 
 
 def _unpack(value: bytes | memoryview) -> Any:
@@ -109,20 +113,12 @@ def _unpack(value: bytes | memoryview) -> Any:
 
 def decode_buffer(value: bytes | memoryview) -> BufferRow:
     """Read a buffer's row back."""
-    id_, name, config, policy_version, create_time, moments = _unpack(value)
-    return BufferRow(
-        id=id_,
-        name=name,
-        config=config,
-        policy_version=policy_version,
-        create_time=create_time,
-        moments=moments,
-    )
+    return BufferRow(*_unpack(value))
 
 
 def decode_record(value: bytes | memoryview) -> Record:
     """Read an index row back."""
-    # Not by its constructor: sixteen keywords cost three times as much as all the rest.
+    # Not by its constructor: a million are read at the start, and that costs three times all the rest.
     r = Record.__new__(Record)
     (
         r.seq, r.uid, batch, task, _, _, digest, r.group_id, r.tombstone, r.reward,
@@ -136,74 +132,30 @@ def decode_record(value: bytes | memoryview) -> Record:
 
 def decode_group(value: bytes | memoryview) -> GroupRow:
     """Read a group's row back."""
-    id_, key, size, open_time, closed, note, quarantined, num_consumed = _unpack(value)
-    return GroupRow(
-        id=id_,
-        key=key,
-        size=size,
-        open_time=open_time,
-        closed=closed,
-        note=note,
-        quarantined=quarantined,
-        num_consumed=num_consumed,
-    )
+    return GroupRow(*_unpack(value))
 
 
 def decode_lease(value: bytes | memoryview) -> LeaseRow:
     """Read a lease back."""
-    fields = _unpack(value)
-    id_, consumer, units, deadline, state, num_experiences, part_sizes, acked_parts, *marks = fields
-    probabilities, stale = marks or ([], [])
-    return LeaseRow(
-        id=id_,
-        consumer=consumer,
-        units=units,
-        deadline=deadline,
-        state=state,
-        num_experiences=num_experiences,
-        part_sizes=part_sizes,
-        acked_parts=acked_parts,
-        probabilities=probabilities,
-        stale=stale,
-    )
+    return LeaseRow(*_unpack(value))
 
 
 def decode_progress(value: bytes | memoryview) -> ProgressRow:
     """Read the consumers' progress with one experience back."""
-    seq, acked, num_deliveries, times_sampled, steps, quarantined, *rest = _unpack(value)
-    # Before there was the field, one that had passed it over unused was known by this alone.
-    unused = [name for name in acked if times_sampled.get(name) == 0]
-    passed_over, uncounted = rest or (unused, [])
-    return ProgressRow(
-        seq=seq,
-        acked=acked,
-        num_deliveries=num_deliveries,
-        times_sampled=times_sampled,
-        steps=steps,
-        quarantined=quarantined,
-        passed_over=passed_over,
-        uncounted=uncounted,
-    )
+    values = _unpack(value)
+    row = ProgressRow(*values)
+    if len(values) < _NUM_PROGRESS_FIELDS:
+        # Before there was the field, one that had passed it over unused was known by this alone.
+        row.passed_over = [name for name in row.acked if row.times_sampled.get(name) == 0]
+    return row
 
 
 def decode_consumer(value: bytes | memoryview) -> ConsumerRow:
     """Read back what is to be known of a consumer."""
-    name, safe_step, last_step, departed_inserts, departed_samples = _unpack(value)
-    return ConsumerRow(
-        name=name,
-        safe_step=safe_step,
-        last_step=last_step,
-        departed_inserts=departed_inserts,
-        departed_samples=departed_samples,
-    )
+    return ConsumerRow(*_unpack(value))
 
 
 def decode_advantages(value: bytes | memoryview) -> AdvantageRow:
     """Read back what was computed for one experience."""
     seq, advantages, returns, details = _unpack(value)
-    return AdvantageRow(
-        seq=seq,
-        advantages=advantages,
-        returns=advantages if returns is None else returns,
-        details=details,
-    )
+    return AdvantageRow(seq, advantages, advantages if returns is None else returns, details)

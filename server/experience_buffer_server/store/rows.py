@@ -1,4 +1,7 @@
-"""The rows that a store keeps of a buffer, as its owner has them."""
+"""The rows that a store keeps of a buffer, as its owner has them.
+
+Fields are stored in their order here (`row_codec`): a new one comes last, with a default.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Found: TypeAlias = _T | DamagedRecordError | None
 A damaged row is a value, not raised: it costs its neighbours nothing."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class BufferRow:
     """A buffer as stored."""
 
@@ -55,7 +58,7 @@ class BufferRow:
         return not self.name
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class GroupRow:
     """A group that has, or may still get, stored members."""
 
@@ -76,7 +79,7 @@ class GroupRow:
     """Members that were consumed and removed while it was open; they count towards its size."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class LeaseRow:
     """A delivery: open, or ended and remembered so that a repeated ack is recognised."""
 
@@ -101,7 +104,7 @@ class LeaseRow:
     """Which of the units are delivered marked as stale; empty: none."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ProgressRow:
     """How far the consumers are with one experience; absent means nothing has happened."""
 
@@ -123,7 +126,7 @@ class ProgressRow:
     again when they are."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ConsumerRow:
     """What is to be known of a consumer beyond single experiences."""
 
@@ -138,7 +141,7 @@ class ConsumerRow:
     """Their deliveries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AdvantageRow:
     """What was computed for one experience."""
 

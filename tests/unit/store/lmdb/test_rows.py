@@ -3,9 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import lmdb
-import msgpack
 
-from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     BufferRow,
@@ -176,14 +174,6 @@ async def test_pruning_passes_damaged_rows(
     assert store.recall(1, "uid", ["0", "1", "2"]) == [None, b"digest", None]
 
 
-def test_a_lease_is_stored_as_before_where_it_has_nothing_of_its_own() -> None:
-    """Rows of before there were probabilities are read, and most of today's are like them."""
-    lease = LeaseRow(id=59, consumer="actor", units=[[1, 2]], deadline=61.5, num_experiences=2)
-    old = msgpack.packb((59, "actor", [[1, 2]], 61.5, "open", 2, [], {}))
-    assert row_codec.encode_lease(lease, msgpack.packb) == old
-    assert row_codec.decode_lease(old) == lease
-
-
 async def test_the_highest_id_outlives_its_buffer_but_not_its_own_row(
     open_store: OpenStore, path: Path, buffer_row: MakeBuffer
 ) -> None:
@@ -201,12 +191,3 @@ async def test_the_highest_id_outlives_its_buffer_but_not_its_own_row(
     store = await open_store()
     assert ([state.row.id for state in store.load()], store.last_buffer_id) == ([3], 3)
     assert store.damaged == ["meta: row last buffer"]
-
-
-def test_progress_of_before_it_said_who_passed_an_experience_over_is_read() -> None:
-    used = ProgressRow(seq=3, acked=["actor"], times_sampled={"actor": 2})
-    old = msgpack.packb((3, ["actor"], {}, {"actor": 2}, {}, {}))
-    assert row_codec.encode_progress(used, msgpack.packb) == old
-    assert row_codec.decode_progress(old) == used
-    passed = msgpack.packb((3, ["actor", "critic"], {}, {"actor": 2, "critic": 0}, {}, {}))
-    assert row_codec.decode_progress(passed).passed_over == ["critic"]
