@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ _MAX_BUFFERS = 128
 class GuardedCall:
     """One call; a context manager around its handler. Not thread-safe.
 
-    `entered` first, then `with`; in it, `check` for the request, or `all_checked` for its stream.
+    `entered` first, then `with`; in it, `check` for each request.
     """
 
     __slots__ = (
@@ -195,16 +195,6 @@ class GuardedCall:
         self._buffers[buffer] = None
         if len(self._buffers) > _MAX_BUFFERS:
             del self._buffers[next(iter(self._buffers))]
-
-    async def all_checked(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """The requests of a stream, until one that its caller may not make.
-
-        Raises:
-            UnauthenticatedError: The caller's grant has ended meanwhile.
-            ForbiddenError: One names a buffer that the caller may not use; the stream ends.
-        """
-        async for request in requests:
-            yield self.check(request)
 
     def sending(self) -> None:
         """A response is about to be sent."""

@@ -38,10 +38,12 @@ class Entrance:
         self.certificates: Certificates | None = None
         # Followed before they are read: a change in between is seen at the first look.
         if settings.tls.paths:
-            self._follow("tls", settings.tls.paths, self._load_certificates, metrics)
+            paths, load = settings.tls.paths, self._load_certificates
+            self._files.append(Followed("tls", paths, load, metrics.files_read))
             self.certificates = Certificates(settings.tls)
         if self._path is not None:
-            self._follow("access", [self._path], self._load_grants, metrics)
+            load = self._load_grants
+            self._files.append(Followed("access", [self._path], load, metrics.files_read))
         self._newest = self._read()
         self.guard = Guard(
             self._newest,
@@ -50,19 +52,15 @@ class Entrance:
             count=metrics.access_refused,
         )
 
-    def _follow(
-        self, section: str, paths: Sequence[Path], load: Callable[[], None], metrics: Metrics
-    ) -> None:
-        self._files.append(Followed(section, paths, load, metrics.files_read))
-
     async def follow(self) -> None:
         """Follow the files, and end calls whose grants end, until cancelled."""
-        await _follow(self._files, self._tick)
-
-    def _tick(self) -> None:
-        if self._newest is not None and self._newest is not self.guard.grants:
-            self.guard.replace(self._newest)
-        self.guard.tick()
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            for files in self._files:
+                await asyncio.to_thread(files.look)
+            if self._newest is not None and self._newest is not self.guard.grants:
+                self.guard.replace(self._newest)
+            self.guard.tick()
 
     def _load_certificates(self) -> None:
         assert self.certificates is not None
@@ -136,24 +134,13 @@ class Followed:
         return True
 
 
-async def _follow(files: Iterable[Followed], tick: Callable[[], None]) -> None:
-    """Look at files once a second, and let time pass for those who depend on them."""
-    watched = list(files)
-    while True:
-        await asyncio.sleep(_POLL_SECONDS)
-        for one in watched:
-            await asyncio.to_thread(one.look)
-        tick()
-
-
-def _state(paths: Iterable[Path]) -> tuple[tuple[int, int, int] | None, ...]:
+def _state(paths: Iterable[Path]) -> list[tuple[int, int, int] | None]:
     """What changes when a file is written or replaced; None for one that isn't there."""
     states: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
             found = path.stat()
+            states.append((found.st_ino, found.st_size, found.st_mtime_ns))
         except OSError:
             states.append(None)
-        else:
-            states.append((found.st_ino, found.st_size, found.st_mtime_ns))
-    return tuple(states)
+    return states

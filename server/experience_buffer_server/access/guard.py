@@ -113,7 +113,9 @@ class Guard:
         if identity is None:
             raise _unknown(names, has_token=digest is not None)
         if not identity.grants:
-            raise _expired(identity.name)
+            name = identity.name
+            text = f"the grant of {name!r} has expired; ask the server's operator for a new one"
+            raise RefusedError("expired", errors.UnauthenticatedError(text, subject=name), name)
         return identity
 
     def report(self, refused: RefusedError, event: Event) -> None:
@@ -131,12 +133,16 @@ def token_of(metadata: Metadata) -> str | None:
     found = [value for key, value in metadata if key == "authorization"]
     if not found:
         return None
-    text = found[0]
-    if len(found) > 1 or not isinstance(text, str) or len(text) > _MAX_TOKEN_LENGTH:
-        raise _malformed()
-    scheme, _, token = text.partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise _malformed()
+    text = found[0] if len(found) == 1 else ""
+    scheme, _, token = text.partition(" ") if isinstance(text, str) else ("", "", "")
+    if scheme.lower() != "bearer" or not token.strip() or len(text) > _MAX_TOKEN_LENGTH:
+        raise RefusedError(
+            "unknown_token",
+            errors.UnauthenticatedError(
+                "the metadata must hold 'authorization: Bearer TOKEN' once and nothing else under "
+                "that key"
+            ),
+        )
     return token.strip()
 
 
@@ -153,23 +159,6 @@ def _unknown(names: Sequence[str], *, has_token: bool) -> RefusedError:
     return RefusedError(
         reason, errors.UnauthenticatedError(text + "; tokens come from the server's operator")
     )
-
-
-def _malformed() -> RefusedError:
-    """The authorization metadata can't be read."""
-    return RefusedError(
-        "unknown_token",
-        errors.UnauthenticatedError(
-            "the metadata must hold 'authorization: Bearer TOKEN' once and nothing else under "
-            "that key"
-        ),
-    )
-
-
-def _expired(name: str) -> RefusedError:
-    """All grants of the caller have ended."""
-    text = f"the grant of {name!r} has expired; ask the server's operator for a new one"
-    return RefusedError("expired", errors.UnauthenticatedError(text, subject=name), name)
 
 
 def wrong_role(identity: Identity, rule: Rule, method: str) -> RefusedError:

@@ -14,8 +14,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -130,46 +129,61 @@ class _Call:
 
     def unary(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
         async def handle(requests: Any, context: Context) -> Any:
-            with _Timing(self._metrics, self._labels) as timing:
-                try:
-                    with self._guarded.entered(context) as guarded:
-                        self._let_in()
-                        return await behavior(guarded.check(await self._request(context)), context)
-                except (errors.ExperienceBufferError, StoreError) as error:
-                    await self._abort(as_client_error(error), context, timing)
-                except (grpc.aio.AbortError, grpc.RpcError):
-                    raise
-                except Exception as error:
-                    await self._abort(_bug(self._labels[2], error), context, timing)
+            async with self._answered(context):
+                with self._guarded.entered(context) as guarded:
+                    self._let_in()
+                    return await behavior(guarded.check(await self._request(context)), context)
 
         return handle
 
     def streaming(self, behavior: Callable[..., Any], *, is_stream: bool) -> Callable[..., Any]:
         async def handle(requests: Any, context: Context) -> AsyncIterator[Any]:
-            with _Timing(self._metrics, self._labels) as timing:
-                try:
-                    with self._guarded.entered(context) as guarded, self._open_stream():
-                        self._let_in()
-                        if is_stream:
-                            request = guarded.all_checked(_all_read(requests))
-                        else:
-                            request = guarded.check(await self._request(context))
-                            self._watch()
-                        # Closed with the call, not when the collector finds it: it holds leases.
-                        async with contextlib.aclosing(behavior(request, context)) as responses:
-                            del request
-                            async for response in responses:
-                                guarded.sending()
-                                yield response
-                                guarded.sent()
-                except (errors.ExperienceBufferError, StoreError) as error:
-                    await self._abort(as_client_error(error), context, timing)
-                except (grpc.aio.AbortError, grpc.RpcError):
-                    raise
-                except Exception as error:
-                    await self._abort(_bug(self._labels[2], error), context, timing)
+            async with self._answered(context):
+                with self._guarded.entered(context) as guarded, self._open_stream():
+                    self._let_in()
+                    if is_stream:
+                        request = self._checked(requests)
+                    else:
+                        request = guarded.check(await self._request(context))
+                        self._watch()
+                    # Closed with the call, not when the collector finds it: it holds leases.
+                    async with contextlib.aclosing(behavior(request, context)) as responses:
+                        del request
+                        async for response in responses:
+                            guarded.sending()
+                            yield response
+                            guarded.sent()
 
         return handle
+
+    async def refused(self, requests: Any, context: Context) -> AsyncIterator[Any]:
+        """The handler of a call that is refused unread."""
+        async with self._answered(context):
+            self._guarded.entered(context)
+        return
+        yield
+
+    @contextlib.asynccontextmanager
+    async def _answered(self, context: Context) -> AsyncIterator[None]:
+        """Count and time the call in the block; its error becomes a status.
+
+        A call that just ends was cancelled.
+        """
+        self._metrics.rpc_started(*self._labels)
+        started, code = time.perf_counter(), "CANCELLED"
+        try:
+            yield
+            code = "OK"
+        except (grpc.aio.AbortError, grpc.RpcError):
+            raise
+        except Exception as error:
+            status = to_status(_explained(self._labels[2], error))
+            code = status.code.name
+            if not self._is_let_in:
+                _end_without_waiting()
+            await context.abort_with_status(status)
+        finally:
+            self._metrics.rpc_handled(*self._labels, code, time.perf_counter() - started)
 
     def _open_stream(self) -> contextlib.AbstractContextManager[None]:
         if self._guarded.is_anonymous:
@@ -225,25 +239,14 @@ class _Call:
             raise errors.InvalidRequestError("the call has no request; send one")
         return _read(request)
 
-    async def refused(self, requests: Any, context: Context) -> AsyncIterator[Any]:
-        """The handler of a call that is refused unread."""
-        with _Timing(self._metrics, self._labels) as timing:
-            try:
-                self._guarded.entered(context)
-            except errors.ExperienceBufferError as error:
-                await self._abort(error, context, timing)
-        return
-        yield
+    async def _checked(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """The requests of a stream, until one that can't be read, or that its caller may not make.
 
-    async def _abort(
-        self, error: errors.ExperienceBufferError, context: Context, timing: _Timing
-    ) -> NoReturn:
-        status = to_status(error)
-        timing.code = status.code.name
-        if not self._is_let_in:
-            _end_without_waiting()
-        await context.abort_with_status(status)
-        raise AssertionError("abort_with_status returned")
+        Raises:
+            ExperienceBufferError: As `_read` and `GuardedCall.check`; the stream ends with it.
+        """
+        async for request in requests:
+            yield self._guarded.check(_read(request))
 
 
 def _writer(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
@@ -274,47 +277,15 @@ async def _unimplemented(requests: Any, context: Context) -> AsyncIterator[Any]:
     yield
 
 
-class _Timing:
-    """Counts one call from its start to its end; a call that just ends was cancelled."""
-
-    def __init__(self, metrics: Metrics, labels: tuple[str, str, str]) -> None:
-        self._metrics = metrics
-        self._labels = labels
-        self.code = ""
-
-    def __enter__(self) -> _Timing:
-        self._metrics.rpc_started(*self._labels)
-        self._started = time.perf_counter()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        code = self.code or ("OK" if kind is None else "CANCELLED")
-        self._metrics.rpc_handled(*self._labels, code, time.perf_counter() - self._started)
-
-
-def _bug(method: str, error: Exception) -> errors.InternalServerError:
-    """A bug: the log has everything, the caller only an id to ask for."""
+def _explained(method: str, error: Exception) -> errors.ExperienceBufferError:
+    """What the caller gets; of a bug only an id to ask for, by which the log has everything."""
+    if isinstance(error, (errors.ExperienceBufferError, StoreError)):
+        return as_client_error(error)
     incident = uuid.uuid4().hex[:12]
     _log.error("internal error %s in %s", incident, method, exc_info=error)
     return errors.InternalServerError(
         f"internal error {incident}; the server's log has the details under this id"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Oversized:
-    """Takes the place of a request that is too large to be parsed."""
-
-    num_bytes: int
-    limit: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Takes the place of a request that is no message of its type."""
-
-    num_bytes: int
-    problem: str
 
 
 def receive_limit(max_message_bytes: int) -> int:
@@ -325,7 +296,7 @@ def receive_limit(max_message_bytes: int) -> int:
 def _bounded(
     deserialize: Callable[[bytes], Any] | None, limit_bytes: int, *, own_bytes: int = 0
 ) -> Callable[[bytes], Any]:
-    """A deserializer that leaves what can't be read to `_read`.
+    """A deserializer that makes of what can't be read the error that `_read` raises.
 
     Args:
         deserialize: None: bytes as they are.
@@ -339,11 +310,16 @@ def _bounded(
 
     def read(data: bytes) -> Any:
         if len(data) > limit_bytes:
-            return _Oversized(len(data), limit)
+            return errors.ResourceExhaustedError(
+                f"a message of {len(data)} bytes is over the limit: {limit}"
+            )
         try:
             return data if deserialize is None else deserialize(data)
         except DecodeError as error:
-            return _Malformed(len(data), str(error))
+            return errors.InvalidRequestError(
+                f"the {len(data)} bytes of the request can't be read ({error}); send a message of "
+                "the service's contract"
+            )
 
     return read
 
@@ -355,24 +331,6 @@ def _read(request: Any) -> Any:
         ResourceExhaustedError: It was too large.
         InvalidRequestError: It is no message of its type.
     """
-    if isinstance(request, _Oversized):
-        raise errors.ResourceExhaustedError(
-            f"a message of {request.num_bytes} bytes is over the limit: {request.limit}"
-        )
-    if isinstance(request, _Malformed):
-        raise errors.InvalidRequestError(
-            f"the {request.num_bytes} bytes of the request can't be read ({request.problem}); send "
-            "a message of the service's contract"
-        )
+    if isinstance(request, errors.ExperienceBufferError):
+        raise request
     return request
-
-
-async def _all_read(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The requests of a stream.
-
-    Raises:
-        ResourceExhaustedError: One was too large; the stream ends with it.
-        InvalidRequestError: One is no message of its type; the stream ends with it.
-    """
-    async for request in requests:
-        yield _read(request)

@@ -398,7 +398,7 @@ def test_a_file_that_could_not_be_read_is_tried_again() -> None:
             raise ConfigurationError(failures.pop())
 
     followed = Followed("tls", [Path("/")], load, lambda _, outcome: counted.append(outcome))
-    followed._state = (None,)
+    followed._state = [None]
     assert [followed.look() for _ in range(4)] == [False, False, True, False]
     assert counted == ["failed", "ok"]
 
