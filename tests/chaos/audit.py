@@ -15,9 +15,10 @@ from typing import Any
 from tests.chaos import work
 from tests.chaos.departures import Departures, Sighting
 from tests.chaos.expected import advantages, checksum
-from tests.chaos.fates import NEVER, Fate, Fates, events
+from tests.chaos.fates import NEVER, Fate, Fates
 from tests.chaos.learner import load_checkpoint
 from tests.chaos.report import Counts
+from tests.journal import events
 
 _TOLERANCE = 1e-5
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos import work
 from tests.chaos.report import Counts
+from tests.journal import events
 
 NEVER: Final = math.inf
 
@@ -140,13 +139,6 @@ def _wrong_status(status: str, fate: Fate) -> str:
     if status == "stored" and fate.acked:
         return "stored by a push after it had been acknowledged before"
     return ""
-
-
-def events(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal."""
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith(b"\n"):
-            yield json.loads(line)
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -11,7 +11,7 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.chaos import work
 from tests.chaos.calls import LostError, describe, insist
-from tests.integration.kill_worker import Journal
+from tests.journal import Journal
 
 WORLD_SIZE: Final = 2
 STEPS_PER_CHECKPOINT: Final = 5

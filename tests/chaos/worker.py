@@ -23,10 +23,15 @@ from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.chaos import work
 from tests.chaos.calls import PAUSE, LostError, ask, describe, insist
 from tests.chaos.learner import Learner
-from tests.integration.kill_worker import OPTIONS, Journal
+from tests.journal import Journal
 
-_OPTIONS = [*OPTIONS, ("grpc.max_receive_message_length", 64 << 20)]
-"""Batches of large payloads exceed the default."""
+_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # Batches of large payloads exceed the default.
+    ("grpc.max_receive_message_length", 64 << 20),
+]
 _THINKING_SECONDS = 0.01
 """Between operations: trainers are to keep up, and this is no benchmark."""
 

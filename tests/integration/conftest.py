@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from experience_buffer import Client
-from tests.integration.journals import Process
 from tests.integration.server import Server, Stub, serving
 
 _NUMBERS = itertools.count(1)
@@ -55,23 +54,6 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield make
     for server in made:
         server.close()
-
-
-@pytest.fixture
-def spawn(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts workers and trainers; all are ended."""
-    started: list[Process] = []
-
-    def make(*arguments: object) -> Process:
-        journal = tmp_path / f"journal-{len(started)}"
-        started.append(Process([str(argument) for argument in arguments], journal))
-        started[-1].start()
-        return started[-1]
-
-    yield make
-    for process in started:
-        if not process.is_over:
-            process.kill()
 
 
 @pytest.hookimpl(wrapper=True)

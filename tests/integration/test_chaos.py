@@ -15,7 +15,7 @@ from tests.chaos.run import run
 from tests.faults.shim import build
 
 KINDS = [
-    "random moment/server",
+    "rewind: after",
     "commit of append: answered",
     "random moment/compute",
     "commit of ack: after-sync",
@@ -59,6 +59,7 @@ def test_nothing_is_lost_and_nothing_comes_back(tmp_path: Path) -> None:
     assert not report.problems, "\n".join(report.problems)
     assert sum(report.kills.values()) == len(KINDS)
     assert set(report.kills) == {"server", "writer", "compute", "both", "power"}
+    assert set(report.client_kills) == {"pusher", "trainer"}
     counts = report.counts
     assert min(counts.acked_experiences, counts.deliveries, counts.acks, counts.advantages) > 50
     assert min(counts.whole_groups, counts.repeated_pushes, counts.redeliveries) > 5

@@ -34,8 +34,7 @@ ELSEWHERE = {
         "unit/sampling/test_limiter.py::test_exactly_the_plans_that_can_get_stuck_are_refused",
     ],
     "Reverb: at most once, in RAM only": [
-        "integration/test_kill.py::test_no_acknowledged_push_is_lost",
-        "integration/test_kill.py::test_delivery_survives_the_death_of_everyone",
+        "integration/test_chaos.py::test_nothing_is_lost_and_nothing_comes_back",
     ],
     "Reverb: no TLS, and whoever connects may do everything": [
         "integration/test_tls.py::test_a_listener_on_the_network_reads_nothing",
@@ -78,7 +77,7 @@ ELSEWHERE = {
         "unit/sampling/test_ranks.py::test_each_unit_goes_to_one_rank_and_counts_are_even",
     ],
     "verl: no durable buffer; hours of trajectories are lost with a crash": [
-        "integration/test_kill.py::test_no_acknowledged_push_is_lost",
+        "integration/test_chaos.py::test_nothing_is_lost_and_nothing_comes_back",
         "unit/store/lmdb/test_crash.py::test_a_kill_loses_nothing_acknowledged_and_leaves_no_part",
         "integration/test_training_timeline.py::test_a_trainer_killed_at_50_points_learns_from_every_group_once",
     ],

@@ -1,4 +1,4 @@
-"""Leases and advantages over the death of the server, of a trainer, of the process that computes."""
+"""Leases and advantages over the death of the server and of its processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from experience_buffer import trxp
 from experience_buffer.v1 import config_pb2, service_pb2
-from tests.integration.journals import Process
 from tests.integration.plain import (
     DUPLICATE,
     REFUSED,
@@ -28,7 +27,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import Server
 
 
 def test_leases_hold_over_a_crash(make_server: Callable[..., Server]) -> None:
@@ -83,27 +82,6 @@ def test_sets_are_the_same_to_the_next_process(make_server: Callable[..., Server
     command = [sys.executable, "-m", "experience_buffer_server", "verify", "--data"]
     done = subprocess.run([*command, str(server.data)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(("way", "lease_seconds"), [("stream", 600), ("call", 1.5)])
-def test_what_a_killed_trainer_held_is_delivered_again(
-    make_server: Callable[..., Server],
-    spawn: Callable[..., Process],
-    way: str,
-    lease_seconds: float,
-) -> None:
-    server = make_server()
-    with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
-        push(stub, "b", group(0, 7))
-        trainer = spawn("hold", server.address, "b", way, lease_seconds)
-        eventually(lambda: trainer.events("leased"), "a lease")
-        assert trainer.events("leased")[0]["num_leased"] == 5
-        trainer.kill()
-        again = sample(stub, "b", 7)
-        assert uids(again) == [one.eid.uid for one in group(0, 7)]
-        assert [one.num_deliveries for one in again.experiences] == [2] * 5 + [1] * 2
-        assert ack(stub, "b", again) == 7
 
 
 # --- advantages over a crash

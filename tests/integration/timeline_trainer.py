@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from experience_buffer import Batch, Client, ClientOptions, RetryOptions
-from tests.integration.kill_worker import Journal
+from tests.journal import Journal
 
 NUM_STEPS: Final = 200
 BATCH_GROUPS: Final = 3

@@ -19,7 +19,7 @@ import grpc
 from experience_buffer import BufferConfig, Client, ExperienceNotFoundError, Selector
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-from tests.integration.kill_worker import Journal
+from tests.journal import Journal
 from tests.soak.plan import IDLE, QUEUE, REPLAY, REPLAY_ITEMS, Plan, paced, replay_consumer
 from tests.soak.workers import SIZES, members
 

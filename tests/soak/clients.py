@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import random
 import time
@@ -12,6 +11,7 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from tests import journal
 from tests.integration.server import eventually
 from tests.soak import chores, consumers, workers
 from tests.soak.plan import LATE, QUEUE, REPLAY, Plan
@@ -149,8 +149,4 @@ class Clients:
 
 def events(plan: Plan, role: str) -> list[dict[str, Any]]:
     """What the lives of a role have written down."""
-    path = plan.journal_path(role)
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return list(journal.events(plan.journal_path(role)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from experience_buffer import Batch, Client, LeaseNotFoundError
-from tests.integration.kill_worker import Journal
+from tests.journal import Journal
 from tests.soak.plan import LATE, LEASE_SECONDS, QUEUE, REPLAY, Plan, paced
 
 SAVE_EVERY: Final = 10

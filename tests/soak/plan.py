@@ -20,7 +20,7 @@ from experience_buffer import (
     RetryOptions,
     Selector,
 )
-from tests.integration.kill_worker import Journal
+from tests.journal import Journal
 
 QUEUE: Final = "queue"
 """Groups that a trainer learns from and a logger reads one by one; everything is consumed."""

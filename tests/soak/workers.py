@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from experience_buffer import EID, Experience, PolicyVersions, PushResult
-from tests.integration.kill_worker import Journal
+from tests.journal import Journal
 from tests.soak.plan import GROUP_SIZE, QUEUE, Plan, paced
 
 ABANDONED_EVERY: Final = 19
