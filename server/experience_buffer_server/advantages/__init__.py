@@ -17,11 +17,11 @@ from experience_buffer_server.advantages.arrays.values import (
     GroupFailure,
     GroupResult,
 )
+from experience_buffer_server.advantages.plan.parameter_checks import ParameterError
 from experience_buffer_server.advantages.plan.specs import (
     ESTIMATORS,
     INPUT_FIELDS,
     EstimatorSpec,
-    ParameterError,
     Plan,
     estimator_spec,
     plan,

@@ -208,17 +208,3 @@ def _shown(value: Any) -> str:
         # Python prints no integer of many thousands of digits.
         return str(value) if abs(value) < _INT64_END else f"an integer of {value.bit_length()} bits"
     return f"a {type(value).__name__}"
-
-
-__all__ = [
-    "COLUMNS",
-    "Needs",
-    "column_tensor",
-    "explain_missing",
-    "fits_float32",
-    "info_of",
-    "input_fields",
-    "input_problem",
-    "read_inputs",
-    "response_tokens",
-]

@@ -15,16 +15,6 @@ from functools import lru_cache
 from math import ceil, floor, inf, isfinite
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "Answer",
-    "Counts",
-    "LimiterPlan",
-    "can_insert",
-    "can_sample",
-    "largest_insert",
-    "refund",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimiterPlan:

@@ -7,34 +7,6 @@ holds. What a worker can do alone, with its own counts, is `experience_buffer.pa
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
-
-__all__ = ["PacingPlan", "Reservations", "capacity"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PacingPlan:
-    """How far workers may run ahead of the trainer.
-
-    Raises:
-        ValueError: A value is out of bounds.
-    """
-
-    max_staleness: int
-    """Most versions between the start of a group and training on it; 0 is on-policy."""
-    batch_size: int
-    """Groups (or experiences, if they are sampled alone) that the trainer consumes per version."""
-    max_running: int = 0
-    """Most groups begun and not yet pushed, of all workers together; 0: unbounded."""
-
-    def __post_init__(self) -> None:
-        for name, value, minimum in (
-            ("max_staleness", self.max_staleness, 0),
-            ("batch_size", self.batch_size, 1),
-            ("max_running", self.max_running, 0),
-        ):
-            if value < minimum:
-                raise ValueError(f"{name} is {value}; give at least {minimum}")
 
 
 class Reservations:
@@ -94,7 +66,14 @@ class Reservations:
         return expired
 
 
-def capacity(plan: PacingPlan, *, num_unconsumed: int, num_reserved: int) -> int:
+def capacity(
+    *,
+    max_staleness: int,
+    batch_size: int,
+    max_running: int,
+    num_unconsumed: int,
+    num_reserved: int,
+) -> int:
     """Return how many groups may be begun now.
 
         min((max_staleness + 1) * batch_size - num_unconsumed - num_reserved,
@@ -110,14 +89,17 @@ def capacity(plan: PacingPlan, *, num_unconsumed: int, num_reserved: int) -> int
     `max_running` until then, and in the bound on staleness throughout.
 
     Args:
-        plan: The settings.
+        max_staleness: Most versions between the start of a group and training on it; 0 is on-policy.
+        batch_size: Groups (or experiences, if they are sampled alone) that the trainer consumes per
+            version.
+        max_running: Most groups begun and not yet pushed, of all workers together; 0: unbounded.
         num_unconsumed: Groups stored (open, ready or leased) that the pacing consumer hasn't
             acknowledged.
         num_reserved: Groups begun of which nothing has arrived: `len(reservations)`.
 
     Source: Fu et al. 2025 (arXiv:2505.24298), staleness-aware training; AReaL `StalenessManager`.
     """
-    places = (plan.max_staleness + 1) * plan.batch_size - num_unconsumed - num_reserved
-    if plan.max_running:
-        places = min(places, plan.max_running - num_reserved)
+    places = (max_staleness + 1) * batch_size - num_unconsumed - num_reserved
+    if max_running:
+        places = min(places, max_running - num_reserved)
     return max(places, 0)

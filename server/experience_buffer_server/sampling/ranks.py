@@ -6,8 +6,6 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-__all__ = ["split"]
-
 # Bound of the units looked at for swaps, in proportion: a few milliseconds for a thousand.
 _LOOKS_PER_UNIT = 10
 # A bound that small batches don't reach.

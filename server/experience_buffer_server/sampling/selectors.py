@@ -8,7 +8,6 @@ under its old key and thereby takes its old place.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from experience_buffer_server.sampling.choice import Choice
@@ -21,24 +20,9 @@ from experience_buffer_server.sampling.random_draws import (
 )
 from experience_buffer_server.sampling.recency import StalenessSelector
 
-__all__ = ["Choice", "Selector", "SelectorKind", "SelectorPlan", "make_selector"]
-
 SelectorKind = Literal[
     "fifo", "lifo", "uniform", "prioritized", "min", "max", "freshest", "advantage", "staleness"
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectorPlan:
-    """How units are selected."""
-
-    kind: SelectorKind = "fifo"
-    exponent: float = 1.0
-    """prioritized, advantage: probability ~ value ** exponent; at least 0, which means uniform."""
-    decay: float = 0.5
-    """staleness: weight ~ decay ** (versions behind the newest), 0 < decay <= 1."""
-    seed: int | None = None
-    """Of the random kinds; None: from the operating system."""
 
 
 class Selector(Protocol):
@@ -73,18 +57,28 @@ class Selector(Protocol):
         ...
 
 
-def make_selector(plan: SelectorPlan) -> Selector:
-    """Make an empty selector; the plan is valid."""
-    match plan.kind:
+def make_selector(
+    kind: SelectorKind, *, exponent: float = 1.0, decay: float = 0.5, seed: int | None = None
+) -> Selector:
+    """Make an empty selector.
+
+    Args:
+        kind: In which order it chooses.
+        exponent: Of prioritized and advantage: probability ~ value ** exponent; at least 0, which
+            means uniform.
+        decay: Of staleness: weight ~ decay ** (versions behind the newest), 0 < decay <= 1.
+        seed: Of the random kinds; None: from the operating system.
+    """
+    match kind:
         case "fifo" | "lifo":
-            return ArrivalSelector(latest=plan.kind == "lifo")
+            return ArrivalSelector(latest=kind == "lifo")
         case "min" | "max" | "freshest":
-            return ExtremeSelector(largest=plan.kind != "min")
+            return ExtremeSelector(largest=kind != "min")
         case "uniform":
-            return WeightedSelector(weigh=weigh_alike, seed=plan.seed)
+            return WeightedSelector(weigh=weigh_alike, seed=seed)
         case "prioritized":
-            return WeightedSelector(weigh=priority_weigher(plan.exponent), seed=plan.seed)
+            return WeightedSelector(weigh=priority_weigher(exponent), seed=seed)
         case "advantage":
-            return WeightedSelector(weigh=advantage_weigher(plan.exponent), seed=plan.seed)
+            return WeightedSelector(weigh=advantage_weigher(exponent), seed=seed)
         case "staleness":
-            return StalenessSelector(decay=plan.decay, seed=plan.seed)
+            return StalenessSelector(decay=decay, seed=seed)

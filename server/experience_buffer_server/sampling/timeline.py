@@ -6,8 +6,6 @@ from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["Timeline"]
-
 
 class Timeline:
     """The acknowledgements of one consumer that a rewind can still take back.

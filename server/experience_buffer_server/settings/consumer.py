@@ -15,9 +15,7 @@ from pydantic import (
 )
 
 from experience_buffer_server.sampling.limiter import LimiterPlan
-from experience_buffer_server.sampling.pacing import PacingPlan
-from experience_buffer_server.sampling.selectors import SelectorKind, SelectorPlan
-from experience_buffer_server.sampling.staleness import Window
+from experience_buffer_server.sampling.selectors import Selector, SelectorKind, make_selector
 
 MAX_NAME_CHARS = 64
 Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9._-]{{1,{MAX_NAME_CHARS}}}$")]
@@ -44,12 +42,9 @@ class SelectorSettings(Section):
     seed: int | None = Field(None, ge=0, lt=2**64)
     """Makes the choices of one server's life repeatable."""
 
-    @property
-    def plan(self) -> SelectorPlan:
-        """What the selector is made from."""
-        return SelectorPlan(
-            kind=self.kind, exponent=self.exponent, decay=self.decay, seed=self.seed
-        )
+    def make(self) -> Selector:
+        """An empty selector."""
+        return make_selector(self.kind, exponent=self.exponent, decay=self.decay, seed=self.seed)
 
 
 class LimiterSettings(Section):
@@ -95,15 +90,6 @@ class StalenessSettings(Section):
     on_stale: Literal["drop", "keep", "mark"] = "drop"
     """What is too stale when it would be delivered is removed, passed over, or delivered marked."""
 
-    @property
-    def window(self) -> Window:
-        """What freshness is judged by."""
-        return Window(
-            max_lag=self.max_lag,
-            max_version_span=self.max_version_span,
-            max_age_seconds=self.max_age_seconds,
-        )
-
 
 class PacingSettings(Section):
     """Admission of new tasks by what the trainer can still use in time."""
@@ -116,15 +102,6 @@ class PacingSettings(Section):
     """Units that the trainer consumes per policy version."""
     max_running: int = Field(0, ge=0, lt=2**32)
     """Most reserved groups at once; 0: any number."""
-
-    @property
-    def plan(self) -> PacingPlan:
-        """What capacity is computed with."""
-        return PacingPlan(
-            max_staleness=self.max_staleness,
-            batch_size=self.batch_size,
-            max_running=self.max_running,
-        )
 
 
 class ConsumerSettings(Section):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from experience_buffer_server.sampling.selectors import SelectorPlan
+from experience_buffer_server.settings.consumer import SelectorSettings
 
 
-def probabilities(plan: SelectorPlan, values: dict[int, float]) -> dict[int, float]:
+def probabilities(plan: SelectorSettings, values: dict[int, float]) -> dict[int, float]:
     """The probability of each key in the next draw."""
     certain = _certain(plan.kind, values)
     if certain is not None:
@@ -32,7 +32,7 @@ def _certain(kind: str, values: dict[int, float]) -> int | None:
     return None
 
 
-def _weight(plan: SelectorPlan, value: float, values: dict[int, float]) -> float:
+def _weight(plan: SelectorSettings, value: float, values: dict[int, float]) -> float:
     match plan.kind:
         case "prioritized" | "advantage":
             return float(abs(value) ** plan.exponent)

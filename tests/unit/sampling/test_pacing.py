@@ -6,39 +6,34 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from experience_buffer.pacing import RolloutPacer
-from experience_buffer_server.sampling.pacing import PacingPlan, Reservations, capacity
+from experience_buffer_server.sampling.pacing import Reservations, capacity
 
 
 @pytest.mark.parametrize(
-    ("plan", "num_unconsumed", "num_reserved", "places"),
+    ("max_staleness", "max_running", "num_unconsumed", "num_reserved", "places"),
     [
-        (PacingPlan(max_staleness=0, batch_size=7), 0, 0, 7),
-        (PacingPlan(max_staleness=2, batch_size=7), 0, 0, 21),
-        (PacingPlan(max_staleness=2, batch_size=7), 5, 3, 13),
-        (PacingPlan(max_staleness=2, batch_size=7), 18, 3, 0),
-        (PacingPlan(max_staleness=2, batch_size=7), 29, 3, 0),
-        (PacingPlan(max_staleness=2, batch_size=7, max_running=11), 0, 0, 11),
-        (PacingPlan(max_staleness=2, batch_size=7, max_running=11), 5, 3, 8),
-        (PacingPlan(max_staleness=2, batch_size=7, max_running=11), 17, 3, 1),
-        (PacingPlan(max_staleness=2, batch_size=7, max_running=11), 0, 13, 0),
+        (0, 0, 0, 0, 7),
+        (2, 0, 0, 0, 21),
+        (2, 0, 5, 3, 13),
+        (2, 0, 18, 3, 0),
+        (2, 0, 29, 3, 0),
+        (2, 11, 0, 0, 11),
+        (2, 11, 5, 3, 8),
+        (2, 11, 17, 3, 1),
+        (2, 11, 0, 13, 0),
     ],
 )
-def test_vectors(plan: PacingPlan, num_unconsumed: int, num_reserved: int, places: int) -> None:
-    assert capacity(plan, num_unconsumed=num_unconsumed, num_reserved=num_reserved) == places
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((-1, 7, 0), "max_staleness is -1; give at least 0"),
-        ((2, 0, 0), "batch_size is 0; give at least 1"),
-        ((2, 7, -1), "max_running is -1; give at least 0"),
-    ],
-)
-def test_impossible_plans_are_refused(values: tuple[int, int, int], message: str) -> None:
-    staleness, batch, running = values
-    with pytest.raises(ValueError, match=message):
-        PacingPlan(max_staleness=staleness, batch_size=batch, max_running=running)
+def test_vectors(
+    max_staleness: int, max_running: int, num_unconsumed: int, num_reserved: int, places: int
+) -> None:
+    found = capacity(
+        max_staleness=max_staleness,
+        batch_size=7,
+        max_running=max_running,
+        num_unconsumed=num_unconsumed,
+        num_reserved=num_reserved,
+    )
+    assert found == places
 
 
 @settings(deadline=None)
@@ -60,7 +55,6 @@ def test_it_is_the_workers_formula(
     pacer = RolloutPacer(
         batch_size, max_running=max_running or 1 << 30, max_staleness=max_staleness
     )
-    plan = PacingPlan(max_staleness=max_staleness, batch_size=batch_size, max_running=max_running)
     reservations, stored, num_begun = Reservations(), list[str](), 0
     running = list[str]()
     for verb, count in steps:
@@ -83,7 +77,13 @@ def test_it_is_the_workers_formula(
             case "train" if len(stored) >= batch_size:
                 del stored[:batch_size]
                 pacer.set_version(pacer.version + 1)
-        places = capacity(plan, num_unconsumed=len(stored), num_reserved=len(reservations))
+        places = capacity(
+            max_staleness=max_staleness,
+            batch_size=batch_size,
+            max_running=max_running,
+            num_unconsumed=len(stored),
+            num_reserved=len(reservations),
+        )
         assert places == pacer.capacity()
 
 

@@ -13,12 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experience_buffer_server.sampling.selectors import (
-    Selector,
-    SelectorKind,
-    SelectorPlan,
-    make_selector,
-)
+from experience_buffer_server.sampling.selectors import Selector, SelectorKind
+from experience_buffer_server.settings.consumer import SelectorSettings
 from tests.unit.sampling.selector_model import probabilities
 from tests.unit.sampling.small_sizes import small_sizes
 
@@ -50,8 +46,8 @@ FAR_VERSIONS = (
 """Policy versions of 64 bits, such as times in nanoseconds; None: unknown."""
 
 
-def filled(plan: SelectorPlan, values: dict[int, float]) -> Selector:
-    selector = make_selector(plan)
+def filled(plan: SelectorSettings, values: dict[int, float]) -> Selector:
+    selector = plan.make()
     for key, value in values.items():
         selector.add(key, value)
     return selector
@@ -66,7 +62,7 @@ def take(selector: Selector, num: int) -> list[int]:
     return taken
 
 
-def check_choice(plan: SelectorPlan, selector: Selector, values: dict[int, float]) -> int:
+def check_choice(plan: SelectorSettings, selector: Selector, values: dict[int, float]) -> int:
     key, probability = selector.choose()
     expected = probabilities(plan, values)[key]
     assert expected > 0.0
@@ -75,7 +71,7 @@ def check_choice(plan: SelectorPlan, selector: Selector, values: dict[int, float
 
 
 def step(
-    plan: SelectorPlan,
+    plan: SelectorSettings,
     selector: Selector,
     values: dict[int, float],
     key: int,
@@ -112,7 +108,7 @@ def step(
 def test_agrees_with_the_model(
     kind: SelectorKind, sizes: Literal["small", "real"], data: st.DataObject
 ) -> None:
-    plan = SelectorPlan(
+    plan = SelectorSettings(
         kind=kind,
         exponent=data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0])),
         decay=data.draw(st.sampled_from([1e-9, 0.3, 0.5, 0.99, 1.0])),
@@ -121,7 +117,7 @@ def test_agrees_with_the_model(
     ops = st.sampled_from(["put", "put", "put", "remove", "choose", "take"])
     steps = data.draw(st.lists(st.tuples(KEYS, VALUES.get(kind, ANY_VALUE), ops), max_size=80))
     with small_sizes() if sizes == "small" else nullcontext():
-        selector, values = make_selector(plan), dict[int, float]()
+        selector, values = plan.make(), dict[int, float]()
         for key, value, op in steps:
             step(plan, selector, values, key, value, op)
             assert len(selector) == len(values)
@@ -134,7 +130,7 @@ def test_agrees_with_the_model(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty(kind: SelectorKind) -> None:
-    selector = make_selector(SelectorPlan(kind=kind, seed=1))
+    selector = SelectorSettings(kind=kind, seed=1).make()
     for _ in range(2):
         assert len(selector) == 0
         assert list(selector) == []
@@ -167,13 +163,13 @@ def test_empty(kind: SelectorKind) -> None:
 )
 def test_order_with_ties(kind: SelectorKind, order: list[int]) -> None:
     values = {5: 2.0, 1: 2.0, 9: -1.0, 3: 2.0, 2: -1.0}
-    assert take(filled(SelectorPlan(kind=kind), values), 5) == order
+    assert take(filled(SelectorSettings(kind=kind), values), 5) == order
 
 
 @pytest.mark.parametrize("kind", CERTAIN)
 def test_put_back_takes_the_old_place(kind: SelectorKind) -> None:
     values = {key: float(key % 7) for key in range(3000)}
-    selector = filled(SelectorPlan(kind=kind), values)
+    selector = filled(SelectorSettings(kind=kind), values)
     before = take(selector, 100)
     for key in sorted(before, key=lambda key: key * 37 % 101):
         selector.add(key, values[key])
@@ -193,7 +189,7 @@ def check_distribution(selector: Selector, expected: dict[int, float]) -> None:
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_distribution(kind: SelectorKind) -> None:
-    plan = SelectorPlan(kind=kind, exponent=0.6, decay=0.9, seed=11)
+    plan = SelectorSettings(kind=kind, exponent=0.6, decay=0.9, seed=11)
     values = {key: float(key % 25) * (-1.0 if kind == "advantage" else 1.0) for key in range(100)}
     selector = filled(plan, values)
     for key in range(0, 100, 3):
@@ -209,7 +205,7 @@ def test_a_waiting_unit_takes_few_bytes(kind: SelectorKind) -> None:
     if kind in ("staleness", "freshest"):
         values = [float(key // 512) for key in range(20_000)]
     tracemalloc.start()
-    selector = make_selector(SelectorPlan(kind=kind, seed=1))
+    selector = SelectorSettings(kind=kind, seed=1).make()
     for key, value in enumerate(values):
         selector.add(key, value)
     size, _ = tracemalloc.get_traced_memory()
@@ -220,7 +216,7 @@ def test_a_waiting_unit_takes_few_bytes(kind: SelectorKind) -> None:
 @pytest.mark.parametrize("kind", RANDOM)
 def test_the_seed_decides(kind: SelectorKind) -> None:
     def history(seed: int) -> list[int]:
-        plan = SelectorPlan(kind=kind, seed=seed)
+        plan = SelectorSettings(kind=kind, seed=seed)
         selector = filled(plan, {key: float(key % 9) for key in range(500)})
         taken = take(selector, 50)
         for key in taken[::2]:
@@ -233,14 +229,14 @@ def test_the_seed_decides(kind: SelectorKind) -> None:
 
 def test_without_a_seed_histories_differ() -> None:
     values = dict.fromkeys(range(1000), 1.0)
-    first, second = (filled(SelectorPlan(kind="uniform"), values) for _ in range(2))
+    first, second = (filled(SelectorSettings(kind="uniform"), values) for _ in range(2))
     assert take(first, 50) != take(second, 50)
 
 
 @pytest.mark.parametrize("kind", ["prioritized", "advantage"])
 class TestWeights:
     def test_zero_is_last_then_uniform(self, kind: SelectorKind) -> None:
-        plan = SelectorPlan(kind=kind, seed=3)
+        plan = SelectorSettings(kind=kind, seed=3)
         selector = filled(plan, {key: float(key in (4, 60)) for key in range(100)})
         assert {selector.choose().key for _ in range(200)} == {4, 60}
         assert sorted(take(selector, 2)) == [4, 60]
@@ -248,30 +244,32 @@ class TestWeights:
         assert len({selector.choose().key for _ in range(2000)}) == 98
 
     def test_exponent_zero_is_uniform(self, kind: SelectorKind) -> None:
-        plan = SelectorPlan(kind=kind, exponent=0.0, seed=3)
+        plan = SelectorSettings(kind=kind, exponent=0.0, seed=3)
         selector = filled(plan, {1: 0.0, 2: 5.0, 3: 1e300, 4: math.inf})
         assert {selector.choose() for _ in range(200)} == {(key, 0.25) for key in (1, 2, 3, 4)}
 
     @pytest.mark.parametrize("huge", [1e308, math.inf])
     def test_overflow_counts_as_the_largest(self, kind: SelectorKind, huge: float) -> None:
-        selector = filled(SelectorPlan(kind=kind, exponent=4.0, seed=3), {1: 1.0, 2: huge, 3: huge})
+        selector = filled(
+            SelectorSettings(kind=kind, exponent=4.0, seed=3), {1: 1.0, 2: huge, 3: huge}
+        )
         assert {selector.choose() for _ in range(50)} == {(2, 0.5), (3, 0.5)}
 
     def test_underflow_is_not_zero(self, kind: SelectorKind) -> None:
-        selector = filled(SelectorPlan(kind=kind, exponent=4.0, seed=3), {1: 0.0, 2: 1e-300})
+        selector = filled(SelectorSettings(kind=kind, exponent=4.0, seed=3), {1: 0.0, 2: 1e-300})
         assert {selector.choose() for _ in range(50)} == {(2, 1.0)}
 
 
 def test_only_advantages_may_be_negative() -> None:
     with pytest.raises(ValueError, match=r"unit 8 is -0\.1; it must be 0 or more"):
-        make_selector(SelectorPlan(kind="prioritized")).add(8, -0.1)
-    selector = filled(SelectorPlan(kind="advantage", seed=1), {1: -3.0, 2: 1.0})
+        SelectorSettings(kind="prioritized").make().add(8, -0.1)
+    selector = filled(SelectorSettings(kind="advantage", seed=1), {1: -3.0, 2: 1.0})
     assert {selector.choose() for _ in range(50)} == {(1, 0.75), (2, 0.25)}
 
 
 @pytest.mark.parametrize("kind", VALUED)
 def test_nan_is_refused_and_changes_nothing(kind: SelectorKind) -> None:
-    selector = filled(SelectorPlan(kind=kind, seed=1), {1: 1.0})
+    selector = filled(SelectorSettings(kind=kind, seed=1), {1: 1.0})
     with pytest.raises(ValueError, match="unit 2 is"):
         selector.add(2, math.nan)
     with pytest.raises(ValueError, match="unit 1 is"):
@@ -283,7 +281,7 @@ def test_nan_is_refused_and_changes_nothing(kind: SelectorKind) -> None:
 class TestStaleness:
     def test_gaps_of_any_size(self) -> None:
         values = {1: 0.0, 2: 1.0, 3: 1e9 - 2000.0, 4: 1e9 - 600.0, 5: 1e9}
-        selector = filled(SelectorPlan(kind="staleness", seed=2), values)
+        selector = filled(SelectorSettings(kind="staleness", seed=2), values)
         assert take(selector, 4)[:3] == [5, 4, 3]
         selector.add(6, 2.0**53)
         assert take(selector, 2)[0] == 6
@@ -291,12 +289,12 @@ class TestStaleness:
 
     def test_a_decay_near_zero_is_freshest_first(self) -> None:
         values = {key: float(key % 7) for key in range(21)}
-        selector = filled(SelectorPlan(kind="staleness", decay=5e-324, seed=2), values)
+        selector = filled(SelectorSettings(kind="staleness", decay=5e-324, seed=2), values)
         assert [values[key] for key in take(selector, 21)] == sorted(values.values(), reverse=True)
 
     def test_distribution_across_eras(self) -> None:
         """With this decay an era has 500 versions."""
-        plan = SelectorPlan(kind="staleness", seed=2)
+        plan = SelectorSettings(kind="staleness", seed=2)
         values = {1: -math.inf, 2: 499.0, 3: 500.0, 4: 501.0, 5: 498.0, 6: 500.0, 7: 497.5}
         selector = filled(plan, values)
         check_distribution(selector, probabilities(plan, values))
@@ -306,7 +304,7 @@ class TestStaleness:
             check_distribution(selector, probabilities(plan, values))
 
     def test_unknown_counts_as_the_oldest_known_present(self) -> None:
-        plan = SelectorPlan(kind="staleness", seed=2)
+        plan = SelectorSettings(kind="staleness", seed=2)
         values = {1: -math.inf, 2: 10.0, 3: 12.0, 4: -math.inf}
         selector = filled(plan, values)
         for expected in ({1: 1 / 7, 2: 1 / 7, 3: 4 / 7, 4: 1 / 7}, {1: 1 / 3, 3: 1 / 3, 4: 1 / 3}):
@@ -317,8 +315,8 @@ class TestStaleness:
 
     def test_versions_that_come_and_go(self) -> None:
         """5,000 versions with a window of 40: eras start, empty and end."""
-        plan = SelectorPlan(kind="staleness", decay=0.9, seed=2)
-        selector, values = make_selector(plan), dict[int, float]()
+        plan = SelectorSettings(kind="staleness", decay=0.9, seed=2)
+        selector, values = plan.make(), dict[int, float]()
         for version in range(5000):
             selector.add(version, float(version))
             values[version] = float(version)
@@ -333,7 +331,7 @@ class TestStaleness:
         versions=st.lists(FAR_VERSIONS, min_size=1, max_size=12),
     )
     def test_any_64_bit_version(self, decay: float, versions: list[int | None]) -> None:
-        plan = SelectorPlan(kind="staleness", decay=decay, seed=2)
+        plan = SelectorSettings(kind="staleness", decay=decay, seed=2)
         values = {
             key: -math.inf if version is None else float(version)
             for key, version in enumerate(versions)
@@ -346,4 +344,4 @@ class TestStaleness:
 
     def test_infinity_is_no_version(self) -> None:
         with pytest.raises(ValueError, match="unit 1 is inf; it must be a number"):
-            make_selector(SelectorPlan(kind="staleness")).add(1, math.inf)
+            SelectorSettings(kind="staleness").make().add(1, math.inf)

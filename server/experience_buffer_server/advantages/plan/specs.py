@@ -138,16 +138,3 @@ def plan(
     """
     spec = estimator_spec(name, custom)
     return Plan(spec=spec, parameters=checked_parameters(name, spec.parameters, parameters))
-
-
-__all__ = [
-    "ESTIMATORS",
-    "INPUT_FIELDS",
-    "BatchParameters",
-    "EstimatorSpec",
-    "ParameterError",
-    "Plan",
-    "Scope",
-    "estimator_spec",
-    "plan",
-]

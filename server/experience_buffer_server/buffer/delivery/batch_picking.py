@@ -15,14 +15,12 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import age_of, value_of
-from experience_buffer_server.sampling.selectors import Choice
-from experience_buffer_server.sampling.staleness import Verdict, judge
+from experience_buffer_server.sampling.choice import Choice
+from experience_buffer_server.sampling.staleness import Reason, why_stale
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import StalenessSettings
 
 CutBy = Literal["", "message", "experiences", "bytes"]
-
-_FRESH = Verdict("fresh")
 
 
 @dataclass(slots=True)
@@ -31,8 +29,8 @@ class Picked:
 
     units: list[Unit] = field(default_factory=list)
     """Out of the ready units now; repeats where units are drawn with replacement."""
-    stale: list[tuple[int, Verdict]] = field(default_factory=list)
-    """Units taken out because they are too stale, to be dropped or passed over."""
+    stale: list[tuple[int, Reason]] = field(default_factory=list)
+    """Units taken out because they are too stale, to be dropped or passed over, and why they are."""
     cut_by: CutBy = ""
     """What ended the batch early: the size of a message, or a bound of what is leased at once."""
     num_bytes: int = 0
@@ -134,7 +132,7 @@ def is_fresh(state: BufferState, consumer: Consumer, units: Sequence[Unit], now:
             continue
         if awaited_version(state, entries) is not None:
             return False
-        is_stale = _judge(state, staleness, entries, now).kind == "stale"
+        is_stale = bool(_why_stale(state, staleness, entries, now))
         if is_stale and staleness.on_stale != "mark":
             return False
         unit.stale = is_stale
@@ -155,13 +153,18 @@ def awaited_version(state: BufferState, entries: Sequence[Entry]) -> int | None:
     return newest if is_held else None
 
 
-def _judge(
+def _why_stale(
     state: BufferState, settings: StalenessSettings, entries: Sequence[Entry], now: float
-) -> Verdict:
+) -> Reason:
     """Whether a unit is fresh enough now; what waits for its version was left out before."""
-    published = state.row.policy_version
-    age = age_of(entries)
-    return judge(age, settings.window, published=published, now=now, hold_future=False)
+    return why_stale(
+        age_of(entries),
+        max_lag=settings.max_lag,
+        max_version_span=settings.max_version_span,
+        max_age_seconds=settings.max_age_seconds,
+        published=state.row.policy_version,
+        now=now,
+    )
 
 
 def _look(
@@ -179,15 +182,14 @@ def _look(
         consumer.held[choice.key] = version
         return None
     staleness = settings.staleness
-    verdict = _FRESH if staleness is None else _judge(state, staleness, entries, now)
-    is_stale = verdict.kind == "stale"
-    if is_stale and staleness is not None and staleness.on_stale != "mark":
+    why = "" if staleness is None else _why_stale(state, staleness, entries, now)
+    if why and staleness is not None and staleness.on_stale != "mark":
         consumer.ready.remove(choice.key)
-        picked.stale.append((choice.key, verdict))
+        picked.stale.append((choice.key, why))
         return None
     unit = state.unit(settings, choice.key, entries)
     unit.probability = choice.probability
-    unit.stale = is_stale
+    unit.stale = bool(why)
     state.progress.history(unit, settings.name)
     return unit
 

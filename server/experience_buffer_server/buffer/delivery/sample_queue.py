@@ -32,7 +32,7 @@ from experience_buffer_server.buffer.state.consumers import (
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.sampling.staleness import Verdict
+from experience_buffer_server.sampling.staleness import Reason
 from experience_buffer_server.sampling.units import Unit
 
 
@@ -218,16 +218,16 @@ class Line:
 
     # --- units that are too stale
 
-    def _set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Verdict]]) -> None:
+    def _set_aside(self, consumer: Consumer, stale: Sequence[tuple[int, Reason]]) -> None:
         """Units are too stale for a consumer: drop them, or let it pass them over."""
         if not stale or consumer.settings.staleness is None:
             return
         consumer.totals.stale += len(stale)
         policy = consumer.settings.staleness.on_stale
         units: list[list[Entry]] = []
-        for key, verdict in stale:
+        for key, why in stale:
             found = self._state.members(consumer.settings, key)
-            self._metrics.stale(self._state.name, consumer.name, policy, verdict.label, len(found))
+            self._metrics.stale(self._state.name, consumer.name, policy, why, len(found))
             units.append(found)
         if policy == "drop":
             units = self._state.events.drop_stale(units, consumer.name)

@@ -148,8 +148,11 @@ class Pacing:
         return pacing
 
     def _capacity(self) -> int:
+        plan = self._plan
         return capacity(
-            self._plan.plan,
+            max_staleness=plan.max_staleness,
+            batch_size=plan.batch_size,
+            max_running=plan.max_running,
             num_unconsumed=self._num_unconsumed(),
             num_reserved=len(self.reservations),
         )

@@ -23,7 +23,7 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import value_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
-from experience_buffer_server.sampling.selectors import Selector, make_selector
+from experience_buffer_server.sampling.selectors import Selector
 from experience_buffer_server.sampling.units import Unit
 
 _SHED_BYTES_PER_TICK = 1 << 30
@@ -80,7 +80,7 @@ class Eviction:
         self._damaged.clear()
         self._parked.clear()
         if self._state.settings.on_full == "evict":
-            self._units = make_selector(self._state.settings.remover.plan)
+            self._units = self._state.settings.remover.make()
             self.stored(list(self._contents))
 
     def stored(self, entries: Sequence[Entry]) -> None:

@@ -13,10 +13,10 @@ about once a second. Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal
+from typing import Literal
 
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.leaving.group_closing import Grouping
@@ -31,12 +31,12 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import age_of
 from experience_buffer_server.runtime.tuning import TUNING
-from experience_buffer_server.sampling.staleness import Window, judge
+from experience_buffer_server.sampling.staleness import why_stale
 from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.buffer import RetentionSettings
 
 Reason = Literal["", "aged", "outdated"]
 """Why a unit is to leave, a label of the metrics; empty: it isn't."""
-_REASONS: Final[Mapping[str, Reason]] = {"age": "aged", "lag": "outdated"}
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ class Retention:
         self._offers = offers
         self._removal = removal
         self._grouping = grouping
-        self._windows: tuple[Window, ...] = ()
-        """What isn't too old, nor too far behind; empty: everything stays."""
+        self._retention: RetentionSettings | None = None
+        """What is too old, or too far behind; None: everything stays."""
         self._last_seen = 0
         """Seq up to which all are leaving by their age, parked, or have left."""
         self._parked = Parked()
@@ -88,17 +88,11 @@ class Retention:
         self._parked.clear()
         self._withheld.clear()
         self._last_seen = 0
-        retention = self._state.settings.retention
-        self._windows = ()
-        if retention is not None:
-            self._windows = (
-                Window(max_age_seconds=retention.max_age_seconds),
-                Window(max_lag=retention.max_lag),
-            )
+        self._retention = self._state.settings.retention
 
     def tick(self, now: float) -> None:
         """Let some of what is due leave: the oldest, the most outdated, and what was stuck longest."""
-        if not self._windows:
+        if self._retention is None:
             return
         self._end_deserted(now)
         fresh = itertools.chain(
@@ -155,7 +149,7 @@ class Retention:
 
     def mark(self, units: Iterable[Unit], now: float) -> None:
         """Leases of these units end: those that are due aren't to be offered again."""
-        if not self._windows:
+        if self._retention is None:
             return
         known: dict[int, bool] = {}
         for unit in units:
@@ -177,7 +171,7 @@ class Retention:
         Returns:
             The others.
         """
-        if not self._windows:
+        if self._retention is None:
             return list(units)
         returned: dict[int, None] = {}
         others = []
@@ -261,14 +255,14 @@ class Retention:
             self._offers.offer_again(members)
 
     def _why(self, members: Sequence[Entry], now: float) -> Reason:
-        if not members:
+        settings = self._retention
+        if not members or settings is None:
             return ""
         age, published = age_of(members), self._state.row.policy_version
-        for window in self._windows:
-            verdict = judge(age, window, published=published, now=now, hold_future=False)
-            if verdict.kind == "stale":
-                return _REASONS[verdict.label]
-        return ""
+        if why_stale(age, max_age_seconds=settings.max_age_seconds, published=published, now=now):
+            return "aged"
+        is_outdated = why_stale(age, max_lag=settings.max_lag, published=published, now=now)
+        return "outdated" if is_outdated else ""
 
     def _is_due(self, members: Sequence[Entry], now: float) -> bool:
         """Whether a unit is to leave as it is now; an open group isn't for its version."""

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.limiter import Counts
-from experience_buffer_server.sampling.selectors import Selector, make_selector
+from experience_buffer_server.sampling.selectors import Selector
 from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.sampling.timeline import Timeline
 from experience_buffer_server.sampling.units import Unit
@@ -116,7 +116,7 @@ class Consumer:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.settings = settings
-        self.ready: Selector = make_selector(settings.selector.plan)
+        self.ready: Selector = settings.selector.make()
         self.held: dict[int, int] = {}
         """Units by number, with the version that they wait for."""
         self.out: dict[int, Unit] = {}
@@ -184,7 +184,7 @@ class Consumer:
         if (old.limiter is None) != (settings.limiter is None):
             self.tally = Tally()
         if old.selector != settings.selector:
-            ready = make_selector(settings.selector.plan)
+            ready = settings.selector.make()
             for key, value in values:
                 ready.add(key, value)
             self.ready = ready

@@ -398,7 +398,7 @@ async def test_what_is_held_is_looked_at_about_once_a_second(
         pytest.fail("judged before it could leave")
 
     monkeypatch.setattr(buffer.state, "is_idle", counting)
-    monkeypatch.setattr(module, "judge", judging)
+    monkeypatch.setattr(module, "why_stale", judging)
     clock.now += HOUR + 1
     for _ in range(9):
         buffer.flow.retention.tick(clock.now)
