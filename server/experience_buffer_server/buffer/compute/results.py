@@ -6,6 +6,7 @@ Belongs to one buffer and its event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +21,8 @@ from experience_buffer_server.store.interface import (
     StoreError,
     WriteBatch,
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -165,12 +168,15 @@ class Results:
 
     def _quarantine(self, result: Result) -> None:
         """What can't be computed stays visible; it can be deleted or annotated."""
-        entries, name = result.job.entries, self._state.name
+        entries = result.job.entries
         self._release(result.job)
         for entry in entries:
             self._state.contents.set_quarantine(entry, result.error)
         self._events.set_aside(result.damaged)
-        self._state.metrics.quarantined(name, entries[0].record.uid, len(entries), result.error)
+        _log.warning(
+            "quarantined %d experiences of buffer %r, the first is %r: %s",
+            len(entries), self._state.name, entries[0].record.uid, result.error,
+        )  # fmt: skip
 
     def _withhold(self, result: Result, batch: WriteBatch) -> None:
         self._note_flags(result.rows)
