@@ -19,8 +19,7 @@ from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.commit_number import commit_problem, sign_commit
 from experience_buffer_server.store.lmdb.disk.disk_room import FULL_CODES, Room
 from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.meta_pages import check_length, explain_unopenable
-from experience_buffer_server.store.lmdb.disk.opening import CURE
+from experience_buffer_server.store.lmdb.disk.opening import CURE, check_format, open_environment
 from experience_buffer_server.store.lmdb.fences import FencedError, Fences
 from experience_buffer_server.store.lmdb.large.writes import (
     LargeWrites,
@@ -70,18 +69,12 @@ class Engine:
         """
         self._path = path
         self._max_map_bytes = _whole_pages(max_map_bytes)
-        try:
-            self._env = lmdb.open(
-                str(path),
-                map_size=min(_whole_pages(initial_map_bytes), self._max_map_bytes),
-                max_dbs=disk.MAX_DBS,
-                max_readers=disk.MAX_READERS,
-                mode=private_files.FILE_MODE,
-                sync=sync,
-            )
-        except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
-            raise StoreFormatError(explain_unopenable(path, error)) from error
-        check_length(self._env, path)
+        self._env = open_environment(
+            path,
+            map_size=min(_whole_pages(initial_map_bytes), self._max_map_bytes),
+            mode=private_files.FILE_MODE,
+            sync=sync,
+        )
         self._env.reader_check()
         self._tables = self._open_tables()
         with self._env.begin(buffers=True) as txn:
@@ -119,9 +112,9 @@ class Engine:
                 try:
                     meta = self._env.open_db(Table.META.disk_name, txn=txn, create=False)
                 except (lmdb.NotFoundError, lmdb.IncompatibleError):
-                    disk.check_format(None, self._path)
+                    check_format(None, self._path)
                     raise
-                disk.check_format(txn.get(disk.FORMAT_KEY, db=meta), self._path)
+                check_format(txn.get(disk.FORMAT_KEY, db=meta), self._path)
             return [self._env.open_db(table.disk_name, txn=txn) for table in Table]
 
     def write(self, requests: Sequence[Request]) -> tuple[list[Result], Work]:

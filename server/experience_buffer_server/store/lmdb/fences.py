@@ -1,19 +1,50 @@
-"""Whose commits the writer process takes: each buffer's epoch and the number of its last commit.
+"""Who owns a buffer, and which of its commits was the last: by that the writer process takes commits.
 
-What a transaction has changed of them is stored with it, once, and is void where it fails.
+It is a row of table META, written in the transaction of the commit that it speaks of: what it says is
+as durable as that, and void where that fails.
 """
 
 from __future__ import annotations
 
+import struct
+from typing import Final, NamedTuple
+
 import lmdb
 
-from experience_buffer_server.store.lmdb.disk.ownership import (
-    Ownership,
-    delete_ownership,
-    read_ownership,
-    write_ownership,
-)
+from experience_buffer_server.store.errors import DamagedRecordError
+from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.seal import seal, unseal
 from experience_buffer_server.store.lmdb.writer_protocol import Request
+
+_KEY: Final = struct.Struct(">6sI")
+_ROW: Final = struct.Struct(">QQ")
+
+
+class Ownership(NamedTuple):
+    """Of one buffer."""
+
+    epoch: int = 0
+    """Of the last claim; 0: nobody has claimed it."""
+    number: int = 0
+    """Of the last commit."""
+
+
+def read_ownership(
+    txn: lmdb.Transaction[bytes] | lmdb.Transaction[memoryview],
+    meta: lmdb._Database,
+    buffer_id: int,
+) -> Ownership:
+    """What a transaction sees of a buffer; of a row that can't be read back, that nobody has it."""
+    key = _key(buffer_id)
+    stored = txn.get(key, db=meta)
+    try:
+        return Ownership(*_ROW.unpack(unseal(Table.META, key, memoryview(stored or b""))))
+    except (DamagedRecordError, struct.error):
+        return Ownership()
+
+
+def _key(buffer_id: int) -> bytes:
+    return _KEY.pack(b"owner ", buffer_id)
 
 
 class FencedError(lmdb.Error):
@@ -60,14 +91,15 @@ class Fences:
 
     def remove(self, txn: lmdb.Transaction[bytes], buffer_id: int) -> None:
         """The buffer is deleted."""
-        delete_ownership(txn, self._meta, buffer_id)
+        txn.delete(_key(buffer_id), db=self._meta)  # Its id isn't given again.
         self._changed.pop(buffer_id, None)
         self._stored.pop(buffer_id, None)
 
     def write(self, txn: lmdb.Transaction[bytes]) -> None:
         """Store what the transaction has changed, before it is committed."""
         for buffer_id, owned in self._changed.items():
-            write_ownership(txn, self._meta, buffer_id, owned)
+            key = _key(buffer_id)
+            txn.put(key, seal(Table.META, key, _ROW.pack(*owned)), db=self._meta)
 
     def commit(self) -> None:
         """The transaction is stored."""

@@ -31,8 +31,8 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
-from experience_buffer_server.store.lmdb.disk.ownership import Ownership, read_ownership
 from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
+from experience_buffer_server.store.lmdb.fences import Ownership, read_ownership
 from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads, Place, is_as_written
 from experience_buffer_server.store.lmdb.loading import Loading

@@ -24,7 +24,7 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.ownership import Ownership
+from experience_buffer_server.store.lmdb.fences import Ownership
 from experience_buffer_server.store.lmdb.piggyback import Riders
 from experience_buffer_server.store.lmdb.reader import CommittedRows
 from experience_buffer_server.store.lmdb.shared_outbox import Outbox

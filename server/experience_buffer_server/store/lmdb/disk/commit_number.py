@@ -1,25 +1,66 @@
-"""Which commit a store is at: a row in which each transaction leaves its number.
+"""Which commit a store is at: by its meta pages, and by a row in which each transaction leaves its number.
 
-LMDB has two meta pages, written by turns, and opens the newer one. A changed number on one of them
-makes it open the older: everything fits together then, and the last commit is missing.
+LMDB has two meta pages, the first of its file, written by turns, and opens the newer one. A changed
+number on one of them makes it open the older: everything fits together then, and the last commit is
+missing. It refuses a file as a whole when one of them doesn't look like a meta page.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import lmdb
 
 from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.meta_pages import read_meta_pages
 from experience_buffer_server.store.lmdb.disk.seal import seal, unseal
 
 COMMIT_KEY: Final = b"commit"
 _FIRST: Final = 1
 """LMDB's number of the first commit; and of a compacted copy, whatever it is a copy of."""
 _TRIES: Final = 10
+DATA_NAME: Final = "data.mdb"
+_HEADER_BYTES: Final = 16
+"""Of every page: its number (8 bytes), padding, flags and bounds (2 bytes each)."""
+_FLAGS: Final = struct.Struct("=H")
+_FLAGS_PLACE: Final = 10
+_META_FLAG: Final = 0x08
+_META: Final = struct.Struct("=II8xQ48x48xQQ")
+"""Magic, version, map size, two table roots, last page, number of the commit."""
+_MAGIC: Final = 0xBEEFC0DE
+_VERSION: Final = 1
+
+
+class MetaPage(NamedTuple):
+    """One of the two."""
+
+    problem: str
+    """Why it is none; empty where it is one."""
+    commit: int
+    """Number of the commit that it describes."""
+
+
+def read_meta_pages(path: Path) -> list[MetaPage]:
+    """Both meta pages of the store at `path`; none where there is no file."""
+    page_bytes = os.sysconf("SC_PAGESIZE")
+    try:
+        with open(path / DATA_NAME, "rb") as file:
+            return [_read(file.read(page_bytes)) for _ in range(2)]
+    except OSError:
+        return []
+
+
+def _read(page: bytes) -> MetaPage:
+    if len(page) < _HEADER_BYTES + _META.size:
+        return MetaPage(f"the file ends after {len(page)} bytes of it", 0)
+    (flags,) = _FLAGS.unpack_from(page, _FLAGS_PLACE)
+    magic, version, *_, commit = _META.unpack_from(page, _HEADER_BYTES)
+    if not flags & _META_FLAG or magic != _MAGIC or version != _VERSION:
+        return MetaPage("it isn't marked as one", commit)
+    return MetaPage("", commit)
 
 
 def sign_commit(txn: lmdb.Transaction[bytes], meta: lmdb._Database) -> None:

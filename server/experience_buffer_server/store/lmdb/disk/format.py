@@ -10,15 +10,24 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from experience_buffer_server.store.lmdb.disk.version import FORMAT_KEY as FORMAT_KEY
-from experience_buffer_server.store.lmdb.disk.version import FORMAT_VALUE as FORMAT_VALUE
-from experience_buffer_server.store.lmdb.disk.version import FORMAT_VERSION as FORMAT_VERSION
-from experience_buffer_server.store.lmdb.disk.version import MAGIC as MAGIC
-from experience_buffer_server.store.lmdb.disk.version import check_format as check_format
+from xxhash import xxh3_64_hexdigest
+
 from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
 
+FORMAT_VERSION: Final = 5
+MAGIC: Final = b"experience-buffer store "
+FORMAT_KEY: Final = b"format"
+
+
+def format_value(version: int) -> bytes:
+    """The format row of a store: plain text, because servers of all versions must understand it."""
+    text = MAGIC + str(version).encode()
+    return text + b", sealed " + xxh3_64_hexdigest(text).encode()
+
+
+FORMAT_VALUE: Final = format_value(FORMAT_VERSION)
 MAX_LMDB_KEY_BYTES = 511
 """Longest key that LMDB takes as built by default."""
 

@@ -32,6 +32,7 @@ from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.disk_room import FULL_CODES
 from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.opening import handles, open_environment
 from experience_buffer_server.store.lmdb.disk.private_files import make_folder, sync
 from experience_buffer_server.store.lmdb.disk.seal import seal
 from experience_buffer_server.store.lmdb.large.payload_file import NAME as PAYLOADS_NAME
@@ -181,25 +182,22 @@ def begin_life(path: Path, now: float) -> None:
     """
     pack = msgpack.Packer().pack
     try:
-        env = lmdb.open(str(path), max_dbs=disk.MAX_DBS, max_readers=disk.MAX_READERS)
-        with env:
+        with open_environment(path) as env:
             env.set_mapsize(env.info()["map_size"] + _SPARE_BYTES)
-            buffers = env.open_db(Table.BUFFERS.disk_name, create=False)
-            leases = env.open_db(Table.LEASES.disk_name, create=False)
-            meta = env.open_db(Table.META.disk_name, create=False)
-            freed = env.open_db(Table.FREED.disk_name, create=False)
+            tables = handles(env)
+            leases = tables[Table.LEASES]
             # Two lives may be restored within one second.
             floor = int(now) * LEASES_PER_SECOND + secrets.randbelow(LEASES_PER_SECOND // 2)
             with env.begin(write=True) as txn:
-                txn.drop(freed, delete=False)
-                for prefix in list(txn.cursor(buffers).iternext(values=False)):
+                txn.drop(tables[Table.FREED], delete=False)
+                for prefix in list(txn.cursor(tables[Table.BUFFERS]).iternext(values=False)):
                     last = _last_number(txn, leases, prefix)
                     number = max(floor, last + 1)
                     key = prefix + disk.numbered_key(0, number)[len(prefix) :]
                     row = LeaseRow(id=number, consumer="", units=[], deadline=0.0, state="expired")
                     value = seal(Table.LEASES, key, row_codec.encode_lease(row, pack))
                     txn.put(key, value, db=leases)
-                sign_commit(txn, meta)
+                sign_commit(txn, tables[Table.META])
     except lmdb.Error as error:
         raise SnapshotError(f"can't write the restored store at {path}: {error}") from error
 

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from experience_buffer_server.store.interface import StoreFormatError
-from experience_buffer_server.store.lmdb.disk.version import (
-    FORMAT_VALUE,
-    FORMAT_VERSION,
-    check_format,
-)
-from experience_buffer_server.store.lmdb.disk.version import format_value as sealed
+from experience_buffer_server.store.lmdb.disk.format import FORMAT_VALUE, FORMAT_VERSION
+from experience_buffer_server.store.lmdb.disk.format import format_value as sealed
+from experience_buffer_server.store.lmdb.disk.opening import check_format
 
 PATH = Path("/store")
 
