@@ -12,11 +12,9 @@ from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_want
-from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.consumers import Want
-from experience_buffer_server.rpc import messages
 from experience_buffer_server.rpc.push_codec import Pushed, PushRequest
 from experience_buffer_server.runtime.callers import caller_of, current_caller
 from experience_buffer_server.runtime.loop_turns import Turns
@@ -80,7 +78,19 @@ class Backend:
         # Before anything is made of it.
         buffer.check_push(num_tombstones=len(request.tombstones), group_size=request.group_size)
         with self.pending(buffer, request.num_bytes) as charge:
-            return await self._push(buffer, request, deadline, charge)
+            turn = await self.turns.take(current_caller().peer)
+            try:
+                buffer = self._open_buffer(buffer.name)
+                push = request.push()
+                admitted = await buffer.admit(push, turn)
+                await self.store.until_short()
+            finally:
+                turn.end()
+            # What follows, up to the commit, belongs to the turn: nothing is waited for.
+            buffer = self._open_buffer(buffer.name)
+            storing = buffer.push(push, self._patience(buffer, deadline), charge, admitted)
+            del admitted
+            return Pushed(await storing, buffer.policy_version)
 
     def pending(self, buffer: Buffer, num_bytes: int) -> AbstractContextManager[Charge]:
         """Hold the bytes of a request that brings some, until it is answered."""
@@ -90,34 +100,6 @@ class Backend:
             num_bytes,
             max_of_buffer=buffer.settings.max_pending_bytes,
         )
-
-    async def _push(
-        self,
-        buffer: Buffer,
-        request: PushRequest,
-        deadline: float,
-        charge: Charge,
-    ) -> Pushed:
-        turn = await self.turns.take(current_caller().peer)
-        try:
-            buffer = self._open_buffer(buffer.name)
-            push = Push(
-                payloads=request.payloads,
-                tombstones=messages.tombstones_from(request.tombstones),
-                group_size=request.group_size,
-                is_lent=request.is_lent,
-            )
-            admitted = await buffer.admit(push, turn)
-            await self.store.until_short()
-        finally:
-            turn.end()
-        # What follows, up to the commit, belongs to the turn: nothing is waited for.
-        buffer = self._open_buffer(buffer.name)
-        patience = self._patience(buffer, deadline)
-        storing = buffer.push(push, patience, charge, admitted)
-        del admitted
-        outcomes = await storing
-        return Pushed(outcomes, buffer.policy_version)
 
     def _open_buffer(self, name: str) -> Buffer:
         """The buffer as it is now, after a wait: it may have been deleted, and the server may stop.

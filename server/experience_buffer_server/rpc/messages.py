@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from google.protobuf import struct_pb2
 from google.protobuf.message import Message
@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 from experience_buffer import errors
 from experience_buffer._codec import payload as payload_codec
 from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT
-from experience_buffer.eid import EID
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, check_count
@@ -31,23 +30,6 @@ _WHOLE: Final = frozenset({"num_turns", "model_version", "version_start", "versi
 MAX_DEPTH: Final = 32
 """Levels of lists and structs within one another; protobuf's own limit lies at about 33."""
 _MAX_NAME: Final = 80
-
-
-def tombstones_from(messages: Iterable[types_pb2.Tombstone]) -> list[tuple[EID, str]]:
-    """Identities and reasons of failed rollouts."""
-    return [
-        (
-            EID(
-                batch=message.id.batch,
-                task=message.id.task,
-                run=message.id.run,
-                step=message.id.step,
-                suffix=message.id.suffix,
-            ),
-            message.reason or "no reason given",
-        )
-        for message in messages
-    ]
 
 
 def lease_message(lease: Lease, now: float) -> types_pb2.Lease:
@@ -162,63 +144,43 @@ def plain_entries(message: struct_pb2.Struct, *, label: str) -> dict[str, Any]:
     Raises:
         StructValueError: A number isn't finite, or the nesting is deeper than `MAX_DEPTH`.
     """
-    try:
-        return _entries(message, 1)
-    except _RefusedError as refusal:
-        raise StructValueError(f"{label}{refusal.path}{refusal.reason}") from None
+    return _entries(message, (label,))
 
 
-class _RefusedError(Exception):
-    """What can't be stored; the path to it grows on the way out, not for each that can."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.path = ""
+_Path: TypeAlias = tuple[str | int, ...]
+"""Where a value is: what the struct is called, then a name or a place for each level."""
 
 
-def _entries(message: struct_pb2.Struct, depth: int) -> dict[str, Any]:
-    _check_depth(depth)
-    entries = {}
-    for name, value in message.fields.items():
-        try:
-            entries[name] = _plain(value, depth)
-        except _RefusedError as refusal:
-            refusal.path = f"[{name[:_MAX_NAME]!r}]{refusal.path}"
-            raise
-    return entries
+def _entries(message: struct_pb2.Struct, path: _Path) -> dict[str, Any]:
+    _check_depth(path)
+    return {name: _plain(value, (*path, name)) for name, value in message.fields.items()}
 
 
-def _members(message: struct_pb2.ListValue, depth: int) -> list[Any]:
-    _check_depth(depth)
-    members = []
-    for i, value in enumerate(message.values):
-        try:
-            members.append(_plain(value, depth))
-        except _RefusedError as refusal:
-            refusal.path = f"[{i}]{refusal.path}"
-            raise
-    return members
-
-
-def _plain(value: struct_pb2.Value, depth: int) -> Any:
+def _plain(value: struct_pb2.Value, path: _Path) -> Any:
     match value.WhichOneof("kind"):
         case "number_value":
             if not math.isfinite(value.number_value):
-                raise _RefusedError(f" is {value.number_value}; send a finite number")
+                raise _refused(path, f"is {value.number_value}; send a finite number")
             return value.number_value
         case "string_value":
             return value.string_value
         case "bool_value":
             return value.bool_value
         case "list_value":
-            return _members(value.list_value, depth + 1)
+            _check_depth(path)
+            return [_plain(one, (*path, i)) for i, one in enumerate(value.list_value.values)]
         case "struct_value":
-            return _entries(value.struct_value, depth + 1)
+            return _entries(value.struct_value, path)
         case _:
             return None
 
 
-def _check_depth(depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise _RefusedError(f" is nested deeper than {MAX_DEPTH} levels; send flatter data")
+def _check_depth(path: _Path) -> None:
+    if len(path) > MAX_DEPTH:
+        raise _refused(path, f"is nested deeper than {MAX_DEPTH} levels; send flatter data")
+
+
+def _refused(path: _Path, reason: str) -> StructValueError:
+    label, *steps = path
+    shown = (step[:_MAX_NAME] if isinstance(step, str) else step for step in steps)
+    return StructValueError(f"{label}{''.join(f'[{step!r}]' for step in shown)} {reason}")

@@ -15,8 +15,9 @@ from google.protobuf.message import DecodeError
 
 from experience_buffer._messages.names import PUSH_STATUS, REFUSAL_REASON
 from experience_buffer._messages.varint import varint
+from experience_buffer.eid import EID
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.buffer.intake.push_reading import Outcome, PushStatus
+from experience_buffer_server.buffer.intake.push_reading import Outcome, Push, PushStatus
 
 _LENGTH_DELIMITED: Final = 2
 
@@ -57,6 +58,27 @@ class PushRequest:
     """Of the request."""
     is_lent: bool = False
     """Whether the payloads lie in memory that the sender can still change; see `push_reading`."""
+
+    def push(self) -> Push:
+        """What the buffer is to store."""
+        return Push(
+            payloads=self.payloads,
+            tombstones=[
+                (
+                    EID(
+                        batch=failed.id.batch,
+                        task=failed.id.task,
+                        run=failed.id.run,
+                        step=failed.id.step,
+                        suffix=failed.id.suffix,
+                    ),
+                    failed.reason or "no reason given",
+                )
+                for failed in self.tombstones
+            ],
+            group_size=self.group_size,
+            is_lent=self.is_lent,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

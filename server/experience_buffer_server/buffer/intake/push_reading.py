@@ -160,12 +160,7 @@ def _admitted(
 class Reading:
     """Reads the pushes of one buffer. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        store: Store,
-        payloads: PayloadReader,
-    ) -> None:
+    def __init__(self, state: BufferState, store: Store, payloads: PayloadReader) -> None:
         self._state = state
         self._contents = state.contents
         self._store = store
@@ -225,14 +220,7 @@ class Reading:
             candidates = [one for one in self._candidates(push) if one is not None]
         else:
             candidates = admitted.candidates
-        repeats: dict[int, int] = {}
-        outcomes = self._outcomes(candidates, repeats)
-        fresh = [
-            (index, candidate)
-            for index, candidate in enumerate(candidates)
-            if outcomes[index] is None and isinstance(candidate, Candidate)
-        ]
-        return Arrived(outcomes, repeats, fresh)
+        return self._compared(candidates)
 
     def _candidates(self, push: Push) -> Iterator[Candidate | Refusal | None]:
         """What the push holds; None: a payload was read in which nothing is, which takes time, too."""
@@ -289,42 +277,39 @@ class Reading:
                 subject="payload",
             )
 
-    def _outcomes(
-        self, candidates: Sequence[Candidate | Refusal], repeats: dict[int, int]
-    ) -> list[Outcome | None]:
-        """Refusals, repeats and conflicts; None for what is new.
-
-        `repeats` receives the items that repeat an earlier item of this push, whose fate they share.
-        """
+    def _compared(self, candidates: Sequence[Candidate | Refusal]) -> Arrived:
+        """Tell refusals, repeats and conflicts from what is new."""
         uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
         remembered = iter(self._store.recall(self._state.id, "uid", uids))
         in_this_push: dict[str, tuple[int, bytes]] = {}
-        outcomes: list[Outcome | None] = []
+        arrived = Arrived([], {}, [])
         for index, candidate in enumerate(candidates):
             uid = candidate.uid
             if isinstance(candidate, Refusal):
-                outcomes.append(
-                    Outcome(uid, PushStatus.REFUSED, candidate.reason, candidate.message)
-                )
+                refused = Outcome(uid, PushStatus.REFUSED, candidate.reason, candidate.message)
+                arrived.outcomes.append(refused)
                 continue
             entry, past = self._contents.by_uid(uid), next(remembered)
             known = entry.record.digest if entry else past
             first, first_digest = in_this_push.setdefault(uid, (index, candidate.digest))
-            if known is None and first != index:
+            is_repeat = known is None and first != index
+            if is_repeat:
                 known = first_digest
-                repeats[index] = first
             if known is None:
-                outcomes.append(None)
+                arrived.outcomes.append(None)
+                arrived.fresh.append((index, candidate))
             elif known == candidate.digest:
-                outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
+                arrived.outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
+                if is_repeat:
+                    arrived.repeats[index] = first
             else:
-                repeats.pop(index, None)
                 where = "is stored" if entry else "was consumed" if past else "is in this push"
                 message = (
                     f"uid {uid!r} {where} with other content; give the experience its own suffix"
                 )
-                outcomes.append(Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message))
-        return outcomes
+                conflict = Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message)
+                arrived.outcomes.append(conflict)
+        return arrived
 
 
 def _without_tombstone(candidate: Candidate | Refusal | None) -> Candidate | Refusal | None:
