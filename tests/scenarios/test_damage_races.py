@@ -18,8 +18,9 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.server import ConfigurationError, Settings
 from tests.refusing_store import Refusals
 from tests.unit.buffer.delivery.test_bounds import serving
-from tests.unit.buffer.delivery.test_damage import entry_of, lose
-from tests.unit.buffer.intake.test_annotate import RLOO, annotate, pushed
+from tests.unit.buffer.delivery.test_damage import lose
+from tests.unit.buffer.intake.test_annotate import RLOO, annotate
+from tests.unit.buffer_verbs import entry_of, pushed
 from tests.unit.builders import World, push, sampling, settings, settle, uid, want
 
 pytestmark = pytest.mark.on_disk

@@ -22,7 +22,7 @@ from experience_buffer_server.rpc import inspection
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import StoreFullError
-from tests.unit.buffer.leaving.test_retention import dropped
+from tests.unit.buffer_verbs import dropped
 from tests.unit.builders import World, experience, push, uid, want
 
 

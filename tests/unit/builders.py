@@ -17,22 +17,28 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.intake.push_reading import PayloadReader, Push
+from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.restore import restore
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_stream import SampleSession
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.settings.server import ComputeSection, ServerSection
+from experience_buffer_server.settings.server import (
+    ComputeSection,
+    ServerSection,
+    Settings,
+    SnapshotsSection,
+)
 from experience_buffer_server.store.interface import BufferRow, Store
+from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.memory import MemoryData, MemoryStore
 from tests.unit.local_worker import LocalWorker
 
 DATA = Path(__file__).parents[1] / "data" / "trxp"
 NUM_PROMPT, NUM_RESPONSE = 3, 7
-
-Settings = dict[str, Any]
 
 
 def eid(task: int, run: int, step: int = 0) -> EID:
@@ -100,8 +106,15 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def settle(buffer: Buffer) -> None:
-    """Wait for a buffer's commits, and for its computations and their commits."""
+async def settle(buffer: Buffer, *, after: float | None = None) -> None:
+    """Wait for a buffer's commits, and for its computations and their commits.
+
+    Args:
+        buffer: The buffer.
+        after: Before that, it is told that so many seconds have passed.
+    """
+    if after is not None:
+        buffer.tick(clock.now() + after)
     deadline = time.monotonic() + 60
     await buffer.drain()
     while buffer.flow.computing.num_jobs:
@@ -177,6 +190,22 @@ class World:
         batch.put_buffer(row)
         await self.store.commit(batch)
         return self._buffer(row)
+
+    async def computing(self, **changes: Any) -> Buffer:
+        """A buffer, and the computer of advantages is started."""
+        self.computer.start()
+        return await self.create(**changes)
+
+    def registry(self) -> Registry:
+        """Buffers by their names, of which it knows none before `load`."""
+        return Registry(Settings(), self.store, self.computer, self.metrics)
+
+    async def backend(self, name: str = "math", **changes: Any) -> Backend:
+        """What is behind the service, with one buffer."""
+        registry = self.registry()
+        await registry.create(name, settings(**changes))
+        snapshots = Snapshots(SnapshotsSection(), Path("unused"), self.metrics)
+        return Backend(registry, self.store, self.limits, asyncio.Event(), snapshots)
 
     async def restart(self, buffer: Buffer) -> Buffer:
         """Close the store, open it again, and restore the buffer from it."""

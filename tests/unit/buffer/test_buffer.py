@@ -16,7 +16,8 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import AdvantageRow
-from tests.unit.builders import World, experience, payload, push, settings, settle, uid, want
+from tests.unit.buffer_verbs import consume, leased, pushed, sampled, take
+from tests.unit.builders import World, experience, payload, push, settings, settle, uid
 
 BOTH = [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}]
 GROUPS = [{"name": "critic", "unit": "group"}]
@@ -24,12 +25,6 @@ GROUPS = [{"name": "critic", "unit": "group"}]
 
 async def outcomes(buffer: Buffer, request: Push) -> list[str]:
     return [outcome.status.value for outcome in await buffer.push(request)]
-
-
-async def take(buffer: Buffer, consumer: str, count: int = 1, **changes: float) -> int:
-    """Lease units at once; the lease's id, 0 when there is nothing."""
-    lease, _ = await buffer.sample(consumer, want(count, **changes), asyncio.Event())
-    return 0 if lease is None else lease.id
 
 
 def counters(buffer: Buffer, consumer: str) -> tuple[int, int, int]:
@@ -47,11 +42,7 @@ async def small(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def huge(task: int, run: int) -> Push:
-    return Push(
-        payloads=[
-            trxp.encode([experience(task, run, tokens=torch.zeros(4_000_003), logprobs=None)])
-        ]
-    )
+    return pushed((task, run), tokens=torch.zeros(4_000_003), logprobs=None)
 
 
 async def test_a_group_closed_behind_a_failed_push_is_open_again(small: World) -> None:
@@ -61,16 +52,15 @@ async def test_a_group_closed_behind_a_failed_push_is_open_again(small: World) -
     )
     assert isinstance(failing, errors.BufferFullError)
     assert not isinstance(closing, BaseException)
-    assert await take(buffer, "critic") == 0
+    assert await take(buffer, 1, "critic") == 0
     await buffer.drain()
     buffer = small.reload(buffer)
     assert buffer.flow.grouping.describe().startswith(
         "1 groups incomplete; oldest open group '2/1'"
     )
-    assert await take(buffer, "critic") == 0
+    assert await take(buffer, 1, "critic") == 0
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
-    lease, _ = await buffer.sample("critic", want(1), asyncio.Event())
-    assert lease is not None
+    lease = await leased(buffer, 1, "critic")
     assert len(lease.units[0].seqs) == 2
 
 
@@ -82,7 +72,7 @@ async def test_a_sealed_group_goes_on_without_the_member_whose_push_failed(small
     await buffer.seal("2/1", 0)
     with pytest.raises(errors.BufferFullError):
         await failing
-    assert await take(buffer, "critic")
+    assert await take(buffer, 1, "critic")
     assert buffer.num_items == 1
 
 
@@ -100,7 +90,7 @@ async def test_a_cancelled_sample_leaves_no_lease(world: World) -> None:
     buffer = await world.create()
     await buffer.push(push((1, 0), (1, 1)))
     for num_steps in range(6):
-        call = asyncio.ensure_future(take(buffer, "trainer", 2, timeout_seconds=60.0))
+        call = asyncio.ensure_future(take(buffer, 2, timeout_seconds=60.0))
         for _ in range(num_steps):
             await asyncio.sleep(0)
         if not call.done():
@@ -116,7 +106,7 @@ async def test_a_cancelled_sample_leaves_no_lease(world: World) -> None:
 async def test_acks_at_the_same_time_end_a_lease_once(world: World) -> None:
     buffer = await world.create()
     await buffer.push(push((1, 0), (1, 1)))
-    lease_id = await take(buffer, "trainer", 2)
+    lease_id = await take(buffer, 2)
     acks = [buffer.ack(lease_id) for _ in range(3)]
     expiring = time.time() + 1000
     results = asyncio.gather(*acks)
@@ -131,7 +121,7 @@ async def test_a_dropped_group_waits_for_its_leases(world: World) -> None:
     two = [{"name": "actor"}, {"name": "judge"}]
     buffer = await world.create(group_size=2, consumers=two)
     await buffer.push(push((1, 0), (1, 1)))
-    first, second = await take(buffer, "actor", 1), await take(buffer, "judge", 1)
+    first, second = await take(buffer, 1, "actor"), await take(buffer, 1, "judge")
     assert await buffer.drop("2/1", "aborted") == 2
     assert [entry.record.uid for entry in buffer.state.contents] == [uid(1, 0)]
     buffer = world.reload(buffer)
@@ -161,7 +151,7 @@ async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> Non
     """An ack under way and an open lease are those of the consumer that went."""
     buffer = await world.create(group_size=2, consumers=BOTH)
     await buffer.push(push((1, 0), (1, 1)))
-    ending, _held = await take(buffer, "actor"), await take(buffer, "actor")
+    ending, _held = await take(buffer, 1, "actor"), await take(buffer, 1, "actor")
     ack = asyncio.ensure_future(buffer.ack(ending))
     await asyncio.sleep(0)
     unit = {"name": "actor", "unit": "group"}
@@ -169,7 +159,7 @@ async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> Non
     assert (await ack).num_experiences == 1
     await buffer.drain()
     assert counters(buffer, "actor") == (1, 0, 0)
-    assert await take(buffer, "actor")
+    assert await take(buffer, 1, "actor")
     assert counters(buffer, "actor") == (0, 1, 2)
 
 
@@ -177,7 +167,7 @@ async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) ->
     """What has left with the ack isn't offered to who comes before the commit ends."""
     buffer = await world.create()
     await buffer.push(push((1, 0)))
-    ack = asyncio.ensure_future(buffer.ack(await take(buffer, "trainer")))
+    ack = asyncio.ensure_future(buffer.ack(await take(buffer)))
     await asyncio.sleep(0)
     buffer.change_settings(settings(consumers=["trainer", "late"]))
     await ack
@@ -188,8 +178,8 @@ async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) ->
 async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
     await buffer.push(push((1, 0)))
-    await buffer.ack(await take(buffer, "actor"))
-    waiting = asyncio.ensure_future(take(buffer, "actor", 1, timeout_seconds=60.0))
+    await consume(buffer, 1, "actor")
+    waiting = asyncio.ensure_future(take(buffer, 1, "actor", timeout_seconds=60.0))
     await asyncio.sleep(0)
     buffer.change_settings(settings(consumers=["actor"]))
     await buffer.drain()
@@ -197,17 +187,17 @@ async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> N
     buffer.change_settings(settings(consumers=["critic"]))
     assert await waiting == 0
     with pytest.raises(errors.ConsumerNotFoundError, match="has no consumer 'actor'"):
-        await take(buffer, "actor")
+        await take(buffer, 1, "actor")
 
 
 async def test_members_consumed_early_count_towards_their_group(world: World) -> None:
     buffer = await world.create(group_size=3)
     await buffer.push(push((1, 0), (1, 1)))
-    await buffer.ack(await take(buffer, "trainer", 2))
+    await consume(buffer, 2)
     buffer = world.reload(buffer)
     assert "2 of 3" in buffer.flow.grouping.describe()
     assert await outcomes(buffer, push((1, 2), (1, 3))) == ["stored", "refused"]
-    await buffer.ack(await take(buffer, "trainer", 2))
+    await consume(buffer, 2)
     assert len(buffer.state.contents.groups) == 0
     assert await outcomes(buffer, push((1, 4))) == ["refused"]
 
@@ -215,7 +205,7 @@ async def test_members_consumed_early_count_towards_their_group(world: World) ->
 async def test_groups_without_a_size_leave_nothing_behind(world: World) -> None:
     buffer = await world.create()
     await buffer.push(push((1, 0), (1, 1)))
-    await buffer.ack(await take(buffer, "trainer", 2))
+    await consume(buffer, 2)
     assert len(buffer.state.contents.groups) == 0
     (state,) = world.store.load()
     assert state.groups == []
@@ -224,7 +214,7 @@ async def test_groups_without_a_size_leave_nothing_behind(world: World) -> None:
 async def test_two_groups_under_one_key(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=GROUPS, late_members="new_group")
     assert await outcomes(buffer, push((1, 0), (1, 1), (1, 2))) == ["stored"] * 3
-    old = await take(buffer, "critic")
+    old = await take(buffer, 1, "critic")
     assert await outcomes(buffer, push((1, 3))) == ["stored"]
     assert counters(buffer, "critic") == (1, 1, 2)
     buffer = world.reload(buffer)
@@ -265,14 +255,14 @@ async def test_partial_batches_go_to_who_waited_longest(world: World) -> None:
     """Two calls that wait for more than there is don't keep each other from the rest."""
     buffer = await world.create()
     await buffer.push(push((1, 0), (1, 1)))
-    calls = [take(buffer, "trainer", 5, timeout_seconds=0.02) for _ in range(2)]
+    calls = [take(buffer, 5, timeout_seconds=0.02) for _ in range(2)]
     assert sorted(map(bool, await asyncio.gather(*calls))) == [False, True]
 
 
 async def test_an_explanation_names_what_is_missing(world: World) -> None:
     buffer = await world.create(group_size=5, consumers=GROUPS)
     await buffer.push(push((1, 0), (1, 1)))
-    _, why = await buffer.sample("critic", want(3), asyncio.Event())
+    _, why = await sampled(buffer, 3, "critic")
     assert "0 ready of 3 groups; 1 groups incomplete; oldest open group '2/1' has 2 of 5" in why
 
 
@@ -300,15 +290,12 @@ async def test_a_cancelled_delete_still_happens_and_offers_nothing_that_goes(wor
 async def test_consumed_uids_are_forgotten_after_the_horizon(world: World) -> None:
     buffer = await world.create(duplicate_horizon_seconds=300.0)
     await buffer.push(push((1, 0)))
-    await buffer.ack(await take(buffer, "trainer"))
-    buffer.tick(time.time() + 200)
-    await buffer.drain()
+    await consume(buffer)
+    await settle(buffer, after=200)
     assert await outcomes(buffer, push((1, 0))) == ["duplicate"]
-    buffer.tick(time.time() + 230)
-    await buffer.drain()
+    await settle(buffer, after=230)
     assert await outcomes(buffer, push((1, 0))) == ["duplicate"]
-    buffer.tick(time.time() + 310)
-    await buffer.drain()
+    await settle(buffer, after=310)
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
 
 
@@ -321,11 +308,9 @@ async def test_a_changed_deadline_replaces_the_old_one(world: World) -> None:
     buffer = await world.create(**first)
     await buffer.push(push((1, 0)))
     buffer.change_settings(settings(**(first | {"group_deadline_seconds": 1000})))
-    buffer.tick(time.time() + 500)
-    await buffer.drain()
+    await settle(buffer, after=500)
     assert buffer.num_items == 1
-    buffer.tick(time.time() + 1500)
-    await buffer.drain()
+    await settle(buffer, after=1500)
     assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
 
 
@@ -337,30 +322,26 @@ async def test_a_changed_policy_holds_for_what_is_overdue_already(world: World) 
     (group,) = buffer.state.contents.groups
     assert group.overdue
     buffer.change_settings(settings(**waiting, on_group_deadline="drop"))
-    buffer.tick(time.time() + 201)
-    await buffer.drain()
+    await settle(buffer, after=201)
     assert len(buffer.state.contents) == len(buffer.state.contents.groups) == 0
 
 
 @pytest.mark.parametrize("num_steps", range(4))
 async def test_a_member_deleted_while_its_group_is_computed(world: World, num_steps: int) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=3, consumers=GROUPS, advantage={"estimator": "rloo"})
+    buffer = await world.computing(group_size=3, consumers=GROUPS, advantage={"estimator": "rloo"})
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
     for _ in range(num_steps):
         await asyncio.sleep(0)
     await buffer.delete([entry for entry in buffer.state.contents if entry.record.run == 1])
     await settle(buffer)
-    lease, why = await buffer.sample("critic", want(1), asyncio.Event())
-    assert lease is not None, why
+    lease = await leased(buffer, 1, "critic")
     rows = world.store.advantages(buffer.id, lease.units[0].seqs)
     found = [row for row in rows if isinstance(row, AdvantageRow)]
     assert [len(row.advantages) for row in found] == [28, 28]
 
 
 async def test_advantages_of_a_dropped_group_are_not_kept(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=2, advantage={"estimator": "rloo"})
+    buffer = await world.computing(group_size=2, advantage={"estimator": "rloo"})
     await buffer.push(push((1, 0), (1, 1)))
     await buffer.drop("2/1", "aborted")
     await settle(buffer)
@@ -369,8 +350,7 @@ async def test_advantages_of_a_dropped_group_are_not_kept(world: World) -> None:
 
 
 async def test_an_estimator_set_later_computes_what_waits(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=2)
+    buffer = await world.computing(group_size=2)
     await buffer.push(push((1, 0)))
     buffer.change_settings(
         BufferSettings.model_validate({"group_size": 2, "advantage": {"estimator": "rloo"}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections import Counter
 
@@ -10,13 +9,12 @@ import pytest
 
 from experience_buffer.errors import LeaseNotFoundError
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.runtime.memory import sweep
-from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store.interface import ProgressRow, StoreFullError
 from tests.refusing_store import Held, Refusals, begin
-from tests.unit.builders import World, push, settings, settle, want
+from tests.unit.buffer_verbs import leased
+from tests.unit.builders import World, push, settings, settle
 
 
 def _num_objects() -> Counter[type]:
@@ -26,13 +24,12 @@ def _num_objects() -> Counter[type]:
 
 
 async def test_its_leases_mean_nothing_to_the_next_of_its_name(world: World) -> None:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     lives = []
     for life in range(2):
         buffer = await registry.create("b", settings(), exist_ok=False)
         await buffer.push(push((life, 0), (life, 1)))
-        lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
-        assert lease is not None
+        lease = await leased(buffer, 2)
         lives.append(lease.id)
         if not life:
             await registry.delete("b", force=True)
@@ -45,7 +42,7 @@ async def test_its_leases_mean_nothing_to_the_next_of_its_name(world: World) -> 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
 async def test_its_experiences_are_freed(world: World, group_by: str) -> None:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     consumers = ({"name": "trainer"}, {"name": "critic"})
     chosen = settings(group_by=group_by, group_size=2, consumers=consumers)
     gc.collect()
@@ -55,8 +52,7 @@ async def test_its_experiences_are_freed(world: World, group_by: str) -> None:
         buffer = await registry.create("b", chosen, exist_ok=False)
         await buffer.push(push((0, 0), (0, 1), (1, 0)))
         await settle(buffer)
-        lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
-        assert lease is not None
+        lease = await leased(buffer, 2)
         await buffer.ack(lease.id, step=3)
         assert (_num_objects() - before)[Entry] == 3
         del buffer, lease
@@ -68,7 +64,7 @@ async def test_its_experiences_are_freed(world: World, group_by: str) -> None:
 
 async def test_what_old_ones_were_made_of_is_collected(world: World) -> None:
     """Rooms hold each other, and the calm collector doesn't look where old objects are."""
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     before = sum(type(one) is Buffer for one in gc.get_objects())
     threshold = gc.get_threshold()
     gc.set_threshold(0)

@@ -10,7 +10,6 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.runtime.tuning import TUNING
-from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inventory, problem_of
 from experience_buffer_server.store.lmdb.verify.check import check
@@ -29,7 +28,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def registry(world: World) -> Registry:
     """With a buffer "old" that has groups, leases, remembered values, and one "new"."""
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     for name in ("old", "new"):
         buffer = await registry.create(name, settings(group_size=NUM_RUNS))
         for task in range(NUM_TASKS):
@@ -102,7 +101,7 @@ async def test_a_crash_on_the_way_leaves_what_fits_together(
     (inventory,), warnings = checked_inventory(world.path)
     assert (inventory.name, warnings) == ("new", [])
     await world.open()
-    again = Registry(Settings(), world.store, world.computer, world.metrics)
+    again = world.registry()
     await again.load()
     assert names(again) == ["new"]
     while "" in left(world):

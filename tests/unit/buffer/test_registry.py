@@ -7,13 +7,11 @@ import asyncio
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.settings.server import Settings
 from tests.unit.builders import World, push, settings
 
 
 async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     await registry.load()
     assert [buffer.name for buffer in registry.all()] == ["default"]
     with pytest.raises(errors.InvalidRequestError, match="buffer name 'a b'"):
@@ -29,7 +27,7 @@ async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
     with pytest.raises(errors.WrongStateError, match="holds 1 experiences grouped by task"):
         await registry.update("math", {"group_by": "run"})
     assert await registry.get("math").publish(13) is None
-    again = Registry(Settings(), world.store, world.computer, world.metrics)
+    again = world.registry()
     await again.load()
     assert again.get("math").settings == settings(group_size=7, lease_seconds=11.0)
     assert again.get("math").row.policy_version == 13

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -22,8 +21,8 @@ from experience_buffer_server.store.interface import (
 from tests.models.buffer_port import payload
 from tests.refusing_store import Refusals
 from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
-from tests.unit.buffer.test_settings_change import take
-from tests.unit.builders import World, push, settings, settle, uid, want
+from tests.unit.buffer_verbs import consume, entry_of, sampled, take
+from tests.unit.builders import World, push, settings, settle, uid
 
 pytestmark = pytest.mark.on_disk
 
@@ -42,8 +41,8 @@ async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:
 async def test_what_only_a_removed_consumer_wanted_leaves_at_the_start(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"], max_items=1)
     await buffer.push(push((0, 0)))
-    await buffer.ack(await take(buffer, "actor"))
-    await take(buffer, "critic")
+    await consume(buffer, 1, "actor")
+    await take(buffer, 1, "critic")
     buffer = await crash_after(world, buffer, consumers=["actor"], max_items=1)
     assert len(buffer.state.contents) == 0
     (outcome,) = await buffer.push(push((1, 1)))
@@ -53,7 +52,7 @@ async def test_what_only_a_removed_consumer_wanted_leaves_at_the_start(world: Wo
 async def test_a_lease_of_a_consumer_that_is_gone_has_ended(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
     await buffer.push(push((0, 0)))
-    lease = await take(buffer, "critic")
+    lease = await take(buffer, 1, "critic")
     fresh = await crash_after(world, buffer, consumers=["actor"])
     for now in (fresh, await world.restart(fresh)):
         assert len(now.state.leases) == 0
@@ -70,14 +69,14 @@ async def test_leases_of_another_kind_of_unit_have_ended(
     consumer = {"name": "actor", "unit": before}
     buffer = await world.create(group_size=2, consumers=[consumer])
     await buffer.push(push((0, 0), (0, 1)))
-    leases = [await take(buffer, "actor") for _ in range(2 if before == "item" else 1)]
+    leases = [await take(buffer, 1, "actor") for _ in range(2 if before == "item" else 1)]
     new = {"name": "actor", "unit": after}
     buffer = await crash_after(world, buffer, group_size=2, consumers=[new])
     for lease in leases:
         with pytest.raises(errors.LeaseNotFoundError):
             await buffer.ack(lease)
     assert len(buffer.state.consumer("actor").ready) == (2 if after == "item" else 1)
-    await buffer.ack(await take(buffer, "actor", 2))
+    await consume(buffer, 2, "actor")
     assert len(buffer.state.contents) == 0
 
 
@@ -85,7 +84,7 @@ async def test_leases_of_another_kind_of_unit_have_ended(
 async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> None:
     buffer = await world.create()
     await buffer.push(push((0, 0), (0, 1)))
-    newest = await take(buffer, "trainer", 1, lease_seconds=500.0)
+    newest = await take(buffer, lease_seconds=500.0)
     await put_lease(
         world,
         buffer,
@@ -119,8 +118,7 @@ async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> Non
         elif end == "nack":
             await buffer.nack(lease, reason="no use")
     if end == "expire":
-        buffer.tick(time.time() + 1000)
-    await buffer.drain()
+        await settle(buffer, after=1000)
     assert (trainer.num_leased, trainer.num_leased_experiences, trainer.out) == (0, 0, {})
     assert len(buffer.state.contents) == len(trainer.ready) == (0 if end == "ack" else 2)
 
@@ -135,7 +133,7 @@ async def test_repeats_within_a_lease_are_one_unit(world: World) -> None:
     replay = {"name": "actor", "replay": True, "with_replacement": True, "selector": "uniform"}
     buffer = await world.create(consumers=[replay])
     await buffer.push(push((0, 0)))
-    lease = await take(buffer, "actor", 3)
+    lease = await take(buffer, 3, "actor")
     actor = (buffer := await world.restart(buffer)).state.consumer("actor")
     assert [unit.key for unit in actor.leases[lease].units] == [1, 1, 1]
     await buffer.ack(lease)
@@ -163,7 +161,7 @@ async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
     """Whatever rows say: who gives a unit back that isn't its any more takes it from nobody."""
     buffer = await world.create()
     await buffer.push(push((0, 0)))
-    lease = await take(buffer, "trainer")
+    lease = await take(buffer)
     trainer = buffer.state.consumer("trainer")
     (unit,) = trainer.leases[lease].units
     other = trainer.out[unit.key] = buffer.state.unit(trainer.settings, unit.key)
@@ -175,8 +173,7 @@ async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
 async def test_a_reward_that_was_counted_before_a_restart_is_not_counted_again(
     world: World,
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(**RUNNING)
+    buffer = await world.computing(**RUNNING)
     await buffer.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
     await settle(buffer)
     moments = buffer.row.moments
@@ -190,12 +187,11 @@ async def test_a_group_knows_after_a_restart_whether_members_were_consumed(world
     consumer = {"name": "actor", "raw": True}
     buffer = await world.create(group_size=3, consumers=[consumer])
     await buffer.push(push((0, 0), (1, 0)))
-    await buffer.ack(await take(buffer, "actor"))
+    await consume(buffer, 1, "actor")
     await buffer.push(push((0, 1), (0, 2), (1, 1), (2, 0), dead=[(1, 2), (2, 1), (2, 2)]))
-    dead = buffer.state.contents.by_uid(uid(1, 2))
-    assert dead is not None
+    dead = entry_of(buffer, 1, 2)
     await buffer.delete([dead])
-    await buffer.ack(await take(buffer, "actor"))
+    await consume(buffer, 1, "actor")
     for place in (buffer, await world.restart(buffer)):
         groups = {group.row.key: group for group in place.state.contents.groups}
         found = {key: (group.has_consumed, group.describe()) for key, group in groups.items()}
@@ -217,7 +213,7 @@ async def test_what_a_changed_limiter_does_not_count_leaves_without_a_trace(
     buffer = await world.create(consumers=[once, "critic"])
     await buffer.push(push((0, 0), (0, 1), (0, 2)))
     for _ in range(3):
-        await buffer.ack(await take(buffer, "actor"))
+        await consume(buffer, 1, "actor")
     await buffer.change_settings(settings(consumers=[often, "critic"]))
     await buffer.drain()
     if restarts:
@@ -237,10 +233,10 @@ async def test_what_was_used_up_is_not_passed_over_when_more_is_allowed(world: W
     buffer = await world.create(consumers=[actor | {"max_times_sampled": 2}, "critic"])
     await buffer.push(push((0, 0), (0, 1)))
     for _ in range(2):
-        await buffer.ack(await take(buffer, "actor", 2))
+        await consume(buffer, 2, "actor")
     await buffer.push(Push(payloads=[payload([(1, 0, 3)])]))
     buffer.row.policy_version = 9
-    assert (await buffer.sample("actor", want(1), asyncio.Event()))[0] is None
+    assert (await sampled(buffer, 1, "actor"))[0] is None
     await buffer.change_settings(settings(consumers=[actor | {"max_times_sampled": 4}, "critic"]))
     await buffer.drain()
     counts = buffer.state.consumers["actor"].counts()
@@ -259,7 +255,7 @@ async def test_what_a_changed_limiter_did_not_count_counts_once_it_is_rewound(
     after = before | {"limiter": {**limiter, "samples_per_insert": 0.5}}
     buffer = await world.create(consumers=[before, "critic"])
     await buffer.push(push((0, 0), (0, 1)))
-    await buffer.ack(await take(buffer, "actor", 2), step=1)
+    await consume(buffer, 2, "actor", step=1)
     await buffer.change_settings(settings(consumers=[after, "critic"]))
     await buffer.drain()
     expected = (0, 0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from tests.damaging import flip, flip_key
-from tests.unit.builders import World, push, uid, want
+from tests.unit.buffer_verbs import leased
+from tests.unit.builders import World, push, uid
 
 pytestmark = pytest.mark.on_disk
 
@@ -41,6 +41,5 @@ async def test_a_lost_member_is_missed_whatever_else_is_lost(world: World, also:
         assert "can't be read back, nor what they were of" in damage["2/1"]
     else:
         assert f"the record of its member {uid(1, 1)!r} can't be read back" in damage["2/1"]
-    lease, _ = await fresh.sample("trainer", want(2, timeout_seconds=0.05), asyncio.Event())
-    assert lease is not None
+    lease = await leased(fresh, 2, timeout_seconds=0.05)
     assert [unit.seqs for unit in lease.units] == [(4, 5, 6)]

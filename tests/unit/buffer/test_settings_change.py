@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store.interface import StoreFullError
-from tests.unit.builders import World, push, settings, uid, want
+from tests.unit.buffer_verbs import consume, take
+from tests.unit.builders import World, push, settings, settle, uid
 
 
 class Flaky:
@@ -35,21 +34,16 @@ class Flaky:
 
 
 async def registered(world: World, *consumers: dict[str, Any], **more: Any) -> Registry:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     await registry.create("math", settings(consumers=consumers, **more))
     return registry
-
-
-async def take(buffer: Buffer, consumer: str, number: int = 1, **changes: Any) -> int:
-    lease, _ = await buffer.sample(consumer, want(number, **changes), asyncio.Event())
-    return 0 if lease is None else lease.id
 
 
 async def restarted(world: World, registry: Registry) -> Buffer:
     await registry.drain()
     await world.store.close()
     await world.open()
-    again = Registry(Settings(), world.store, world.computer, world.metrics)
+    again = world.registry()
     await again.load()
     await again.drain()
     return again.get("math")
@@ -59,16 +53,16 @@ async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> No
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
     await buffer.push(push(*((0, run) for run in range(4))))
-    await buffer.ack(await take(buffer, "actor", 4))
-    await buffer.ack(await take(buffer, "critic"), step=5)
-    held, returned = await take(buffer, "critic"), await take(buffer, "critic")
+    await consume(buffer, 4, "actor")
+    await consume(buffer, 1, "critic", step=5)
+    held, returned = await take(buffer, 1, "critic"), await take(buffer, 1, "critic")
     Flaky(world).num_to_fail = 1
     update = asyncio.ensure_future(registry.update("math", {"consumers": ["actor"]}))
     await asyncio.sleep(0)
     while not buffer.state.consumers["critic"].closed:
         await asyncio.sleep(0)
     with pytest.raises(errors.ConsumerNotFoundError, match=r"it has \['actor'\]"):
-        await take(buffer, "critic")
+        await take(buffer, 1, "critic")
     await buffer.nack(returned, reason="too late")
     with pytest.raises(StoreFullError):
         await update
@@ -89,7 +83,7 @@ async def test_an_ack_while_a_consumer_is_being_removed_costs_nothing_if_it_stay
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
     await buffer.push(push((0, 0)))
-    lease = await take(buffer, "actor")
+    lease = await take(buffer, 1, "actor")
     Flaky(world).num_to_fail = 1
     update = buffer.change_settings(settings(consumers=["actor"]))
     await buffer.ack(lease)
@@ -103,9 +97,9 @@ async def test_what_a_removed_consumer_was_is_forgotten_with_the_settings(world:
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
     await buffer.push(push((0, 0), (0, 1), (0, 2)))
-    await buffer.ack(await take(buffer, "actor", 2))
-    await buffer.ack(await take(buffer, "critic"), step=5)
-    lease = await take(buffer, "critic")
+    await consume(buffer, 2, "actor")
+    await consume(buffer, 1, "critic", step=5)
+    lease = await take(buffer, 1, "critic")
     changing = buffer.change_settings(settings(consumers=["actor"]))
     assert len(buffer.state.contents) == 3, "not before the settings are on disk"
     await changing
@@ -125,8 +119,8 @@ async def test_a_consumer_goes_with_one_batch(world: World) -> None:
     registry = await registered(world, {"name": "actor"}, {"name": "critic"})
     buffer = registry.get("math")
     await buffer.push(push((0, 0), (0, 1)))
-    await buffer.ack(await take(buffer, "critic"), step=5)
-    await take(buffer, "critic")
+    await consume(buffer, 1, "critic", step=5)
+    await take(buffer, 1, "critic")
     flaky = Flaky(world)
     changing = buffer.change_settings(settings(consumers=["actor"]))
     flaky.num_to_fail = 100
@@ -142,10 +136,10 @@ async def test_a_refused_new_consumer_goes_again(world: World) -> None:
     registry = await registered(world, {"name": "actor"})
     buffer = registry.get("math")
     await buffer.push(push((0, 0), (0, 1)))
-    lease = await take(buffer, "actor")
+    lease = await take(buffer, 1, "actor")
     Flaky(world).num_to_fail = 1
     changing = buffer.change_settings(settings(consumers=["actor", "late"]))
-    late = await take(buffer, "late", 2)
+    late = await take(buffer, 2, "late")
     await buffer.ack(lease)
     with pytest.raises(StoreFullError):
         await changing
@@ -190,7 +184,7 @@ async def test_what_is_done_but_found_no_room_is_not_taken_from_a_new_consumer(
 ) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
     await buffer.push(push((0, 0)))
-    await buffer.ack(await take(buffer, "actor"))
+    await consume(buffer, 1, "actor")
     flaky = Flaky(world)
     changing = buffer.change_settings(settings(consumers=["actor"]))
     flaky.num_to_fail = 2
@@ -198,10 +192,9 @@ async def test_what_is_done_but_found_no_room_is_not_taken_from_a_new_consumer(
     await buffer.drain()
     assert len(buffer.state.contents) == 1
     await buffer.change_settings(settings(consumers=["actor", "late"]))
-    buffer.tick(time.time() + 10)
-    await buffer.drain()
+    await settle(buffer, after=10)
     assert len(buffer.state.contents) == 1
-    await buffer.ack(await take(buffer, "late"))
+    await consume(buffer, 1, "late")
     assert len(buffer.state.contents) == 0
 
 
@@ -213,7 +206,7 @@ async def test_nobody_leases_what_is_being_discarded(world: World) -> None:
     for entry in buffer.state.contents:
         entry.record.min_version = entry.record.max_version = 0
     buffer.row.policy_version = 3
-    assert await take(buffer, "fresh") == 0
+    assert await take(buffer, 1, "fresh") == 0
     buffer.flow.removal.drop(list(buffer.state.contents))
     assert not any(entry.is_staying for entry in buffer.state.contents)
     await buffer.drain()
@@ -230,8 +223,7 @@ async def test_what_is_left_of_a_group_is_offered_once_the_rest_could_be_dropped
     buffer.flow.removal.drop([next(iter(buffer.state.contents))])
     await buffer.drain()
     assert len(buffer.state.contents) == 2
-    buffer.tick(time.time() + 10)
-    await buffer.drain()
+    await settle(buffer, after=10)
     assert [entry.record.uid for entry in buffer.state.contents] == [uid(0, 1)]
     assert len(buffer.state.consumer("all").ready) == 1
 
@@ -244,9 +236,8 @@ async def test_what_was_passed_over_leaves_once_there_is_room(world: World) -> N
         entry.record.min_version = entry.record.max_version = 0
     buffer.row.policy_version = 3
     Flaky(world).num_to_fail = 1
-    assert await take(buffer, "fresh") == 0
+    assert await take(buffer, 1, "fresh") == 0
     await buffer.drain()
     assert len(buffer.state.contents) == 1
-    buffer.tick(time.time() + 10)
-    await buffer.drain()
+    await settle(buffer, after=10)
     assert len(buffer.state.contents) == 0

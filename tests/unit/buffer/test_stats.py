@@ -11,17 +11,10 @@ import pytest
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.rpc.messages import stats_message
-from tests.unit.builders import World, push, uid, want
+from tests.unit.buffer_verbs import consume, leased, sampled
+from tests.unit.builders import World, push, uid
 
 GROUPS: dict[str, Any] = {"group_size": 2, "consumers": [{"name": "trainer", "unit": "group"}]}
-
-
-async def take(buffer: Buffer, count: int, *, consumer: str = "trainer") -> int:
-    """The lease of a full batch."""
-    lease, shortfall = await buffer.sample(consumer, want(count), asyncio.Event())
-    assert lease is not None, shortfall
-    assert lease.num_units == count
-    return lease.id
 
 
 def usage(buffer: Buffer) -> tuple[int, int, float | None]:
@@ -40,7 +33,7 @@ async def test_what_left_is_used_or_not(world: World) -> None:
     await buffer.push(push((4, 0), dead=[(4, 1)]))
     assert usage(buffer) == (0, 0, None)
     assert not stats_message(buffer.stats()).HasField("keep_ratio")
-    await buffer.ack(await take(buffer, 1))
+    await consume(buffer, 1)
     assert usage(buffer) == (2, 0, 1.0)
     assert stats_message(buffer.stats()).keep_ratio == 1.0
     await buffer.drop("2/2", "aborted")
@@ -55,10 +48,10 @@ async def test_acks_of_raw_consumers_are_no_use(world: World) -> None:
     consumers = [{"name": "critic", "raw": True}, "trainer"]
     buffer = await world.create(group_by="none", consumers=consumers)
     await buffer.push(push((1, 0), (2, 0)))
-    await buffer.ack(await take(buffer, 2, consumer="critic"))
+    await consume(buffer, 2, "critic")
     assert usage(buffer) == (0, 0, None)
     await delete(buffer, uid(1, 0))
-    await buffer.ack(await take(buffer, 1))
+    await consume(buffer, 1)
     assert usage(buffer) == (1, 1, 0.5)
 
 
@@ -66,7 +59,7 @@ async def test_what_is_replayed_is_used_once_and_may_leave(world: World) -> None
     buffer = await world.create(group_by="none", consumers=[{"name": "trainer", "replay": True}])
     await buffer.push(push((1, 0), (2, 0)))
     for _ in range(3):
-        await buffer.ack(await take(buffer, 1))
+        await consume(buffer, 1)
     await delete(buffer, uid(1, 0), uid(2, 0))
     assert usage(buffer) == (1, 1, 0.5)
 
@@ -76,7 +69,7 @@ async def test_what_is_passed_over_is_not_used(world: World) -> None:
     consumer = {"name": "trainer", "staleness": staleness}
     buffer = await world.create(group_by="none", consumers=[consumer])
     await buffer.push(push((1, 0), (2, 0)))
-    lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
+    lease, _ = await sampled(buffer, 2)
     await buffer.drain()
     assert lease is None
     assert usage(buffer) == (0, 2, 0.0)
@@ -87,10 +80,10 @@ async def test_what_was_passed_over_before_a_restart_is_not_used(world: World) -
     consumers = [{"name": "trainer", "staleness": staleness}, "critic"]
     buffer = await world.create(group_by="none", consumers=consumers)
     await buffer.push(push((1, 0), (2, 0)))
-    await buffer.sample("trainer", want(2), asyncio.Event())
+    await sampled(buffer, 2)
     await buffer.drain()
     buffer = await world.restart(buffer)
-    await buffer.ack(await take(buffer, 1, consumer="critic"))
+    await consume(buffer, 1, "critic")
     assert usage(buffer) == (1, 0, 1.0)
     await delete(buffer, uid(2, 0))
     assert usage(buffer) == (1, 1, 0.5)
@@ -99,8 +92,8 @@ async def test_what_was_passed_over_before_a_restart_is_not_used(world: World) -
 async def test_a_rewind_takes_back_what_was_used(world: World) -> None:
     buffer = await world.create(**GROUPS)
     await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
-    await buffer.ack(await take(buffer, 1), step=1)
-    await buffer.ack(await take(buffer, 1), step=2)
+    await consume(buffer, 1, step=1)
+    await consume(buffer, 1, step=2)
     assert usage(buffer) == (4, 0, 1.0)
     trainer = buffer.state.consumer("trainer")
     await buffer.flow.timelines.rewind(trainer, 1)
@@ -112,7 +105,7 @@ async def test_a_rewind_takes_back_what_was_used(world: World) -> None:
 async def test_a_restart_counts_anew(world: World) -> None:
     buffer = await world.create(**GROUPS)
     await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
-    await buffer.ack(await take(buffer, 1), step=1)
+    await consume(buffer, 1, step=1)
     buffer = await world.restart(buffer)
     await buffer.declare_safe("trainer", 1)
     assert (buffer.num_items, usage(buffer)) == (2, (0, 0, None))
@@ -189,10 +182,7 @@ async def test_a_wait_is_counted_by_what_kept_it(world: World) -> None:
 
 
 async def _sample(buffer: Buffer, count: int) -> None:
-    lease, shortfall = await buffer.sample(
-        "trainer", want(count, timeout_seconds=60.0), asyncio.Event()
-    )
-    assert lease is not None, shortfall
+    await leased(buffer, count, timeout_seconds=60.0)
 
 
 def _waited(world: World, reason: str) -> float:

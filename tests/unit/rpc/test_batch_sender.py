@@ -5,14 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.sampling.leases import Lease
-from tests.unit.builders import World, push, want
-
-
-async def leased(buffer: Buffer, count: int) -> Lease:
-    lease, _ = await buffer.sample("trainer", want(count), asyncio.Event())
-    assert lease is not None
-    return lease
+from tests.unit.buffer_verbs import leased
+from tests.unit.builders import World, push
 
 
 def value(world: World, name: str, buffer: Buffer) -> float | None:

@@ -16,7 +16,6 @@ from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
 from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
-from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc import push_stream, sample_stream
 from experience_buffer_server.rpc.batch_sender import Sending
 from experience_buffer_server.rpc.gateway import Backend
@@ -25,17 +24,18 @@ from experience_buffer_server.rpc.push_stream import PushSession
 from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.settings.buffer import MEBI
-from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.settings.server import SnapshotsSection
 from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
-from tests.unit.builders import World, experience, payload, push, sampling, settings, want
+from tests.unit.buffer_verbs import leased
+from tests.unit.builders import World, experience, payload, push, sampling, settings
 
 Request = service_pb2.SampleStreamRequest
 
 
 @pytest.fixture
 async def backend(world: World) -> Backend:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     await registry.create("math", settings())
     snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
     return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
@@ -332,8 +332,7 @@ async def test_leases_go_to_the_disk_ahead_and_come_back_unblamed(
     await stream.aclose()
     await buffer.drain()
     assert len(buffer.state.leases) == 0
-    lease, why = await buffer.sample("trainer", want(8), asyncio.Event())
-    assert lease is not None, why
+    lease = await leased(buffer, 8)
     deliveries = [unit.num_deliveries for unit in lease.units]
     assert deliveries[0] == 2
     assert deliveries[3:] == [1] * 5

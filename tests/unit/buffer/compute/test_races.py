@@ -16,10 +16,10 @@ from experience_buffer.trxp import TensorView
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
-from tests.unit.buffer.intake.test_annotate import advantages, annotate, pushed
-from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, uid, want
+from tests.unit.buffer.intake.test_annotate import advantages, annotate
+from tests.unit.buffer_verbs import change, entry_of, leased, pushed
+from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, uid
 
 RUNNING: dict[str, Any] = {
     "group_size": 2,
@@ -39,10 +39,6 @@ def num_counted(buffer: Buffer) -> int:
     return int(json.loads(buffer.row.moments)["count"])
 
 
-def change(buffer: Buffer, **changes: Any) -> None:
-    buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
-
-
 async def in_flight(world: World) -> None:
     deadline = time.monotonic() + 60
     while not world.computer._in_flight:
@@ -54,8 +50,7 @@ async def in_flight(world: World) -> None:
 async def test_moments_count_once_whatever_happens_while_they_are_computed(
     world: World, event: str
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(**(RUNNING | {"group_size": 3}))
+    buffer = await world.computing(**(RUNNING | {"group_size": 3}))
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await in_flight(world)
     if event == "annotate":
@@ -68,11 +63,10 @@ async def test_moments_count_once_whatever_happens_while_they_are_computed(
 
 
 async def test_moments_go_on_when_other_parameters_are_set(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**RUNNING)
+    buffer = await world.computing(**RUNNING)
     await buffer.push(push((1, 0), (1, 1)))
     await in_flight(world)
-    change(buffer, advantage={"estimator": "rloo", "running_norm": "std"})
+    await change(buffer, advantage={"estimator": "rloo", "running_norm": "std"})
     await buffer.push(push((2, 0), (2, 1)))
     await settle(buffer)
     assert num_counted(buffer) == 4
@@ -81,8 +75,7 @@ async def test_moments_go_on_when_other_parameters_are_set(world: World) -> None
 async def test_moments_that_were_void_meanwhile_do_not_come_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(**RUNNING)
+    buffer = await world.computing(**RUNNING)
     await buffer.push(push((1, 0), (1, 1)))
     await settle(buffer)
     is_computed, may_go_on = asyncio.Event(), asyncio.Event()
@@ -97,8 +90,8 @@ async def test_moments_that_were_void_meanwhile_do_not_come_back(
     await buffer.push(push((2, 0), (2, 1)))
     await is_computed.wait()
     # The first two count no more, and what has just been computed counts them.
-    change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
-    change(buffer, advantage=RUNNING["advantage"])
+    await change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
+    await change(buffer, advantage=RUNNING["advantage"])
     may_go_on.set()
     await settle(buffer)
     assert num_counted(buffer) == 2
@@ -112,10 +105,9 @@ async def test_what_can_be_sampled_waits_for_no_field(world: World, policy: str)
     """An estimator that was set later takes nothing away from what was there before."""
     buffer = await world.create(group_size=2, group_deadline_seconds=60, on_group_deadline=policy)
     await buffer.push(push((1, 0), (1, 1)))
-    change(buffer, advantage={"estimator": "gae"})
+    await change(buffer, advantage={"estimator": "gae"})
     assert not buffer.flow.describe_wait()
-    buffer.tick(time.time() + 61)
-    await buffer.drain()
+    await settle(buffer, after=61)
     assert len(buffer.state.contents) == 2
     assert not buffer.state.contents.lacking
 
@@ -129,8 +121,7 @@ async def test_an_experience_deleted_while_it_is_annotated_leaves_nothing(world:
     annotating = asyncio.ensure_future(buffer.annotate([change_it]))
     for _ in range(2):
         await asyncio.sleep(0)
-    entry = buffer.state.contents.by_uid(uid(1, 0))
-    assert entry is not None
+    entry = entry_of(buffer, 1, 0)
     deleting = asyncio.ensure_future(buffer.delete([entry]))
     ((outcome,), _) = await asyncio.gather(annotating, deleting)
     await settle(buffer)
@@ -141,8 +132,7 @@ async def test_an_experience_deleted_while_it_is_annotated_leaves_nothing(world:
 
 
 async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=2, advantage={"estimator": "gae"})
+    buffer = await world.computing(group_size=2, advantage={"estimator": "gae"})
     for run, number in ((0, 1.0), (1, float("nan"))):
         column = memoryview(torch.full((NUM_RESPONSE,), number).numpy().tobytes())
         values = TensorView("F32", (NUM_RESPONSE,), column)
@@ -160,8 +150,7 @@ async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
 async def test_use_partial_is_tried_again_when_it_finds_no_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(**PARTIAL)
+    buffer = await world.computing(**PARTIAL)
     await buffer.push(pushed((1, 0), reward=None))
     await buffer.push(pushed((1, 1)))
 
@@ -175,33 +164,28 @@ async def test_use_partial_is_tried_again_when_it_finds_no_room(
         patch.setattr(world.store, "commit", refuse)
         buffer.flow.grouping.expire(time.time() + 61)
         await buffer.drain()
-    buffer.tick(time.time() + 100)
-    await settle(buffer)
+    await settle(buffer, after=100)
     (left,) = buffer.state.contents
     assert left.available
     assert advantages(world, buffer, uid(1, 1)) == [round(0.2, 4)] * NUM_RESPONSE
 
 
 async def test_nobody_leases_what_leaves_at_a_deadline(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**(PARTIAL | {"consumers": CONSUMERS}))
+    buffer = await world.computing(**(PARTIAL | {"consumers": CONSUMERS}))
     await buffer.push(pushed((1, 0), reward=None))
     await buffer.push(pushed((1, 1)))
     buffer.flow.grouping.expire(time.time() + 61)
-    lease, _ = await buffer.sample("critic", want(2), asyncio.Event())
-    assert lease is not None
+    lease = await leased(buffer, 2, "critic")
     assert [unit.seqs for unit in lease.units] == [(2,)]
     await settle(buffer)
     assert [entry.available for entry in buffer.state.contents] == [True]
 
 
 async def test_what_left_at_a_deadline_was_not_consumed(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**PARTIAL)
+    buffer = await world.computing(**PARTIAL)
     await buffer.push(pushed((1, 0), reward=None))
     await buffer.push(pushed((1, 1)))
-    buffer.tick(time.time() + 61)
-    await settle(buffer)
+    await settle(buffer, after=61)
     fresh = await world.restart(buffer)
     assert await annotate(fresh, uid(1, 1), reward=0.5) == (None, "")
 
@@ -233,8 +217,7 @@ async def test_a_deleted_buffer_lets_its_results_go(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Computed advantages that found no room hold nothing up once their buffer has gone."""
-    world.computer.start()
-    buffer = await world.create(1, **RUNNING)
+    buffer = await world.computing(**RUNNING)
 
     async def full() -> None:
         raise StoreFullError("full")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
-from tests.unit.buffer.compute.test_races import RUNNING, change, in_flight
+from tests.unit.buffer.compute.test_races import RUNNING, in_flight
+from tests.unit.buffer_verbs import change
 from tests.unit.builders import World, experience, push, settle, until
 
 RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
@@ -42,8 +42,7 @@ class Rides:
 async def test_a_buffer_deleted_while_its_results_find_no_room_holds_nothing_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(1, **RUNNING)
+    buffer = await world.computing(**RUNNING)
     with monkeypatch.context() as patch:
         rides = Rides(world, patch)
         await buffer.push(push((1, 0), (1, 1)))
@@ -70,8 +69,7 @@ async def test_nobody_waits_behind_a_deleted_buffer(world: World) -> None:
 
 
 async def test_what_comes_back_to_a_deleted_buffer_is_counted_nowhere(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(1, **RLOO)
+    buffer = await world.computing(**RLOO)
     await buffer.push(push((1, 0), (1, 1)))
     await in_flight(world)
     buffer.close()
@@ -87,8 +85,7 @@ async def test_a_batch_is_stored_part_by_part_before_the_next_is_asked_for(
 ) -> None:
     """A push waits for a part of it only; what finds no room stays under way."""
     monkeypatch.setattr(TUNING, "stored_at_once_bytes", 1)
-    world.computer.start()
-    buffer = await world.create(1, **BATCH)
+    buffer = await world.computing(**BATCH)
     with monkeypatch.context() as patch:
         rides = Rides(world, patch)
         await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
@@ -100,19 +97,19 @@ async def test_a_batch_is_stored_part_by_part_before_the_next_is_asked_for(
         await buffer.drain()
         assert world.computer._in_flight
         assert buffer.flow.describe_wait() == "1 changes wait to be stored: full"
-    buffer.tick(time.time() + 2)
-    await settle(buffer)
+    await settle(buffer, after=2)
     await until(lambda: not world.computer._in_flight)
     assert all(entry.available for entry in buffer.state.contents)
 
 
 async def test_what_failed_under_old_settings_is_computed_under_new_ones(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=2, advantage={"estimator": "rloo", "reward_scale": 1e9})
+    buffer = await world.computing(
+        group_size=2, advantage={"estimator": "rloo", "reward_scale": 1e9}
+    )
     payloads = [trxp.encode([experience(1, 0, reward=3e38), experience(1, 1)])]
     await buffer.push(Push(payloads=payloads))
     await in_flight(world)
-    change(buffer, advantage={"estimator": "rloo"})
+    await change(buffer, advantage={"estimator": "rloo"})
     await settle(buffer)
     assert not buffer.state.contents.quarantined
     assert all(entry.available for entry in buffer.state.contents)
@@ -121,33 +118,30 @@ async def test_what_failed_under_old_settings_is_computed_under_new_ones(world: 
 async def test_what_old_settings_made_available_waits_for_no_field_of_new_ones(
     world: World,
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(
+    buffer = await world.computing(
         **RLOO, group_deadline_seconds=60, on_group_deadline="drop", on_missing_field="wait"
     )
     await buffer.push(push((1, 0), (1, 1)))
     await in_flight(world)
-    change(buffer, advantage={"estimator": "gae"})
+    await change(buffer, advantage={"estimator": "gae"})
     await settle(buffer)
     assert all(entry.available for entry in buffer.state.contents)
     assert not buffer.state.contents.lacking
-    buffer.tick(time.time() + 61)
-    await buffer.drain()
+    await settle(buffer, after=61)
     assert len(buffer.state.contents) == 2
 
 
 async def test_moments_of_another_estimator_stay_void(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(1, **RUNNING)
+    buffer = await world.computing(**RUNNING)
     await buffer.push(push((1, 0), (1, 1)))
     await settle(buffer)
     with monkeypatch.context() as patch:
         rides = Rides(world, patch)
         await buffer.push(push((2, 0), (2, 1)))
         await until(lambda: rides.waiting)
-        change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
+        await change(buffer, advantage={"estimator": "dr_grpo", "running_norm": "std"})
         assert not buffer.row.moments
         rides.refuse()
         await buffer.drain()

@@ -35,8 +35,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def idle_worker(world: World) -> tuple[Buffer, Child]:
     """A buffer, and the worker that has computed its first group."""
-    world.computer.start()
-    buffer = await world.create(**RLOO)
+    buffer = await world.computing(**RLOO)
     await buffer.push(push((0, 0), (0, 1)))
     await until(lambda: not buffer.flow.computing.num_jobs)
     child = world.computer._child
@@ -72,8 +71,7 @@ async def test_a_worker_that_never_ends_is_killed_and_the_next_computes(world: W
 
 async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: World) -> None:
     world.computer._settings = ComputeSection(device="no such device")
-    world.computer.start()
-    buffer = await world.create(**RLOO)
+    buffer = await world.computing(**RLOO)
     await buffer.push(push((0, 0), (0, 1)))
     starting = world.computer._starting
     await until(lambda: starting.locked())
@@ -106,8 +104,7 @@ async def test_a_job_that_kills_the_worker_is_given_up_and_its_neighbours_go_on(
 
 async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World) -> None:
     """Deleting the member at fault frees the rest."""
-    world.computer.start()
-    buffer = await world.create(group_size=2, advantage={"estimator": "reinforce"})
+    buffer = await world.computing(group_size=2, advantage={"estimator": "reinforce"})
     bad = experience(5, 0, reward=None, token_level_reward=[float("nan")] * NUM_RESPONSE)
     await buffer.push(Push(payloads=[trxp.encode([bad, experience(6, 0)])]))
     await until(lambda: not buffer.flow.computing.num_jobs)

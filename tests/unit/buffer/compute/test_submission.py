@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ from experience_buffer_server.buffer.compute.worker import batch_id
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.batch_assembly import read_payload
-from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid, want
+from tests.unit.buffer_verbs import entry_of, leased
+from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid
 
 BATCH: dict[str, Any] = {
     "group_size": 1,
@@ -48,8 +48,7 @@ def computed(world: World, buffer: Buffer, *tasks: int) -> dict[str, tuple[float
 
 
 async def test_a_batch_is_computed_when_it_is_full(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**BATCH)
+    buffer = await world.computing(**BATCH)
     await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     await buffer.drain()
     assert not computed(world, buffer, 0, 1)
@@ -63,25 +62,21 @@ async def test_a_batch_is_computed_when_it_is_full(world: World) -> None:
 
 
 async def test_a_batch_that_does_not_fill_is_computed_after_a_while(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**BATCH)
+    buffer = await world.computing(**BATCH)
     await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     buffer.tick(time.time() + 9)
     assert buffer.flow.describe_wait()
-    buffer.tick(time.time() + 11)
-    await settle(buffer)
+    await settle(buffer, after=11)
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [-0.5, 0.5]
 
 
 async def test_members_that_left_or_settings_that_changed_leave_the_batch(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**BATCH)
+    buffer = await world.computing(**BATCH)
     await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     await buffer.delete([entry for entry in buffer.state.contents if entry.record.task == "0"])
     await buffer.push(rewarded([(2, 0, 6.0)]))
     await buffer.drain()
-    buffer.tick(time.time() + 11)
-    await settle(buffer)
+    await settle(buffer, after=11)
     assert [a for a, _ in computed(world, buffer, 0, 1, 2).values()] == [-2.0, 2.0]
     await buffer.push(rewarded([(3, 0, 5.0)]))
     plain = buffer.settings.model_dump() | {"advantage": {"estimator": "reinforce"}}
@@ -91,8 +86,7 @@ async def test_members_that_left_or_settings_that_changed_leave_the_batch(world:
 
 
 async def test_a_batch_is_full_of_what_still_holds(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**BATCH)
+    buffer = await world.computing(**BATCH)
     await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     # With task 2 it would be full, if these two were what they were.
     await buffer.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
@@ -108,18 +102,15 @@ async def test_a_batch_is_full_of_what_still_holds(world: World) -> None:
 
 
 async def test_a_batch_that_does_not_fill_has_what_was_annotated(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**BATCH)
+    buffer = await world.computing(**BATCH)
     await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     await buffer.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
-    buffer.tick(time.time() + 11)
-    await settle(buffer)
+    await settle(buffer, after=11)
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [1.0, -1.0]
 
 
 async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**BATCH)
+    buffer = await world.computing(**BATCH)
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
     await buffer.push(Push(payloads=[trxp.encode([bad])]))
     await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
@@ -153,8 +144,7 @@ async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch
 
 
 async def test_what_is_computed_again_is_recorded_with_its_new_batch(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**BATCH)
+    buffer = await world.computing(**BATCH)
     await buffer.push(rewarded([(task, 0, float(task)) for task in range(3)]))
     await settle(buffer)
     (before,) = set(ids(world, buffer, 0, 1, 2))
@@ -166,8 +156,7 @@ async def test_what_is_computed_again_is_recorded_with_its_new_batch(world: Worl
 
 
 async def test_without_statistics_of_a_batch_none_is_recorded(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=1, advantage={"estimator": "reinforce"})
+    buffer = await world.computing(group_size=1, advantage={"estimator": "reinforce"})
     await buffer.push(rewarded([(0, 0, 1.0)]))
     await settle(buffer)
     assert "batch_id" not in computed(world, buffer, 0)[uid(0, 0)][1]
@@ -219,8 +208,7 @@ async def test_a_withheld_group_is_not_counted_again_after_a_crash(
 
 
 async def test_a_group_that_is_computed_again_is_not_counted_again(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**RUNNING)
+    buffer = await world.computing(**RUNNING)
     await buffer.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
     await settle(buffer)
     moments = buffer.row.moments
@@ -250,8 +238,7 @@ async def test_groups_without_variance(world: World, policy: str) -> None:
         assert again.status == "duplicate"
         return
     assert len(queue) == 4
-    entry = buffer.state.contents.by_uid(uid(0, 0))
-    assert entry is not None
+    entry = entry_of(buffer, 0, 0)
     payload, row = read_payload(world.store, buffer, entry)
     assert row is not None
     assert row.details["zero_variance"] is True
@@ -268,8 +255,7 @@ async def test_a_leased_group_of_a_raw_consumer_is_withheld_too(world: World) ->
     estimator = {"estimator": "grpo", "zero_variance": "withhold"}
     buffer = await world.create(group_size=2, advantage=estimator, consumers=consumers)
     await buffer.push(rewarded([(0, 0, 0.3), (0, 1, 0.3)]))
-    lease, _ = await buffer.sample("scorer", want(2), asyncio.Event())
-    assert lease is not None
+    lease = await leased(buffer, 2, "scorer")
     world.computer.start()
     await settle(buffer)
     assert len(buffer.state.contents) == 2

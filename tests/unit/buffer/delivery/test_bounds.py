@@ -17,29 +17,14 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.rpc.batch_assembly import Sampled, packed, sampled
+from experience_buffer_server.rpc import batch_assembly
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.service import Service
-from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.settings.server import SnapshotsSection
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
-from tests.unit.builders import World, experience, push, sampling, settings, uid, want
-
-
-async def sample(
-    buffer: Buffer, count: int, name: str = "trainer", rank_of: RankOf | None = None, **more: Any
-) -> tuple[Lease | None, str]:
-    asked = want(count, **more)
-    return await buffer.sample(name, asked, asyncio.Event(), rank_of=rank_of)
-
-
-async def leased(buffer: Buffer, count: int, name: str = "trainer", **more: Any) -> Lease:
-    lease, why = await sample(buffer, count, name, **more)
-    assert lease is not None, why
-    return lease
-
+from tests.unit.buffer_verbs import consume, leased, sampled
+from tests.unit.builders import World, experience, push, sampling, settings, uid
 
 # --- messages
 
@@ -48,8 +33,7 @@ LONG = {"grpo": {"advantage": {"estimator": "grpo"}}, "plain": {}}
 
 async def pushed_long(world: World, config: dict[str, Any], num_tokens: int) -> Buffer:
     """8 groups of 2 experiences with responses of some length, ready to be sampled."""
-    world.computer.start()
-    buffer = await world.create(group_size=2, **config)
+    buffer = await world.computing(group_size=2, **config)
     for task in range(8):
         members = [
             experience(
@@ -80,15 +64,15 @@ async def test_a_unit_takes_no_more_than_estimated(
     response = service_pb2.SampleResponse()
     unreadable = Unreadable()
 
-    def join(experiences: Sequence[Sampled]) -> None:
+    def join(experiences: Sequence[batch_assembly.Sampled]) -> None:
         for rest, pieces, num_bytes in experiences:
             message = types_pb2.SampledExperience.FromString(rest)
             message.payload = b"".join(pieces)
             assert len(message.payload) == num_bytes
             response.experiences.append(message)
 
-    sampled(world.store, buffer, units, unreadable, join)
-    in_columns = len(packed(world.store, buffer, units, unreadable, b"".join))
+    batch_assembly.sampled(world.store, buffer, units, unreadable, join)
+    in_columns = len(batch_assembly.packed(world.store, buffer, units, unreadable, b"".join))
     assert not unreadable
     assert max(response.ByteSize(), in_columns) <= most
     excess = most - response.ByteSize()
@@ -133,7 +117,7 @@ class Caller:
 
 
 async def serving(world: World) -> Backend:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     await registry.create("b", settings(consumers=[{"name": "trainer", "max_deliveries": 1}]))
     snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
     return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
@@ -225,7 +209,7 @@ async def with_a_past(world: World) -> Buffer:
     for task in range(6):
         await buffer.push(push(*((task, run) for run in range(4))))
         for _ in range(4):
-            await buffer.ack((await leased(buffer, 4)).id)
+            await consume(buffer, 4)
     assert len(buffer.state.contents) == 0
     tally = buffer.state.consumers["trainer"].tally
     assert (tally.departed_inserts, tally.departed_samples) == (24, 96)
@@ -258,14 +242,14 @@ async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) ->
     trainer = limited(1, max_deliveries=0)
     buffer = await world.create(consumers=[trainer, other])
     await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
-    await buffer.ack((await leased(buffer, 4)).id)
+    await consume(buffer, 4)
     await buffer.push(push((2, 0)))
     await change(buffer, limited(0.5, max_deliveries=0), other)
     await buffer.drain()
     assert difference(buffer) == 0.5
     buffer = await world.restart(buffer)
     assert difference(buffer) == 0.5
-    await buffer.ack((await leased(buffer, 4, "other")).id)
+    await consume(buffer, 4, "other")
     assert len(buffer.state.contents) == 1
     assert difference(buffer) == 0.5
     assert difference(await world.restart(buffer)) == 0.5
@@ -292,7 +276,7 @@ async def test_what_leaves_while_a_limiter_comes_is_not_counted_for_ever(world: 
 async def test_no_step_is_too_early_for_a_consumer_that_was_removed(world: World) -> None:
     buffer = await world.create(consumers=["actor", "critic"])
     await buffer.push(push((1, 0), (1, 1)))
-    await buffer.ack((await leased(buffer, 1, "actor")).id, step=5)
+    await consume(buffer, 1, "actor", step=5)
     await buffer.flow.timelines.declare_safe(buffer.state.consumers["actor"], 5)
     assert buffer.state.retirement.problem_with("actor", 3)
     await buffer.change_settings(settings(consumers=["critic"]))
@@ -328,11 +312,11 @@ async def test_a_stale_group_leaves_as_a_whole_or_not_at_all(world: World, holds
     if holds == "step":
         await buffer.ack(lease.id, step=3)
     buffer.row.policy_version = 5
-    assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
+    assert (await sampled(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
     await buffer.drain()
     got = await leased(buffer, 1, "critic")
     assert got.num_experiences == 4
-    assert (await sample(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
+    assert (await sampled(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
 
 
 def of_version(version: int, *members: tuple[int, int]) -> Push:

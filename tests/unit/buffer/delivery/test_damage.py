@@ -16,12 +16,12 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.response_bytes import Hold
-from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.store.batch import Kind
 from experience_buffer_server.store.interface import Record
 from tests.unit.buffer.delivery.test_bounds import serving
-from tests.unit.builders import World, push, sampling, uid, want
+from tests.unit.buffer_verbs import entry_of, leased
+from tests.unit.builders import World, push, sampling, uid
 
 
 async def lose(world: World, buffer: Buffer, *members: tuple[int, int]) -> None:
@@ -32,18 +32,6 @@ async def lose(world: World, buffer: Buffer, *members: tuple[int, int]) -> None:
         batch.remove(buffer.id, record)
         batch.put_record(buffer.id, record)
     await world.store.commit(batch)
-
-
-def entry_of(buffer: Buffer, task: int, run: int) -> Entry:
-    entry = buffer.state.contents.by_uid(uid(task, run))
-    assert entry is not None
-    return entry
-
-
-async def leased(buffer: Buffer, count: int) -> Lease:
-    lease, why = await buffer.sample("trainer", want(count), asyncio.Event())
-    assert lease is not None, why
-    return lease
 
 
 async def called(backend: Backend, **more: Any) -> service_pb2.SampleResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
 from experience_buffer_server.store.interface import MAX_PRIORITY, StoreFullError
 from tests.refusing_store import Refusals, begin
-from tests.unit.builders import World, experience, push, uid, want
+from tests.unit.buffer_verbs import leased
+from tests.unit.builders import World, experience, push, uid
 
 PRIORITIZED = [{"name": "trainer", "unit": "group", "selector": {"kind": "prioritized"}}]
 HUGE = 1.7e308
@@ -32,8 +32,7 @@ def priorities(buffer: Buffer) -> list[float]:
 
 
 async def sampled(buffer: Buffer) -> int:
-    lease, why = await buffer.sample("trainer", want(1), asyncio.Event())
-    assert lease is not None, why
+    lease = await leased(buffer)
     return lease.num_experiences
 
 

@@ -14,7 +14,8 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
-from tests.unit.builders import World, experience, push, want
+from tests.unit.buffer_verbs import sampled
+from tests.unit.builders import World, experience, push
 
 
 def state(lease: Lease) -> str:
@@ -25,7 +26,7 @@ async def part(
     buffer: Buffer, rank: int, *, after: int = 0, num_units: int = 2
 ) -> tuple[Lease | None, str]:
     rank_of = RankOf(rank=rank, world_size=2, after_lease_id=after)
-    return await buffer.sample("c", want(num_units), asyncio.Event(), rank_of=rank_of)
+    return await sampled(buffer, num_units, "c", rank_of=rank_of)
 
 
 async def shared(buffer: Buffer, *, after: int = 0) -> Lease:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
-from tests.unit.builders import World, experience, want
+from tests.unit.buffer_verbs import leased, sampled
+from tests.unit.builders import World, experience
 
 
 def of_version(version: int, run: int, task: int = 1) -> Push:
@@ -19,7 +18,7 @@ def of_version(version: int, run: int, task: int = 1) -> Push:
 
 async def take(buffer: Buffer, consumer: str, count: int) -> int:
     """How many units came, all of which are acknowledged."""
-    lease, _ = await buffer.sample(consumer, want(count), asyncio.Event())
+    lease, _ = await sampled(buffer, count, consumer)
     await buffer.drain()
     if lease is None:
         return 0
@@ -102,8 +101,7 @@ async def test_a_rewind_of_what_was_passed_over_counts_it_once(
     for run in range(2):
         await buffer.push(of_version(0, run))
     for step in (1, 2):
-        lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
-        assert lease is not None
+        lease = await leased(buffer, 2)
         await buffer.ack(lease.id, step=step)
     await buffer.publish(1)
     assert await take(buffer, "trainer", 2) == 0

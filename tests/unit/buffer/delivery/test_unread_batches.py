@@ -14,9 +14,8 @@ from experience_buffer import trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.settings.server import SnapshotsSection
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from tests.unit.builders import World, experience, push, sampling, settings
 
@@ -26,7 +25,7 @@ Request = service_pb2.SampleStreamRequest
 
 
 async def backend_of(world: World, **consumer: Any) -> Backend:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     trainer = {"name": "trainer"} | consumer
     await registry.create("math", settings(group_by="none", consumers=[trainer]))
     snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)

@@ -19,7 +19,8 @@ from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.store.interface import DamagedRecordError
 from tests.refusing_store import Refusals
-from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid, want
+from tests.unit.buffer_verbs import entry_of, pushed, take
+from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid
 
 GAE: dict[str, Any] = {
     "group_size": 2,
@@ -35,19 +36,10 @@ def values(*numbers: float) -> dict[str, TensorView]:
     return {"values": TensorView("F32", (len(numbers) or NUM_RESPONSE,), data)}
 
 
-def pushed(*members: tuple[int, int], **fields: Any) -> Push:
-    return Push(payloads=[trxp.encode([experience(*member, **fields) for member in members])])
-
-
 async def annotate(buffer: Buffer, uid: str, **fields: Any) -> tuple[AnnotateReason | None, str]:
     (outcome,) = await buffer.annotate([Annotation(uid=uid, **fields)])
     assert outcome.uid == uid
     return outcome.reason, outcome.message
-
-
-async def take(buffer: Buffer, consumer: str) -> int:
-    lease, _ = await buffer.sample(consumer, want(1), asyncio.Event())
-    return 0 if lease is None else lease.id
 
 
 def advantages(world: World, buffer: Buffer, uid: str) -> list[float]:
@@ -74,8 +66,7 @@ async def test_a_missing_field_is_refused_unless_the_buffer_waits_for_it(world: 
 
 
 async def test_an_experience_waits_for_its_field_and_says_so(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**GAE)
+    buffer = await world.computing(**GAE)
     await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
     assert "2 experiences wait for fields" in buffer.flow.describe_wait()
     assert f"{uid(1, 0)!r}, for values" in buffer.flow.describe_wait()
@@ -87,8 +78,7 @@ async def test_an_experience_waits_for_its_field_and_says_so(world: World) -> No
 
 
 async def test_what_waits_is_the_same_after_a_restart(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**GAE)
+    buffer = await world.computing(**GAE)
     await buffer.push(pushed((1, 0), (1, 1)))
     await annotate(buffer, uid(1, 1), tensors=values())
     await settle(buffer)
@@ -99,8 +89,7 @@ async def test_what_waits_is_the_same_after_a_restart(world: World) -> None:
 
 
 async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**GAE)
+    buffer = await world.computing(**GAE)
     await buffer.push(pushed((1, 0)))
     before = trxp.read(world.payload(buffer, uid(1, 0)))[0]
     await annotate(buffer, uid(1, 0), tensors=values(), info={"source": "critic"})
@@ -134,29 +123,26 @@ async def test_one_form_of_a_field_replaces_the_other(world: World) -> None:
 
 
 async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**RLOO)
+    buffer = await world.computing(**RLOO)
     await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 1)) == [0.0] * NUM_RESPONSE
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=3.0))
     while not any(entry.changing for entry in buffer.state.contents):
         await asyncio.sleep(0)
-    assert not await take(buffer, "trainer")
+    assert not await take(buffer)
     assert await changing == (None, "")
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 0)) == [2.0] * NUM_RESPONSE
     assert advantages(world, buffer, uid(1, 1)) == [-2.0] * NUM_RESPONSE
     assert len(buffer.state.consumers["trainer"].ready) == 2
-    entry = buffer.state.contents.by_uid(uid(1, 0))
-    assert entry is not None
+    entry = entry_of(buffer, 1, 0)
     assert entry.record.reward == 3.0
 
 
 async def test_nobody_gets_advantages_of_before_an_annotation(world: World) -> None:
     """Not even while its commit is under way, and not from a job under way either."""
-    world.computer.start()
-    buffer = await world.create(**RLOO)
+    buffer = await world.computing(**RLOO)
     await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
     # The job is on its way to the worker, which starts for it.
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=5.0))
@@ -170,11 +156,10 @@ async def test_nobody_gets_advantages_of_before_an_annotation(world: World) -> N
 
 
 async def test_what_was_delivered_is_not_changed_behind_the_trainer(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**RLOO)
+    buffer = await world.computing(**RLOO)
     await buffer.push(pushed((1, 0), (1, 1)))
     await settle(buffer)
-    lease_id = await take(buffer, "trainer")
+    lease_id = await take(buffer)
     for member in (0, 1):
         reason, message = await annotate(buffer, uid(1, member), reward=3.0)
         assert reason is AnnotateReason.DELIVERED
@@ -190,17 +175,16 @@ async def test_what_was_delivered_is_not_changed_behind_the_trainer(world: World
 
 
 async def test_a_raw_consumer_gets_what_waits_and_may_annotate_what_it_holds(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**(GAE | {"consumers": CONSUMERS}))
+    buffer = await world.computing(**(GAE | {"consumers": CONSUMERS}))
     await buffer.push(pushed((1, 0), (1, 1)))
-    assert not await take(buffer, "actor")
+    assert not await take(buffer, 1, "actor")
     for member in (0, 1):
-        lease_id = await take(buffer, "critic")
+        lease_id = await take(buffer, 1, "critic")
         assert await annotate(buffer, uid(1, member), tensors=values()) == (None, "")
         await buffer.ack(lease_id)
     await settle(buffer)
-    assert not await take(buffer, "critic")
-    assert await take(buffer, "actor")
+    assert not await take(buffer, 1, "critic")
+    assert await take(buffer, 1, "actor")
     assert len(buffer.state.contents) == 2
 
 
@@ -258,8 +242,7 @@ async def test_annotations_at_once_keep_one_another(world: World) -> None:
 
 
 async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_size=1, advantage={"estimator": "reinforce"})
+    buffer = await world.computing(group_size=1, advantage={"estimator": "reinforce"})
     bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
     await buffer.push(Push(payloads=[trxp.encode([bad])]))
     await settle(buffer)
@@ -298,8 +281,7 @@ async def test_a_deadline_ends_the_wait_for_fields(
     await annotate(buffer, uid(1, 1), info={"baseline_reward": 0.0})
     buffer.tick(time.time() + 4)
     assert len(buffer.state.contents) == 2
-    buffer.tick(time.time() + 6)
-    await settle(buffer)
+    await settle(buffer, after=6)
     assert len(buffer.state.contents) == left
     assert len(buffer.state.contents.lacking) == (policy == "wait")
     group = buffer.state.contents.groups.get("2/1")
@@ -315,13 +297,11 @@ async def test_a_deadline_waits_for_an_annotator_that_holds_a_lease(world: World
     changes = {"on_group_deadline": "drop", "consumers": CONSUMERS}
     buffer = await world.create(**(DEADLINE | changes))
     await buffer.push(pushed((1, 0), (1, 1)))
-    first = await take(buffer, "critic")
-    buffer.tick(time.time() + 6)
-    await settle(buffer)
+    first = await take(buffer, 1, "critic")
+    await settle(buffer, after=6)
     assert len(buffer.state.contents) == 2
     await buffer.nack(first, reason="")
-    buffer.tick(time.time() + 8)
-    await settle(buffer)
+    await settle(buffer, after=8)
     assert len(buffer.state.contents) == 0
 
 
@@ -329,9 +309,9 @@ async def test_a_raw_consumer_of_groups_gets_them_whole(world: World) -> None:
     consumers = [{"name": "critic", "raw": True, "unit": "group"}, {"name": "actor"}]
     buffer = await world.create(**(GAE | {"consumers": consumers}))
     await buffer.push(pushed((1, 0)))
-    assert not await take(buffer, "critic")
+    assert not await take(buffer, 1, "critic")
     await buffer.push(pushed((1, 1)))
-    assert await take(buffer, "critic")
+    assert await take(buffer, 1, "critic")
 
 
 async def test_a_group_is_not_computed_before_every_member_has_its_fields(world: World) -> None:
@@ -378,8 +358,7 @@ async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_co
 
 
 async def test_a_refused_annotation_leaves_what_was_computed(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**GAE)
+    buffer = await world.computing(**GAE)
     await buffer.push(pushed((1, 0), reward=1.0))
     await annotate(buffer, uid(1, 0), tensors=values())
     await settle(buffer)

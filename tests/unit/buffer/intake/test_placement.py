@@ -16,6 +16,7 @@ from experience_buffer_server.buffer.intake.placement import Forecast, forecast
 from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.buffer.intake.push_room import Patience
 from tests.unit.buffer.leaving.test_retention import Clock, clock, sample
+from tests.unit.buffer_verbs import entry_of
 from tests.unit.builders import World, eid, push, uid
 
 __all__ = ["clock"]
@@ -55,8 +56,7 @@ async def test_groups_that_have_gone_are_looked_up_together(
 async def test_a_group_is_closed_by_as_many_as_it_lacks(world: World) -> None:
     buffer = await world.create(group_size=3)
     await buffer.push(push((1, 0), (1, 1)))
-    leaving = buffer.state.contents.by_uid(uid(1, 0))
-    assert leaving is not None
+    leaving = entry_of(buffer, 1, 0)
     leaving.leaving = True
     await buffer.push(push((1, 2)))
     (group,) = buffer.state.contents.groups

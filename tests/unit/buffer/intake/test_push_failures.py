@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.entries import Reason
 from tests.refusing_store import Held, Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
-from tests.unit.buffer.intake.test_annotate import pushed
+from tests.unit.buffer_verbs import pushed
 from tests.unit.builders import World, push, settle, uid
 
 
@@ -67,14 +67,12 @@ async def test_a_sealed_group_is_as_large_as_it_is(world: World) -> None:
 async def test_what_lacks_a_field_at_its_deadline_may_be_on_its_way(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.computer.start()
-    buffer = await world.create(**PARTIAL)
+    buffer = await world.computing(**PARTIAL)
     await buffer.push(pushed((1, 0)))
     member = await pushing(world, buffer, pushed((1, 1), reward=None))
     buffer.tick(time.time() + 61)
     await member.fail()
-    buffer.tick(time.time() + 100)
-    await settle(buffer)
+    await settle(buffer, after=100)
     assert not caplog.records
     for place in (buffer, await world.restart(buffer)):
         (left,) = place.state.contents

@@ -15,9 +15,9 @@ from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.buffer.intake.push_room import Patience
-from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.runtime.quotas import Charge
-from tests.unit.builders import World, experience, payload, push, want
+from tests.unit.buffer_verbs import change, consume, sampled, stored, take
+from tests.unit.builders import World, experience, payload, push
 
 Waiting = asyncio.Task[list[Outcome]]
 BLOCK: dict[str, Any] = {"group_by": "none", "on_full": "block", "max_items": 4}
@@ -39,12 +39,6 @@ class Pusher:
         return task
 
 
-async def lease(buffer: Buffer, count: int) -> int:
-    taken, _ = await buffer.sample("trainer", want(count), asyncio.Event())
-    assert taken is not None
-    return taken.id
-
-
 async def full(world: World, **changes: Any) -> Buffer:
     """A buffer of four experiences, of which two are leased."""
     buffer = await world.create(**BLOCK | changes)
@@ -52,17 +46,9 @@ async def full(world: World, **changes: Any) -> Buffer:
     return buffer
 
 
-def stored(buffer: Buffer) -> list[tuple[int, int]]:
-    return [(int(entry.record.task), entry.record.run) for entry in buffer.state.contents]
-
-
 async def statuses(*waiting: Waiting) -> list[str]:
     done = await asyncio.wait_for(asyncio.gather(*waiting), 10)
     return [outcome.status.value for outcomes in done for outcome in outcomes]
-
-
-async def change(buffer: Buffer, **changes: Any) -> None:
-    await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
 
 
 async def test_a_push_waits_for_room_and_has_it_with_the_ack(world: World) -> None:
@@ -74,7 +60,7 @@ async def test_a_push_waits_for_room_and_has_it_with_the_ack(world: World) -> No
     size = len(payload((1, 0)))
     assert f"1 pushes of {size} bytes wait for room" in stats.pushes_wait_for
     assert "4 + 1 exceed max_items = 4" in stats.pushes_wait_for
-    await buffer.ack(await lease(buffer, 1))
+    await consume(buffer)
     assert await statuses(waiting) == ["stored"]
     assert stored(buffer) == [(0, 1), (0, 2), (0, 3), (1, 0)]
     assert (buffer.flow.push_room.num_waiting, buffer.flow.push_room.describe_line()) == (0, "")
@@ -89,15 +75,15 @@ async def test_nobody_overtakes(world: World) -> None:
     pusher = Pusher(buffer)
     large = await pusher.push((1, 0), (1, 1), (1, 2))
     small = [await pusher.push((task, 0)) for task in (2, 3)]
-    await buffer.ack(await lease(buffer, 2))
+    await consume(buffer, 2)
     await buffer.drain()
     assert buffer.flow.push_room.num_waiting == 3, "two places are free, and the first needs three"
     late = await pusher.push((4, 0))
     assert buffer.flow.push_room.num_waiting == 4, "it would fit, and came last"
-    await buffer.ack(await lease(buffer, 2))
+    await consume(buffer, 2)
     assert await statuses(large, small[0]) == ["stored"] * 4
     assert stored(buffer) == [(1, 0), (1, 1), (1, 2), (2, 0)]
-    await buffer.ack(await lease(buffer, 3))
+    await consume(buffer, 3)
     assert await statuses(small[1], late) == ["stored"] * 2
     assert stored(buffer) == [(2, 0), (3, 0), (4, 0)]
 
@@ -107,7 +93,7 @@ async def test_repeats_are_answered_at_once(world: World) -> None:
     pusher = Pusher(buffer)
     first, second = await pusher.push((1, 0)), await pusher.push((1, 0))
     assert await statuses(await pusher.push((0, 3), (0, 2))) == ["duplicate"] * 2
-    await buffer.ack(await lease(buffer, 1))
+    await consume(buffer)
     assert await statuses(first, second) == ["stored", "duplicate"]
     assert stored(buffer) == [(0, 1), (0, 2), (0, 3), (1, 0)]
 
@@ -117,7 +103,7 @@ async def test_a_cancelled_push_lets_the_next_go(world: World, woken: bool) -> N
     buffer = await full(world)
     pusher = Pusher(buffer)
     first, second = await pusher.push((1, 0), (1, 1)), await pusher.push((2, 0))
-    lease_id = await lease(buffer, 2)
+    lease_id = await take(buffer, 2)
     if woken:
         before = buffer.state.contents._on_less
 
@@ -156,7 +142,7 @@ async def test_the_line_is_bounded(world: World) -> None:
     waiting = [await pusher.push((task, 0)) for task in (1, 2)]
     with pytest.raises(errors.BufferFullError, match=r"server\.max_waiting_pushes is 2"):
         await (await pusher.push((3, 0)))
-    await buffer.ack(await lease(buffer, 2))
+    await consume(buffer, 2)
     assert await statuses(*waiting) == ["stored"] * 2
 
 
@@ -273,7 +259,7 @@ async def test_bytes_are_waited_for_as_well(world: World) -> None:
     await buffer.push(push((0, 0), (0, 1), (0, 2)))
     waiting = await Pusher(buffer).push((1, 0))
     assert "max_bytes" in buffer.flow.push_room.describe_line()
-    await buffer.ack(await lease(buffer, 1))
+    await consume(buffer)
     assert await statuses(waiting) == ["stored"]
 
 
@@ -287,8 +273,8 @@ async def test_no_turn_is_lost(world: World, seed: int) -> None:
     sizes: list[int] = []
     taken: dict[int, int] = {}
 
-    async def consume() -> None:
-        found, _ = await buffer.sample("trainer", want(chance.randint(1, 4)), asyncio.Event())
+    async def take_some() -> None:
+        found, _ = await sampled(buffer, chance.randint(1, 4))
         if found is not None:
             entries = buffer.state.contents.by_seqs(
                 seq for unit in found.units for seq in unit.seqs
@@ -305,12 +291,12 @@ async def test_no_turn_is_lost(world: World, seed: int) -> None:
             case "cancel" if waiting:
                 chance.choice(waiting).cancel()
             case "consume":
-                await consume()
+                await take_some()
             case _:
                 await asyncio.sleep(0)
     async with asyncio.timeout(20):
         while not all(one.done() for one in waiting) or buffer.num_items:
-            await consume()
+            await take_some()
             await asyncio.sleep(0)
     await buffer.drain()
     tasks = [taken[seq] for seq in sorted(taken)]
@@ -335,5 +321,5 @@ async def test_what_has_become_too_large_is_refused_and_holds_nobody_up(
     name, limit = next(iter(limits.items()))
     assert f"{name} = {limit}" in str(refused.value)
     assert refused.value.retry_delay_seconds is None
-    await buffer.ack(await lease(buffer, 4))
+    await consume(buffer, 4)
     assert await statuses(small) == ["stored"]

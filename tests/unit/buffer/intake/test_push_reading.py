@@ -16,13 +16,12 @@ import pytest
 from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import Pushed, PushRequest, read_push
 from experience_buffer_server.runtime import loop_turns
 from experience_buffer_server.runtime.callers import Caller, entered
-from experience_buffer_server.settings.server import Settings, SnapshotsSection
+from experience_buffer_server.settings.server import SnapshotsSection
 from experience_buffer_server.store.interface import LeaseRow, WriteBatch
 from experience_buffer_server.store.lmdb import commit_backlog
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
@@ -39,7 +38,7 @@ async def backend(world: World, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """A backend whose pushes pause after each experience."""
     monkeypatch.setattr(loop_turns, "_LEAST_SECONDS", -1.0)
     monkeypatch.setattr(loop_turns, "_MOST_SECONDS", -1.0)
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     await registry.create("math", settings(on_future_version="refuse"))
     snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
     return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)

@@ -12,7 +12,8 @@ import torch
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
-from tests.unit.builders import NUM_RESPONSE, World, eid, experience, push, settings, settle, want
+from tests.unit.buffer_verbs import leased, sampled
+from tests.unit.builders import NUM_RESPONSE, World, eid, experience, push, settings, settle
 
 FIVE = {"info": {"model_version": 5}}
 GROUPED: dict[str, Any] = {
@@ -36,7 +37,7 @@ async def push_all(buffer: Buffer, *members: tuple[int, int], **fields: Any) -> 
 
 
 async def sample(buffer: Buffer, count: int, **changes: Any) -> int:
-    lease, _ = await buffer.sample("trainer", want(count, **changes), asyncio.Event())
+    lease, _ = await sampled(buffer, count, **changes)
     return 0 if lease is None else lease.id
 
 
@@ -172,7 +173,7 @@ async def test_what_cannot_be_computed_keeps_no_push_out(world: World, unit: str
     assert len(buffer.state.contents.quarantined) == 4
     await push_all(buffer, (3, 0), (3, 1), info={"ref_logprobs": [0.0] * NUM_RESPONSE})
     await settle(buffer)
-    _, shortfall = await buffer.sample("trainer", want(9, timeout_seconds=0.0), asyncio.Event())
+    _, shortfall = await sampled(buffer, 9)
     assert "4 experiences can't be computed or read and are quarantined" in shortfall
 
 
@@ -220,7 +221,7 @@ async def test_a_batch_that_can_never_be_is_explained(
     await push_all(buffer, (1, 0), (2, 0))
     if "limiter" not in consumer:
         await push_all(buffer, (3, 0), (4, 0))
-    lease, why = await buffer.sample("trainer", want(4, min_batch_size=4), asyncio.Event())
+    lease, why = await sampled(buffer, 4, min_batch_size=4)
     assert lease is None
     assert words in why
 
@@ -265,8 +266,7 @@ async def test_a_consumed_unit_that_is_kept_stops_no_pushes(world: World, kept_f
         await buffer.push(push((task, 0), (task, 1)))
         with pytest.raises(errors.ResourceExhaustedError, match="until more is sampled"):
             await buffer.push(push((task, 2)))
-        lease, why = await buffer.sample("trainer", want(2), asyncio.Event())
-        assert lease is not None, why
+        lease = await leased(buffer, 2)
         await buffer.ack(lease.id, step=task)
         buffer = await world.restart(buffer)
     assert len(buffer.state.contents) == 6

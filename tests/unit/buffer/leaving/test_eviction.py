@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.runtime.tuning import TUNING
 from tests.unit.buffer.leaving.test_group_closing import full_disk
-from tests.unit.buffer.leaving.test_retention import Clock, clock, dropped, sample, stored
-from tests.unit.builders import World, experience, push, uid, want
+from tests.unit.buffer.leaving.test_retention import Clock, clock, sample
+from tests.unit.buffer_verbs import dropped, leased, stored
+from tests.unit.builders import World, experience, push, settle, uid
 
 __all__ = ["clock"]
 
@@ -125,8 +125,7 @@ async def test_a_lowered_limit_is_reached_step_by_step(
     await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
     left = []
     for _ in range(3):
-        buffer.tick(clock.now)
-        await buffer.drain()
+        await settle(buffer, after=0)
         left.append(len(buffer.state.contents))
     assert left == [7, 2, 2], "by bytes too: small ones are many"
 
@@ -137,12 +136,10 @@ async def test_what_found_no_room_to_leave_can_be_chosen_again(world: World, clo
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await lower(buffer, 1)
     with full_disk(world):
-        buffer.tick(clock.now)
-        await buffer.drain()
+        await settle(buffer, after=0)
     assert len(buffer.state.contents) == 3
     assert dropped(world, buffer, "evicted") == 0
-    buffer.tick(clock.now)
-    await buffer.drain()
+    await settle(buffer, after=0)
     assert stored(buffer) == [(1, 2)]
     assert dropped(world, buffer, "evicted") == 2
 
@@ -177,6 +174,5 @@ async def test_a_consumer_chooses_by_an_annotated_value(world: World) -> None:
     buffer = await world.create(group_by="none", consumers=[trainer])
     await buffer.push(push((1, 0), (1, 1)))
     await buffer.annotate([Annotation(uid=uid(1, 0), reward=9.0)])
-    lease, _ = await buffer.sample("trainer", want(1), asyncio.Event())
-    assert lease is not None
+    lease = await leased(buffer)
     assert lease.units[0].seqs == (1,)

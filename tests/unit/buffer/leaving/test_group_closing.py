@@ -16,7 +16,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
-from tests.unit.buffer.intake.test_annotate import pushed
+from tests.unit.buffer_verbs import pushed
 from tests.unit.builders import World, experience, push, settle, uid
 
 WITHHOLD: dict[str, Any] = {
@@ -51,8 +51,7 @@ async def compute(world: World, buffer: Buffer) -> None:
 
 
 async def expire(world: World, buffer: Buffer) -> None:
-    buffer.tick(time.time() + 61)
-    await buffer.drain()
+    await settle(buffer, after=61)
 
 
 async def command(world: World, buffer: Buffer) -> None:
@@ -102,11 +101,9 @@ async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
     await buffer.push(push(*((task, run) for task in range(7) for run in range(2))))
     with full_disk(world):
         for seconds in (0, 10, 20):
-            buffer.tick(time.time() + 61 + seconds)
-            await buffer.drain()
+            await settle(buffer, after=61 + seconds)
         assert len(buffer.state.contents) == 14
-    buffer.tick(time.time() + 100)
-    await buffer.drain()
+    await settle(buffer, after=100)
     assert not list(buffer.state.contents)
     dropped = world.metrics.registry.get_sample_value(
         "experience_buffer_dropped_experiences_total",
@@ -129,21 +126,18 @@ async def test_a_seal_that_finds_no_room_leaves_the_group_open(world: World) -> 
 
 
 async def test_a_deadline_whose_row_finds_no_room_is_looked_at_again(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(**PARTIAL | {"group_size": 4})
+    buffer = await world.computing(**PARTIAL | {"group_size": 4})
     await buffer.push(pushed((0, 0), (0, 1)))
     await buffer.push(pushed((0, 2), reward=None))
     (group,) = buffer.state.contents.groups
     Refusals(world.store).num_next = 1
-    buffer.tick(time.time() + 61)
-    await buffer.drain()
+    await settle(buffer, after=61)
     assert group.is_open
     assert len(buffer.state.contents) == 2, "what lacks a field has gone, and is counted"
     name, labels = "experience_buffer_dropped_experiences_total", {"reason": "missing_field"}
     counted = world.metrics.registry.get_sample_value(name, {"buffer": buffer.name} | labels)
     assert counted == 1
-    buffer.tick(time.time() + 100)
-    await settle(buffer)
+    await settle(buffer, after=100)
     for place in (buffer, await world.restart(buffer)):
         (group,) = place.state.contents.groups
         assert (group.row.closed, group.available) == ("deadline", True)

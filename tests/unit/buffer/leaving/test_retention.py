@@ -21,7 +21,8 @@ from experience_buffer_server.runtime.tuning import TUNING
 from tests.models.retention_model import Model, Place
 from tests.refusing_store import Held
 from tests.unit.buffer.leaving.test_group_closing import full_disk
-from tests.unit.builders import World, experience, push, settings, uid, want
+from tests.unit.buffer_verbs import change, dropped, leased, of_version, stored
+from tests.unit.builders import World, experience, push, settings, settle, uid, want
 
 HOUR = 3600.0
 
@@ -39,41 +40,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-async def settle(buffer: Buffer, clock: Clock) -> None:
+async def pass_by(buffer: Buffer, clock: Clock) -> None:
     """Ticks a second apart: what the first finds held by a commit under way, the next finds free."""
-    buffer.tick(clock.now)
-    await buffer.drain()
+    await settle(buffer, after=0)
     clock.now += 1.0
-    buffer.tick(clock.now)
-    await buffer.drain()
+    await settle(buffer, after=0)
 
 
 async def push_at(buffer: Buffer, task: int, run: int, version: int | None = None) -> None:
-    info = {} if version is None else {"model_version": version}
-    payload = trxp.encode([experience(task, run, info=info)])
-    (outcome,) = await buffer.push(Push(payloads=[payload]))
+    (outcome,) = await buffer.push(of_version(version, (task, run)))
     assert outcome.status == "stored"
 
 
 async def sample(buffer: Buffer, count: int, consumer: str = "trainer") -> int:
-    lease, _ = await buffer.sample(consumer, want(count, lease_seconds=1e6), asyncio.Event())
-    assert lease is not None
-    return lease.id
-
-
-def stored(buffer: Buffer) -> list[tuple[int, int]]:
-    return [(int(entry.record.task), entry.record.run) for entry in buffer.state.contents]
-
-
-def dropped(world: World, buffer: Buffer, reason: str) -> float:
-    value = world.metrics.registry.get_sample_value(
-        "experience_buffer_dropped_experiences_total", {"buffer": buffer.name, "reason": reason}
-    )
-    return value or 0.0
-
-
-async def change(buffer: Buffer, **changes: Any) -> None:
-    await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
+    return (await leased(buffer, count, consumer, lease_seconds=1e6)).id
 
 
 async def test_what_is_older_leaves_and_is_remembered(world: World, clock: Clock) -> None:
@@ -82,18 +62,17 @@ async def test_what_is_older_leaves_and_is_remembered(world: World, clock: Clock
     clock.now += HOUR / 2
     await buffer.push(push((2, 0)))
     clock.now += HOUR / 2
-    buffer.tick(clock.now)
-    await buffer.drain()
+    await settle(buffer, after=0)
     assert len(stored(buffer)) == 3, "the bound itself is not too old"
     clock.now += 1.0
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(2, 0)]
     assert dropped(world, buffer, "aged") == 2
     (again,) = await buffer.push(push((1, 1)))
     assert again.status == "duplicate"
     fresh = await world.restart(buffer)
     clock.now += HOUR
-    await settle(fresh, clock)
+    await pass_by(fresh, clock)
     assert stored(fresh) == []
 
 
@@ -102,19 +81,19 @@ async def test_what_is_further_behind_leaves(world: World, clock: Clock) -> None
     for version in (5, 3, 4, 3):
         await push_at(buffer, version, len(buffer.state.contents), version)
     await buffer.push(push((9, 9)))
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert len(stored(buffer)) == 5, "nothing is published yet"
     buffer.row.policy_version = 6
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(5, 0), (4, 2), (9, 9)]
     assert dropped(world, buffer, "outdated") == 2
     buffer.row.policy_version = 4
     await push_at(buffer, 1, 1, 1)
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(5, 0), (4, 2), (9, 9)]
     fresh = await world.restart(buffer)
     fresh.row.policy_version = 1000
-    await settle(fresh, clock)
+    await pass_by(fresh, clock)
     assert stored(fresh) == [(9, 9)], "of an unknown version"
 
 
@@ -128,13 +107,13 @@ async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World, clock
     await push_at(buffer, 2, 1, 1)
     await push_at(buffer, 3, 0, 9)
     buffer.row.policy_version = 9
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0), (3, 0)], "the lowest version counts; 1 is open"
     clock.now += HOUR - 10
     await push_at(buffer, 3, 1, 9)
     await push_at(buffer, 4, 0, 9)
     clock.now += 20
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(4, 0)], "the oldest member counts"
     assert (dropped(world, buffer, "aged"), dropped(world, buffer, "outdated")) == (3, 2)
     for task in (1, 3):
@@ -159,7 +138,7 @@ async def test_an_open_group_that_was_consumed_leaves_by_age(
         buffer = await world.restart(buffer)
     clock.now += HOUR / 2
     await buffer.push(push((2, 2)))
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert [group.describe() for group in buffer.state.contents.groups] == [
         "2 of 3",
         "3 of 3",
@@ -167,14 +146,14 @@ async def test_an_open_group_that_was_consumed_leaves_by_age(
     ]
     await buffer.push(push((3, 1)))
     clock.now += HOUR / 2 + 1
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert [group.row.key for group in buffer.state.contents.groups] == ["2/2", "2/3"], (
         "3 has a young one"
     )
     (late,) = await buffer.push(push((1, 2)))
     assert late.reason == "late", "it was dropped"
     await buffer.ack(await sample(buffer, 2))
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert not list(buffer.state.contents.groups)
     fresh = await world.restart(buffer)
     assert not list(fresh.state.contents.groups)
@@ -186,10 +165,10 @@ async def test_an_open_group_that_is_outdated_leaves_once_it_is_whole(
     buffer = await world.create(group_size=2, retention={"max_lag": 2})
     await push_at(buffer, 1, 0, 1)
     buffer.row.policy_version = 9
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0)]
     await push_at(buffer, 1, 1, 9)
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == []
 
 
@@ -203,7 +182,7 @@ async def test_a_leased_unit_leaves_when_it_comes_back(
     await buffer.push(push((1, 0), (2, 0)))
     lease_id = await sample(buffer, 2)
     clock.now += HOUR + 1
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)]
     waiting = asyncio.ensure_future(
         buffer.sample("trainer", want(1, timeout_seconds=60.0), stop := asyncio.Event())
@@ -224,15 +203,15 @@ async def test_what_a_rewind_may_need_stays(world: World, clock: Clock) -> None:
     for step in (1, 2):
         await buffer.ack(await sample(buffer, 1), step=step)
     clock.now += HOUR + 1
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)]
     trainer = buffer.state.consumer("trainer")
     await buffer.flow.timelines.rewind(trainer, 1)
     buffer = await world.restart(buffer)
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)], "the trainer is to get 2 again"
     await buffer.ack(await sample(buffer, 1), step=5)
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0), (2, 0)]
     await buffer.declare_safe("trainer", 5)
     assert stored(buffer) == []
@@ -248,10 +227,10 @@ async def test_what_others_would_want_leaves_once_no_rewind_does(
     await buffer.push(push((1, 0)))
     await buffer.ack(await sample(buffer, 1), step=1)
     clock.now += HOUR + 1
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0)]
     await buffer.declare_safe("trainer", 1)
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == []
     assert dropped(world, buffer, "aged") == 1, "the critic never had it"
 
@@ -267,11 +246,11 @@ async def test_settings_hold_at_once_and_can_be_taken_back(world: World, clock: 
     buffer.tick(clock.now)
     assert not any(entry.leaving for entry in buffer.state.contents), "not before it is on disk"
     await changing
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0)]
     await change(buffer, retention=None)
     await buffer.nack(lease_id, reason="test")
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0)]
     assert await sample(buffer, 1)
 
@@ -282,10 +261,10 @@ async def test_a_removal_that_found_no_room_is_tried_again(world: World, clock: 
     await buffer.push(push((1, 0)))
     clock.now += HOUR + 1
     with full_disk(world):
-        await settle(buffer, clock)
+        await pass_by(buffer, clock)
         assert stored(buffer) == [(1, 0)]
         assert dropped(world, buffer, "aged") == 0
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == []
     assert dropped(world, buffer, "aged") == 1
 
@@ -320,8 +299,7 @@ async def test_a_tick_does_a_bounded_part_and_goes_on(
     clock.now += HOUR + 1
     left = []
     for _ in range(4):
-        buffer.tick(clock.now)
-        await buffer.drain()
+        await settle(buffer, after=0)
         left.append(len(buffer.state.contents))
     assert left == [20, 16, 10, 10]
     await buffer.ack(lease_id)
@@ -373,10 +351,10 @@ async def test_an_annotated_version_counts(world: World, clock: Clock, group_by:
             Annotation(uid=uid(2, 0), info={"model_version": 9}),
         ]
     )
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == ([(1, 0)] if group_by == "none" else []) + [(2, 0), (2, 1)]
     buffer.row.policy_version = 8
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == ([(1, 0), (2, 0)] if group_by == "none" else [])
 
 
@@ -423,8 +401,7 @@ async def test_open_groups_count_for_what_a_tick_lets_leave(
     clock.now += HOUR + 1
     left = []
     for _ in range(3):
-        buffer.tick(clock.now)
-        await buffer.drain()
+        await settle(buffer, after=0)
         left.append(len(buffer.state.contents))
     assert left == [8, 4, 0]
 
@@ -440,14 +417,14 @@ async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(
     await sample(buffer, 1, "critic")
     buffer.row.policy_version = 9
     await buffer.nack(lease_id, reason="test")
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     trainer = buffer.state.consumer("trainer")
     assert not len(trainer.ready), "it is due, and with the critic"
     buffer.row.policy_version = 2
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert len(trainer.ready) == 1
     buffer.row.policy_version = 9
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
     assert stored(buffer) == [(1, 0)]
     await change(buffer, retention=None)
     assert await sample(buffer, 1)
@@ -466,7 +443,7 @@ async def test_what_comes_back_and_is_kept_for_a_rewind_is_offered(
     returned, acked = await sample(buffer, 1), await sample(buffer, 1, "critic")
     await sample(buffer, 1)
     clock.now += HOUR + 1
-    await settle(buffer, clock)
+    await pass_by(buffer, clock)
 
     async def give_back() -> None:
         await buffer.nack(returned, reason="test")
@@ -562,7 +539,7 @@ async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
             wait,
         )
         await chance.choice(verbs)()
-        await settle(buffer, clock)
+        await pass_by(buffer, clock)
         model.leave(clock.now)
         assert {entry.record.uid for entry in buffer.state.contents} == model.present
     held = {name for uids in leases.values() for name in uids}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,8 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.sampling.units import Unit
-from tests.unit.builders import World, push, uid, want
+from tests.unit.buffer_verbs import sampled
+from tests.unit.builders import World, push, uid
 
 
 async def filled(world: World) -> Buffer:
@@ -19,7 +19,7 @@ async def filled(world: World) -> Buffer:
     consumers = [{"name": "trainer"}, {"name": "raw", "unit": "item", "raw": True}]
     buffer = await world.create(group_size=2, consumers=consumers)
     await buffer.push(push((1, 0), dead=[(1, 1)]))
-    await buffer.sample("trainer", want(1), asyncio.Event())
+    await sampled(buffer)
     await buffer.push(push((2, 0), (2, 1), (3, 0)))
     return buffer
 
