@@ -1,4 +1,4 @@
-"""Starts processes of the server by forking one that has imported their modules already.
+"""Starts processes of the server, and trainers, by forking one that has imported their modules already.
 
 A start takes a tenth of the time: most of it goes into importing. What a process may notice: its command
 line as others see it is the nursery's, and so is the seed of its hashes.
@@ -27,7 +27,12 @@ from typing import IO, Any
 ROOT = Path(__file__).parents[1]
 _SERVER = "experience_buffer_server"
 _WRITER = "experience_buffer_server.store.lmdb.writer_process"
-_IMPORTS = (_WRITER, "experience_buffer_server.app", "experience_buffer_server.commands.cli")
+TRAINER = "tests.integration.timeline_trainer"
+_FORKED = (_SERVER, _WRITER, TRAINER)
+_IMPORTS = (
+    *(_WRITER, "experience_buffer_server.app", "experience_buffer_server.commands.cli"),
+    "experience_buffer.client",
+)
 _NUM_BYTES = 1 << 17
 _MAX_DESCRIPTORS = 8
 _ABOVE = 100
@@ -117,7 +122,7 @@ class Nursery:
         is_python = command[0] == sys.executable and "-m" in command
         module = command[command.index("-m") + 1] if is_python else ""
         environment = dict(os.environ if env is None else env)
-        if module not in (_SERVER, _WRITER) or _environment(environment) != self._environment:
+        if module not in _FORKED or _environment(environment) != self._environment:
             return subprocess.Popen(
                 command, pass_fds=pass_fds, env=env, cwd=cwd, stderr=stderr, text=text, **others
             )

@@ -183,7 +183,7 @@ def kill_in_between(server: Server, job: Job, num_steps: int) -> None:
     """Kill the server some steps from now; the trainer, if it still lives, goes on by itself."""
 
     def is_time() -> bool:
-        return job.num_trained() >= goal or job.ranks[0].has_ended()
+        return job.num_trained() >= goal or job.ranks[0].process.poll() is not None
 
     goal = job.num_trained() + num_steps
     eventually(is_time, f"{num_steps} steps", seconds=60)

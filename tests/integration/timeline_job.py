@@ -8,18 +8,19 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tests.integration.timeline_trainer import NUM_STEPS, Checkpoints, Life
+from tests.journal import events
+from tests.nursery import ROOT, TRAINER, Forked, nursery
 
 LIFE_SECONDS = 60.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Rank:
@@ -30,78 +31,40 @@ class Rank:
         rank: Which one it is.
     """
 
+    process: Forked | subprocess.Popen[Any]
+
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
-        self._folder = folder
-        self._problems = (folder / f"problems-{rank}").open("w+b")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.timeline_trainer"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._problems,
-            bufsize=0,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._orders, self._answers = self._process.stdin, self._process.stdout
-        self._pid = 0
+        self._journal = folder / f"journal-{rank}"
 
     def start(self, life: Life) -> None:
         """Begin a life."""
-        self._orders.write(json.dumps(asdict(life)).encode() + b"\n")
-        self._pid = self._read()
+        command = [sys.executable, "-m", TRAINER, json.dumps(asdict(life))]
+        self.process = nursery().popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     def wait(self) -> int:
-        """Wait for the end of the life; its return code."""
-        code, self._pid = self._read(), 0
+        """Wait for the end of the life, which complains of nothing; its return code."""
+        code = self.process.wait(LIFE_SECONDS)
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            problems = stderr.read()
+        assert not problems, problems
         return code
 
-    def has_ended(self) -> bool:
-        """Whether the life is over."""
-        return bool(select.select([self._answers], [], [], 0)[0])
-
-    def kill(self) -> None:
-        """End the life from outside."""
-        os.kill(self._pid, signal.SIGKILL)
-
-    def _read(self) -> int:
-        ready, _, _ = select.select([self._answers], [], [], LIFE_SECONDS)
-        assert ready, f"rank {self.rank} is still alive after {LIFE_SECONDS:g} s"
-        return int(self._answers.readline())
-
-    def problems(self) -> str:
-        """What it has complained of."""
-        self._problems.seek(0)
-        return self._problems.read().decode()
-
-    def events(self, kind: str = "") -> list[dict[str, Any]]:
-        """What its lives have written down."""
-        path = self._folder / f"journal-{self.rank}"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        return [entry for entry in entries if kind in ("", entry["event"])]
+    def events(self, kind: str) -> Iterator[dict[str, Any]]:
+        """What its lives have written down of a kind."""
+        return (entry for entry in events(self._journal) if entry["event"] == kind)
 
     def timeline(self) -> dict[int, list[str]]:
         """By step, the groups that were trained and not undone by going back."""
         trained: dict[int, list[str]] = {}
-        for event in self.events():
+        for event in events(self._journal):
             if event["event"] == "resumed":
                 trained = {step: trained[step] for step in trained if step <= event["step"]}
             elif event["event"] == "trained":
                 assert event["step"] not in trained, "a step was trained twice"
                 trained[event["step"]] = event["groups"]
         return trained
-
-    def close(self) -> None:
-        """End everything. Idempotent."""
-        if self._pid:
-            self.kill()
-        if self._process.poll() is None:
-            self._orders.close()
-            self._process.wait()
-            self._answers.close()
-            self._problems.close()
 
 
 class Job:
@@ -137,24 +100,17 @@ class Job:
         code = self.ranks[victim].wait()
         for rank in self.ranks:
             if rank.rank != victim:
-                rank.kill()
+                rank.process.kill()
                 rank.wait()
-        self._check()
         assert code == -signal.SIGKILL
 
     def expect_end(self) -> None:
         """Wait until all ranks have trained all steps."""
-        codes = [rank.wait() for rank in self.ranks]
-        self._check()
-        assert codes == [0] * len(self.ranks)
-
-    def _check(self) -> None:
-        problems = "".join(rank.problems() for rank in self.ranks)
-        assert not problems, problems
+        assert [rank.wait() for rank in self.ranks] == [0] * len(self.ranks)
 
     def num_trained(self) -> int:
         """Steps that the first rank has trained in all its lives, those undone included."""
-        return len(self.ranks[0].events("trained"))
+        return len(list(self.ranks[0].events("trained")))
 
     def learned(self) -> list[str]:
         """The groups that the last checkpoint has learned from."""
@@ -171,4 +127,4 @@ class Job:
     def close(self) -> None:
         """End everything. Idempotent."""
         for rank in self.ranks:
-            rank.close()
+            rank.process.kill()

@@ -1,8 +1,4 @@
-"""A trainer to be killed: `python -m tests.integration.timeline_trainer`, one life per line of stdin.
-
-A line is a `Life` in JSON. Each is lived by a fork of this process, which has imported everything
-and opened nothing: a life is a process of its own, without the half second that imports take. Its
-process id and then its return code are printed.
+"""A trainer to be killed: `python -m tests.integration.timeline_trainer LIFE`, a `Life` in JSON.
 
 The model is the list of groups that it was trained on, so a checkpoint shows what it has learned.
 """
@@ -14,9 +10,8 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -250,47 +245,15 @@ class Trainer:
             self._client.declare_safe(steps[0], buffer=self._life.buffer)
 
 
-def live(life: Life) -> None:
-    """Live one life."""
-    with ExitStack() as stack:
-        barrier = stack.enter_context(barrier_of(life))
-        client = stack.enter_context(Client(life.address, options=OPTIONS))
-        Trainer(life, client, barrier).run()
-
-
-def fork(life: Life) -> int:
-    """Let a process of its own live a life; its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        live(life)
-        code = 0
-    except BrokenPipeError:
-        pass  # Its peer has ended, which says why.
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
 def main() -> None:
-    """Live the lives that stdin asks for, one after the other."""
-    child = 0
-    for line in sys.stdin:
-        if child:
-            os.waitpid(child, 0)
-        child = fork(Life(**json.loads(line)))
-        _say(child)
-        # It isn't buried before the next one is due: until then its id is nobody else's.
-        end = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        assert end is not None
-        _say(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
-
-
-def _say(number: int) -> None:
-    os.write(sys.stdout.fileno(), b"%d\n" % number)
+    """Live one life; a peer that has ended says itself why."""
+    life = Life(**json.loads(sys.argv[1]))
+    with (
+        suppress(BrokenPipeError),
+        barrier_of(life) as barrier,
+        Client(life.address, options=OPTIONS) as client,
+    ):
+        Trainer(life, client, barrier).run()
 
 
 if __name__ == "__main__":
