@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from experience_buffer import AdvantageConfig, BufferConfig, Client, ConsumerConfig, Experience
 from experience_buffer_server.advantages import ESTIMATORS, plan
 from tests.integration.plain import NUM_RESPONSE, experience
-from tests.integration.server import Server
 from tests.unit.advantages import reference
 from tests.unit.advantages.reference_rewards import Member
 
@@ -201,37 +199,3 @@ def test_flags_say_what_is_special(client: Client, name: str) -> None:
     for one in batch.experiences:
         assert one.action_mask is not None
         assert not one.action_mask.any()
-
-
-def test_moments_survive_a_kill(make_server: Any, name: str) -> None:
-    """What a group is divided by depends on the groups before it, not on the lives of the server."""
-    server: Server = make_server()
-    found: list[list[float]] = []
-    for lives in (1, 2):
-        buffer = f"{name}-{lives}"
-        with Client(server.address) as client:
-            advantage = AdvantageConfig("rloo", {"running_norm": "mean_std"})
-            client.create_buffer(BufferConfig(name=buffer, group_size=2, advantage=advantage))
-            for task in range(4):
-                if task == 2 and lives == 2:
-                    server.kill()
-                    server.start()
-                rewards = (0.5 * task, 1.0 - task)
-                client.push(
-                    [experience(task, run, reward=r) for run, r in enumerate(rewards)],
-                    buffer=buffer,
-                )
-                wait_for_state(client, buffer, 2 * (task + 1))
-            batch = client.sample(8, buffer=buffer, timeout=60)
-            ordered = sorted(batch.experiences, key=lambda one: one.eid.uid)
-            found.append(
-                [float(one.advantages[0]) for one in ordered if one.advantages is not None]
-            )
-    assert len(found[0]) == 8
-    assert found[0] == found[1]
-
-
-def wait_for_state(client: Client, buffer: str, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while sum(one.state == "ready" for one in client.list(buffer=buffer)) < count:
-        assert time.monotonic() < deadline

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from experience_buffer import (
     trxp,
 )
 from tests.integration.plain import experience, group, summaries
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import Stub, eventually
 
 
 def evicting(name: str, remover: Any = "fifo", **config: Any) -> BufferConfig:
@@ -154,17 +153,6 @@ def test_by_default_a_full_buffer_refuses_and_keeps_everything(
     client.update_buffer(name, on_full="evict", remover="lifo")
     client.push(group(2, 2), buffer=name)
     assert tasks(stub, name) == ["0", "2"], "what was there before can leave, too"
-
-
-def test_eviction_goes_on_after_a_restart(make_server: Callable[..., Server]) -> None:
-    server = make_server()
-    with Client(server.address) as client:
-        client.create_buffer(evicting("b"))
-        client.push([one for task in range(3) for one in group(task, 2)], buffer="b")
-    server.restart()
-    with Client(server.address) as client, server.stub() as stub:
-        client.push(group(3, 2), buffer="b")
-        assert tasks(stub, "b") == ["1", "2", "3"]
 
 
 def test_retention_is_set_live(client: Client, stub: Stub, name: str) -> None:

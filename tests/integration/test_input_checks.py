@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -96,7 +98,10 @@ def test_numbers_that_cannot_be_computed_with_are_quarantined(
     eventually(lambda: states(stub, name) == ["quarantined"], "it to be quarantined")
 
 
-def test_counts_of_a_computation_are_whole_numbers(client: Client, name: str) -> None:
+def test_a_computation_says_what_it_has_counted_and_of_which_batch(
+    client: Client, name: str
+) -> None:
+    """Counts are whole numbers; the batch is known by its members, as docs/advantages.md says."""
     parameters: dict[str, Any] = {
         "running_norm": "mean_std",
         "batch_size": 2,
@@ -114,3 +119,5 @@ def test_counts_of_a_computation_are_whole_numbers(client: Client, name: str) ->
     assert counts <= computation.keys()
     assert {type(computation[key]) for key in counts} == {int}
     assert type(computation["mean"]) is float
+    text = json.dumps(sorted(one.eid.uid for one in pushed))
+    assert computation["batch_id"] == hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from experience_buffer import (
     Selector,
 )
 from tests.integration.plain import experience, group, uid
-from tests.integration.server import Server
 
 
 def ranked(name: str, unit: Any = "item") -> BufferConfig:
@@ -128,20 +126,3 @@ def test_updated_weights_are_drawn_with(client: Client, name: str) -> None:
     batch = client.sample(40, buffer=name)
     chances = dict(zip(batch.uids, batch.probabilities, strict=True))
     assert chances == {uid(0, 2): 0.75, uid(0, 3): 0.25}
-
-
-def test_priorities_survive_the_death_of_the_server(make_server: Callable[..., Server]) -> None:
-    server = make_server()
-    with Client(server.address) as client:
-        client.create_buffer(ranked("b"))
-        client.push(group(0, 3), buffer="b")
-        client.update_priorities({uid(0, 2): 4.0}, buffer="b")
-        generation = client.get(uid(0, 2), buffer="b").summary.generation
-    server.restart()
-    with Client(server.address) as client:
-        batch = client.sample(1, buffer="b")
-        assert (batch.uids, batch.generations) == ((uid(0, 2),), (generation,))
-        client.update_priorities([(uid(0, 2), 2.0, generation)], buffer="b")
-        newer = client.get(uid(0, 2), buffer="b").summary
-        assert newer.priority == 2.0
-        assert newer.generation > generation, "generations are never used again"

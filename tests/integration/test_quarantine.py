@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from experience_buffer import BufferConfig, Client, ConsumerConfig, ExperienceNotFoundError
 from tests.integration.plain import group, states, stats, uid
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import Stub, eventually
 from tests.integration.streams import speaking
 
 
@@ -89,28 +88,3 @@ def test_a_released_one_comes_again_with_its_deliveries_forgotten(
         client.release_quarantined([uid(0, 1)], buffer=name)
     assert client.release_quarantined(buffer=name) == 2, "all that are left"
     assert client.sample(2, buffer=name).uids == (uid(0, 0), uid(0, 2))
-
-
-def test_the_quarantine_survives_the_death_of_the_server(
-    make_server: Callable[..., Server],
-) -> None:
-    server = make_server()
-    with Client(server.address) as client:
-        client.create_buffer(careful("b"))
-        client.push(group(0, 2), buffer="b")
-        for _ in range(2):
-            client.sample(1, buffer="b").nack("killed me")
-        second = client.sample(1, buffer="b")
-        second.nack()
-    server.restart()
-    with Client(server.address) as client, server.stub() as stub:
-        assert states(stub, "b") == ["quarantined", "ready"]
-        assert "delivered 2 times" in next(client.list(state="quarantined", buffer="b")).message
-        batch = client.sample(1, buffer="b")
-        assert (batch.uids, batch.num_deliveries) == ((uid(0, 1),), (2,)), "counted before it"
-        assert client.release_quarantined(buffer="b") == 1
-    server.restart()
-    with Client(server.address) as client, server.stub() as stub:
-        assert quarantined(stub, "b") == 0
-        released = client.sample(1, buffer="b")
-        assert (released.uids, released.num_deliveries) == ((uid(0, 0),), (1,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -181,20 +180,3 @@ def test_the_clients_streams_share_batches(client: Client, name: str) -> None:
     assert [lease for lease, _ in first] == [lease for lease, _ in second]
     uids = [uid for _, part in (*first, *second) for uid in part]
     assert len(uids) == len(set(uids)) == 16
-
-
-def test_shared_batches_survive_the_death_of_the_server(
-    make_server: Callable[..., Server],
-) -> None:
-    server = make_server()
-    with Client(server.address) as client:
-        client.create_buffer(grouped("b"))
-        client.push([one for task in range(5) for one in long_group(task, 3 + task)], buffer="b")
-        parts = [part(client, "b", rank, 5, 2) for rank in (0, 1)]
-        parts[0].ack(step=1)
-    server.restart()
-    with Client(server.address) as client:
-        again = part(client, "b", 1, 5, 2)
-        assert (again.lease_id, again.uids) == (parts[1].lease_id, parts[1].uids)
-        assert again.ack(step=1) == 0, "the other rank's ack was durable"
-        assert client.get_stats("b").buffers[0].consumers[0].last_step == 1

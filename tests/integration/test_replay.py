@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from experience_buffer import (
@@ -12,7 +11,6 @@ from experience_buffer import (
     ConsumerConfig,
 )
 from tests.integration.plain import group
-from tests.integration.server import Server
 
 
 def replaying(name: str, **consumer: Any) -> BufferConfig:
@@ -57,20 +55,3 @@ def test_with_replacement_a_batch_may_repeat_and_an_ack_counts_it_all(
     assert set(final.times_sampled) == {5}
     final.ack()
     assert client.get_buffer(name).num_items == 0
-
-
-def test_times_sampled_survive_the_death_of_the_server(
-    make_server: Callable[..., Server],
-) -> None:
-    server = make_server()
-    with Client(server.address) as client:
-        client.create_buffer(replaying("b", max_times_sampled=3))
-        client.push(group(0, 2), buffer="b")
-        client.sample(1, buffer="b").ack()
-        client.sample(1, buffer="b").ack()
-    server.restart()
-    with Client(server.address) as client:
-        batch = client.sample(1, buffer="b")
-        assert batch.times_sampled == (2, 2)
-        batch.ack()
-        assert client.get_buffer("b").num_items == 0

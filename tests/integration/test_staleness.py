@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,7 @@ from experience_buffer import (
     Staleness,
 )
 from tests.integration.plain import NUM_RESPONSE, experience, states, stats
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import Stub, eventually
 
 
 def of_version(task: int, run: int, version: int, *, until: int | None = None) -> Experience:
@@ -200,22 +199,6 @@ def test_versions_of_the_future_are_delivered_where_that_is_set(client: Client, 
     client.push([of_version(0, 0, 9)], buffer=name)
     batch = client.sample(1, buffer=name)
     assert batch.staleness == (-4,)
-
-
-def test_holding_and_freshness_survive_the_death_of_the_server(
-    make_server: Callable[..., Server],
-) -> None:
-    server = make_server()
-    with Client(server.address) as client:
-        client.create_buffer(fresh("b", Staleness(max_lag=1)))
-        client.publish_policy_version(5, buffer="b")
-        client.push([of_version(0, run, v) for run, v in enumerate((3, 4, 6))], buffer="b")
-    server.restart()
-    with Client(server.address) as client:
-        batch = client.sample(3, buffer="b", min_batch_size=1, timeout=0)
-        assert (runs(batch), batch.policy_version) == ([1], 5)
-        client.publish_policy_version(6, buffer="b")
-        assert runs(client.sample(1, buffer="b")) == [2]
 
 
 # --- watching the version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -19,7 +18,7 @@ from experience_buffer import (
     WrongStateError,
 )
 from tests.integration.plain import group, states, stats
-from tests.integration.server import Server, Stub
+from tests.integration.server import Stub
 
 
 def training(client: Client, name: str, num_tasks: int, **consumer: Any) -> None:
@@ -77,18 +76,6 @@ def test_what_is_safe_leaves_and_is_not_rewound(client: Client, stub: Stub, name
     assert stats(stub, name).num_items == 0
 
 
-def test_a_checkpoints_state_resumes_where_it_was_written(client: Client, name: str) -> None:
-    training(client, name, 4)
-    for number in range(2):
-        step(client, name, number)
-    state = client.state_dict(1, buffer=name)
-    for number in (2, 3):
-        step(client, name, number)
-    result = client.load_state_dict(state)
-    assert result.num_experiences == 4
-    assert [step(client, name, number) for number in (2, 3)] == keys(2, 3)
-
-
 def test_a_batch_that_is_rewound_on_its_way_is_none_and_says_so(client: Client, name: str) -> None:
     """A rewind may come between the lease of a batch and its sending: nobody gets an empty one."""
     training(client, name, 20)
@@ -114,25 +101,3 @@ def test_a_batch_that_is_rewound_on_its_way_is_none_and_says_so(client: Client, 
             with suppress(LeaseNotFoundError):
                 batch.nack()
     assert client.sample(20, buffer=name).num_units == 20
-
-
-def test_the_timeline_survives_the_death_of_the_server(make_server: Callable[..., Server]) -> None:
-    server = make_server()
-    with Client(server.address) as client:
-        training(client, "b", 6)
-        for number in range(5):
-            step(client, "b", number)
-        client.declare_safe(1, buffer="b")
-        client.rewind(3, buffer="b")
-    server.restart()
-    with Client(server.address) as client, server.stub() as stub:
-        consumer = stats(stub, "b").consumers[0]
-        assert consumer.safe_step == 1
-        assert consumer.num_retained_experiences == 4
-        assert states(stub, "b") == ["retained"] * 4 + ["ready"] * 4
-        with pytest.raises(WrongStateError, match="rewind to 1 or later"):
-            client.load_state_dict(client.state_dict(0, buffer="b"))
-        assert client.rewind(2, buffer="b").num_experiences == 2
-        assert [step(client, "b", number) for number in (3, 4, 5)] == keys(3, 4, 5)
-        client.declare_safe(5, buffer="b")
-        assert stats(stub, "b").num_items == 0

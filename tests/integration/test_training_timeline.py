@@ -6,7 +6,6 @@ outside the server; what it has learned is in its last checkpoint.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from experience_buffer import (
     BufferConfig,
     Client,
     ConsumerConfig,
-    LeaseNotFoundError,
 )
 from experience_buffer.values import BufferStats, ConsumerStats
 from tests.integration import plain
@@ -212,59 +210,3 @@ def test_two_ranks_killed_together_learn_from_every_group_once(
     assert job.num_trained() > NUM_STEPS, "no step was undone"
     for rank in job.ranks:
         assert sum(map(len, rank.timeline().values())) >= NUM_STEPS, "one rank had too little"
-
-
-# --- the client's state
-
-
-def test_the_state_of_a_client_holds_over_a_crash_of_the_server(
-    make_server: Callable[..., Server],
-) -> None:
-    server = make_server()
-    with Client(server.address, options=OPTIONS) as client:
-        create(client, "b")
-        pushed = [one for task in range(7) for one in plain.group(task, GROUP_SIZE)]
-        client.push(pushed, buffer="b")
-        batches = [client.sample(1, buffer="b") for _ in range(5)]
-        states = [client.state_dict(-1, buffer="b")]
-        for step, batch in enumerate(batches[:4]):
-            batch.ack(step)
-            states.append(client.state_dict(step, buffer="b"))
-        before = stats_of(client, "b")[1]
-        assert (before.num_retained_experiences, before.last_step) == (16, 3)
-        server.restart()
-        after = stats_of(client, "b")[1]
-        assert (after.num_retained_experiences, after.last_step) == (16, 3)
-        result = client.load_state_dict(json.loads(json.dumps(states[2])))
-        assert (result.num_experiences, result.num_leases) == (8, 1)
-        with pytest.raises(LeaseNotFoundError):
-            batches[4].ack(4)
-        server.restart()
-        result = client.load_state_dict(states[2])
-        assert (result.num_experiences, result.num_leases) == (0, 0), "it was done before the crash"
-        rest = client.sample(5, buffer="b", timeout=0)
-        assert rest.groups == tuple(one.eid.tid for one in pushed[2 * GROUP_SIZE :])
-        rest.ack(2)
-        assert stats_of(client, "b")[0].num_items == 28
-        result = client.load_state_dict(states[0])
-        assert result.num_experiences == 28, "nothing was declared safe: all of it can come again"
-        assert len(client.sample(7, buffer="b", timeout=0)) == 28
-
-
-def test_the_step_that_was_gone_back_to_holds_over_a_crash(
-    make_server: Callable[..., Server],
-) -> None:
-    server = make_server()
-    with Client(server.address, options=OPTIONS) as client:
-        create(client, "b")
-        client.push([one for task in range(2) for one in plain.group(task, 4)], buffer="b")
-        for step in (3, 7):
-            client.sample(1, buffer="b").ack(step)
-        client.load_state_dict(client.state_dict(5, buffer="b"))
-        assert stats_of(client, "b")[1].last_step == 5, "though nothing was acknowledged with it"
-        server.restart()
-        assert stats_of(client, "b")[1].last_step == 5
-        assert client.declare_safe(5, buffer="b").safe_step == 5
-        server.restart()
-        after = stats_of(client, "b")[1]
-        assert (after.last_step, after.safe_step, after.num_ready_units) == (5, 5, 1)
