@@ -79,11 +79,6 @@ class Record:
         return batch, task, int(run), int(step)
 
     @property
-    def batch(self) -> str:
-        """The batch, as text."""
-        return self.parts[0]
-
-    @property
     def task(self) -> str:
         """The task within the batch, as text."""
         return self.parts[1]

@@ -26,7 +26,7 @@ def test_the_parts_are_those_of_the_identity(
         eid = EID(batch, task, run, step, suffix)
         record = make_record(1, uid=eid.uid, cut=cut_of(batch, task))
         assert record.parts == (batch, task, run, step)
-        assert (record.batch, record.task, record.run, record.step) == record.parts
+        assert (record.task, record.run, record.step) == record.parts[1:]
         assert (record.tid, record.rid, record.sid) == (eid.tid, eid.rid, eid.sid)
 
 

@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from experience_buffer_server.store.interface import StoreError, StoreFailedError, StoreFormatError
 from experience_buffer_server.store.lmdb.disk.format import Table
@@ -73,80 +73,59 @@ def _walk(path: Path, payloads: Path, on_progress: OnProgress | None) -> Report:
         StoreError: See `check`.
     """
     crashed: dict[Table, str] = {}
-    while True:
-        walk = _Walk(path, payloads, list(crashed), on_progress)
-        report = walk.run()
-        if report is not None:
-            break
+    while not isinstance(found := _run(path, payloads, crashed, on_progress), Report):
         # Again from the start, without the table that can't be read.
-        if walk.table in crashed:
+        table, end = found
+        if table in crashed:
             raise StoreFailedError(
-                f"{path}: the process that checks it ended ({walk.end}) outside of any table"
+                f"{path}: the process that checks it ended ({end}) outside of any table"
             )
-        crashed[walk.table] = walk.end
+        crashed[table] = end
     for table, end in crashed.items():
         message = f"reading the table ended the process that read it ({end}); its pages are damaged"
-        name = table.disk_name.decode()
-        report.add(Finding(kind=Kind.CRASH, table=name, buffer=0, row="", message=message))
-    return report
+        found.add(Kind.CRASH, table, b"", message)
+    return found
 
 
+_MODULE: Final = "experience_buffer_server.store.lmdb.verify.walk_process"
 _OF_DAMAGE: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 """What ends a process that reads a damaged page; all others have other reasons."""
 
 
-class _Walk:
-    """One run of the process that walks."""
+def _run(
+    path: Path, payloads: Path, skipped: Iterable[Table], on_progress: OnProgress | None
+) -> Report | tuple[Table, str]:
+    """Run the process that walks.
 
-    def __init__(
-        self, path: Path, payloads: Path, skipped: list[Table], on_progress: OnProgress | None
-    ) -> None:
-        self._command = [
-            *(
-                sys.executable,
-                "-P",
-                "-m",
-                "experience_buffer_server.store.lmdb.verify.walk_process",
-            ),
-            *(str(path), str(payloads)),
-            *(table.name for table in skipped),
-        ]
-        self._on_progress = on_progress
-        self._path = path
-        self.table = Table.META
-        """The one that it is, or was, looking at."""
-        self.end = ""
-        """How it ended, in words."""
-
-    def run(self) -> Report | None:
-        """The report; None where the process ended before it had one."""
-        report = None
-        with subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                report = self._take(json.loads(line)) or report
-        status = process.returncode
-        if report is None and -status not in _OF_DAMAGE:
-            end = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-            raise StoreFailedError(
-                f"{self._path}: the process that checks it was ended {end}; this says nothing of "
-                "the store. Run it again (SIGKILL: see whether memory ran out)"
-            )
-        self.end = signal.Signals(-status).name if status else ""
+    Returns:
+        Its report; where it ended before, the table that it was looking at, and how it ended.
+    """
+    command = [sys.executable, "-P", "-m", _MODULE, str(path), str(payloads)]
+    command += [table.name for table in skipped]
+    table, report = Table.META, None
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            match json.loads(line):
+                case {"at": name, "rows": rows, "of": total}:
+                    table = Table[name]
+                    if on_progress is not None:
+                        on_progress(table.disk_name.decode(), rows, total)
+                case {"refused": message}:
+                    raise StoreFormatError(message)
+                case {"failed": message}:
+                    raise StoreFailedError(message)
+                case {"report": data}:
+                    report = Report.from_json(data)
+    if report is not None:
         return report
-
-    def _take(self, said: dict[str, Any]) -> Report | None:
-        match said:
-            case {"at": name, "rows": rows, "of": total}:
-                self.table = Table[name]
-                if self._on_progress is not None:
-                    self._on_progress(self.table.disk_name.decode(), rows, total)
-            case {"refused": message}:
-                raise StoreFormatError(message)
-            case {"failed": message}:
-                raise StoreFailedError(message)
-            case {"report": data}:
-                return Report.from_json(data)
-        return None
+    status = process.returncode
+    if -status in _OF_DAMAGE:
+        return table, signal.Signals(-status).name
+    end = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    raise StoreFailedError(
+        f"{path}: the process that checks it was ended {end}; this says nothing of the store. Run it "
+        "again (SIGKILL: see whether memory ran out)"
+    )

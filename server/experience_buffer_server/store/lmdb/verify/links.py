@@ -23,7 +23,7 @@ from experience_buffer_server.store.lmdb.verify.payloads import (
     PayloadLinks,
     known_of,
 )
-from experience_buffer_server.store.lmdb.verify.report import BufferCount, Finding, Kind, Report
+from experience_buffer_server.store.lmdb.verify.report import BufferCount, Kind, Report
 
 _Take = Callable[[int, bytes, memoryview], None]
 
@@ -47,7 +47,7 @@ class Links:
         self, counts: dict[int, BufferCount], report: Report, unread: Container[Table]
     ) -> None:
         self._counts = counts
-        self._report = report
+        self._add = report.add
         self._unread = unread
         """A live view: tables that weren't read, or not to their end; nothing is missed there."""
         self._buffers: defaultdict[int, _Buffer] = defaultdict(_Buffer)
@@ -192,17 +192,6 @@ class Links:
     def _leftover(self, table: Table, buffer_id: int, number: int, message: str) -> None:
         if disk.numbered_key(buffer_id, number) not in self.damaged[Table.RECORDS]:
             self._add(Kind.LEFTOVER, table, disk.numbered_key(buffer_id, number), message)
-
-    def _add(self, kind: Kind, table: Table, key: bytes, message: str) -> None:
-        self._report.add(
-            Finding(
-                kind=kind,
-                table=table.disk_name.decode(),
-                buffer=int.from_bytes(key[:4], "big"),
-                row=disk.row_label(table, key),
-                message=message,
-            )
-        )
 
 
 def _take_consumer(buffer_id: int, key: bytes, value: memoryview) -> None:

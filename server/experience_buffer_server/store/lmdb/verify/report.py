@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
+from experience_buffer_server.store.lmdb.disk.format import Table, row_label
+
 MAX_FINDINGS: Final = 1000
 """Findings of which a report says more than their number."""
 
@@ -114,11 +118,19 @@ class Report:
         """Rows read."""
         return sum(table.rows for table in self.tables.values())
 
-    def add(self, finding: Finding) -> None:
-        """Count a finding, and keep it while there are few."""
-        self.totals[finding.kind] += 1
+    def add(self, kind: Kind, table: Table, key: bytes, message: str) -> None:
+        """Count a finding about a row, or a table where there is no key; keep it while there are few."""
+        self.totals[kind] += 1
         if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(finding)
+            self.findings.append(
+                Finding(
+                    kind=kind,
+                    table=table.disk_name.decode(),
+                    buffer=0 if table is Table.META else int.from_bytes(key[:4], "big"),
+                    row=row_label(table, key),
+                    message=message,
+                )
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`."""
@@ -127,15 +139,4 @@ class Report:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
         """Read `to_json` back."""
-        return cls(
-            path=data["path"],
-            format_version=data["format_version"],
-            tables={name: TableCount(**table) for name, table in data["tables"].items()},
-            buffers=[BufferCount(**buffer) for buffer in data["buffers"]],
-            findings=[
-                Finding(**(finding | {"kind": Kind(finding["kind"])}))
-                for finding in data["findings"]
-            ],
-            totals=Counter(data["totals"]),
-            seconds=data["seconds"],
-        )
+        return TypeAdapter(cls).validate_python(data)

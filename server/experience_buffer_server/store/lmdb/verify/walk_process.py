@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import lmdb
 
@@ -31,7 +31,6 @@ from experience_buffer_server.store.lmdb.verify.links import Links
 from experience_buffer_server.store.lmdb.verify.payloads import Again
 from experience_buffer_server.store.lmdb.verify.report import (
     BufferCount,
-    Finding,
     Kind,
     Report,
     TableCount,
@@ -58,7 +57,6 @@ _LARGE: Final = (
     Table.MEMORY_LOG,
 )
 """Tables that are read part by part; what doesn't fit is looked at again at the end."""
-_Row = TypeVar("_Row")
 
 
 class Walk:
@@ -100,7 +98,7 @@ class Walk:
         with self._env, closing(self._large):
             with begin(self._env) as txn:
                 if problem := commit_problem(txn, self._tables[Table.META], self._path):
-                    self._add(Kind.MISSING_COMMIT, Table.META, COMMIT_KEY, problem)
+                    self.report.add(Kind.MISSING_COMMIT, Table.META, COMMIT_KEY, problem)
                 self._read_buffers(txn)
                 for _ in self._sound(Table.FREED, self._whole(txn, Table.FREED)):
                     pass  # It says nothing of any row.
@@ -112,7 +110,9 @@ class Walk:
             with begin(self._env) as last:
                 for table, buffer_id in sorted(self._strange):
                     if last.get(disk.buffer_key(buffer_id), db=self._tables[Table.BUFFERS]) is None:
-                        self._note_unknown(table, buffer_id)
+                        message = "rows of a buffer that has no row itself"
+                        key = disk.buffer_key(buffer_id)
+                        self.report.add(Kind.UNKNOWN_BUFFER, table, key, message)
                 self._links.check_again(
                     Again(
                         lambda table, key: last.get(key, db=self._tables[table]),
@@ -128,10 +128,14 @@ class Walk:
         rows: dict[int, BufferRow] = {}
         for table in (Table.META, Table.BUFFER_COPIES, Table.BUFFERS, Table.COUNTERS):
             for key, value in self._sound(table, self._whole(txn, table)):
-                if table in (Table.BUFFERS, Table.BUFFER_COPIES):
-                    row = self._decoded(table, key, value, row_codec.decode_buffer)
-                    if row is not None:
-                        rows[row.id] = row
+                if table not in (Table.BUFFERS, Table.BUFFER_COPIES):
+                    continue
+                try:
+                    row = row_codec.decode_buffer(value)
+                except DECODE_ERRORS as error:
+                    self._note_damaged(table, key, error)
+                else:
+                    rows[row.id] = row
         self._buffers |= {row.id: BufferCount(id=row.id, name=row.name) for row in rows.values()}
 
     def _table(self, table: Table, items: Iterator[tuple[bytes, memoryview]]) -> None:
@@ -194,16 +198,7 @@ class Walk:
         except lmdb.Error as error:
             self._unread.add(table)
             message = f"after {count.rows} rows: {error}"
-            self._add(Kind.DAMAGED_PAGE, table, b"", message)
-
-    def _decoded(
-        self, table: Table, key: bytes, value: memoryview, decode: Callable[[memoryview], _Row]
-    ) -> _Row | None:
-        try:
-            return decode(value)
-        except DECODE_ERRORS as error:
-            self._note_damaged(table, key, error)
-            return None
+            self.report.add(Kind.DAMAGED_PAGE, table, b"", message)
 
     # --- rows
 
@@ -212,15 +207,15 @@ class Walk:
     ) -> Iterator[tuple[bytes, memoryview]]:
         if table in self._unread:
             return
-        db = self._tables[table]
-        self._tell(table, 0, txn.stat(db)["entries"])
-        entries, number = txn.stat(db)["entries"], 0
+        db, number = self._tables[table], 0
+        entries = txn.stat(db)["entries"]
+        self._tell(table, 0, entries)
         with txn.cursor(db) as cursor:
             for key, stored in cursor:
-                if number % _CHUNK_ROWS == 0:
-                    self._tell(table, number, entries)
                 number += 1
                 yield bytes(key), stored
+                if number % _CHUNK_ROWS == 0:
+                    self._tell(table, number, entries)
         if number != entries:
             raise lmdb.CorruptedError(f"{number} rows can be reached of {entries}")
 
@@ -264,22 +259,7 @@ class Walk:
     def _note_damaged(self, table: Table, key: bytes, error: Exception) -> None:
         self.report.tables[table.disk_name.decode()].damaged += 1
         self._links.damaged[table].add(key)
-        self._add(Kind.DAMAGED_ROW, table, key, str(error))
-
-    def _note_unknown(self, table: Table, buffer_id: int) -> None:
-        key = disk.buffer_key(buffer_id)
-        self._add(Kind.UNKNOWN_BUFFER, table, key, "rows of a buffer that has no row itself")
-
-    def _add(self, kind: Kind, table: Table, key: bytes, message: str) -> None:
-        self.report.add(
-            Finding(
-                kind=kind,
-                table=table.disk_name.decode(),
-                buffer=int.from_bytes(key[:4], "big") if table is not Table.META else 0,
-                row=disk.row_label(table, key),
-                message=message,
-            )
-        )
+        self.report.add(Kind.DAMAGED_ROW, table, key, str(error))
 
 
 def main() -> None:
