@@ -7,11 +7,11 @@ import json
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Final, Literal
 
 import grpc
@@ -22,7 +22,7 @@ from experience_buffer_server.store.interface import StoreError
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.chaos import work
 from tests.chaos.audit import Audit
-from tests.chaos.clients import NUM_PUSHERS, Client, Clients
+from tests.chaos.clients import NUM_PUSHERS, Clients
 from tests.chaos.departures import Sighting
 from tests.chaos.learner import load_checkpoint
 from tests.chaos.points import Point
@@ -32,6 +32,7 @@ from tests.faults.power import fail_power
 from tests.faults.shim import Faults
 from tests.integration.plain import stats, summaries
 from tests.integration.server import Server, eventually
+from tests.lives import Lives
 
 Durability = Literal["commit", "interval"]
 
@@ -84,7 +85,7 @@ class Epoch:
         """Die at each point, drain, and compare."""
         try:
             self._live(points)
-        except (AssertionError, grpc.RpcError, subprocess.TimeoutExpired) as error:
+        except (AssertionError, grpc.RpcError, TimeoutExpired) as error:
             self.report.problems.append(f"the run ended early: {_shortened(str(error))}")
         finally:
             self._clients.close()
@@ -97,7 +98,6 @@ class Epoch:
         return self.report
 
     def _live(self, points: Sequence[Point]) -> None:
-        work.write_templates(self._folder / "templates")
         self._start(Point("none", "server"))
         with self.server.stub() as stub:
             for config in work.buffers():
@@ -213,10 +213,10 @@ class Epoch:
         if status != 1:
             self.report.problems.append(f"the server ended with {status} without its writer")
 
-    def _kill_client(self, client: Client) -> None:
+    def _kill_client(self, client: Lives) -> None:
         client.kill()
         assert not client.complaint, f"{client.name}: {client.complaint}"
-        self.report.client_kills[client.kind] += 1
+        self.report.client_kills[client.name.partition("-")[0]] += 1
         client.start()
 
     # --- what is there

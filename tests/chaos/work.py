@@ -1,20 +1,16 @@
-"""What the workers of a run push: any operation again from its number alone, by worker and checker.
-
-Nothing here imports torch: a worker that is killed often has to start quickly. The payloads are
-made once as templates, in which the task is the only thing to fill in.
-"""
+"""What the workers of a run push: any operation again from its number alone, by worker and checker."""
 
 from __future__ import annotations
 
-import base64
-import json
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
-from experience_buffer import trxp
+import torch
+
+from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import config_pb2
 
 GROUP_SIZE: Final = 4
@@ -146,32 +142,25 @@ def reward(variant: int, run: int) -> float:
     return ((variant * 31 + run * 17) % 11) / 3.0
 
 
-class Templates:
-    """Payloads to fill in."""
-
-    def __init__(self, path: Path) -> None:
-        stored: dict[str, str] = json.loads(path.read_text(encoding="ascii"))
-        self._payloads = {key: base64.b64decode(value) for key, value in stored.items()}
-
-    def payload(self, call: Call) -> bytes:
-        """What a push carries."""
-        template = self._payloads[f"{call.part} {call.variant}"]
-        return template.replace(_TASK.encode(), call.task.encode())
-
-    def member(self, task: str, variant: int, run: int) -> bytes:
-        """What is stored of one experience."""
-        return self._payloads[f"run{run} {variant}"].replace(_TASK.encode(), task.encode())
+def payload(call: Call) -> bytes:
+    """What a push carries."""
+    return _filled(_template(call.variant, call.part), call.task)
 
 
-def write_templates(path: Path) -> None:
-    """Make the payloads; imports torch."""
-    import torch
+def member(task: str, variant: int, run: int) -> bytes:
+    """What is stored of one experience."""
+    return _filled(trxp.split(_template(variant, "whole"))[run], task)
 
-    from experience_buffer import EID, Experience
 
-    stored: dict[str, bytes] = {}
-    for variant in range(NUM_VARIANTS):
-        members = [
+def _filled(template: bytes, task: str) -> bytes:
+    return template.replace(_TASK.encode(), task.encode())
+
+
+@functools.cache
+def _template(variant: int, part: str) -> bytes:
+    """The payload of a task whose name isn't filled in yet."""
+    return trxp.encode(
+        [
             Experience(
                 eid=EID(batch=BATCH, task=_TASK, run=run, step=0, suffix=SUFFIX),
                 tokens=torch.arange(5 + (variant * 7 + run) % 19, dtype=torch.int32),
@@ -179,15 +168,9 @@ def write_templates(path: Path) -> None:
                 reward=reward(variant, run),
                 response_text=_text(variant, run),
             )
-            for run in range(GROUP_SIZE)
+            for run in _RUNS[part]
         ]
-        for part, runs in _RUNS.items():
-            payload = trxp.encode([members[run] for run in runs])
-            stored[f"{part} {variant}"] = payload
-            for run, single in zip(runs, trxp.split(payload), strict=True):
-                stored[f"run{run} {variant}"] = single
-    encoded = {key: base64.b64encode(value).decode() for key, value in stored.items()}
-    path.write_text(json.dumps(encoded), encoding="ascii")
+    )
 
 
 def _text(variant: int, run: int) -> str:

@@ -1,4 +1,4 @@
-"""A worker or trainer of a run: `python -m tests.chaos.worker push|train|learn ADDRESS FOLDER ...`.
+"""A worker or trainer of a run.
 
 Each writes down what it is about to do and what came of it, one system call per line, outside the
 server: what it knew survives its own death. A call that fails because the server is away is made
@@ -12,7 +12,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ class Pusher:
         self._worker = worker
         self._seed = seed
         self._stop = folder / "stop"
-        self._templates = work.Templates(folder / "templates")
         path = folder / f"pusher-{worker}"
         lines = path.read_bytes().splitlines() if path.exists() else []
         self._first = sum(b'"done"' in line for line in lines)
@@ -78,9 +78,7 @@ class Pusher:
         """What came of a call, and whether an earlier attempt of it had no answer."""
         key = f"{work.BATCH}/{call.task}"
         if call.verb == "push":
-            pushed = service_pb2.PushRequest(
-                buffer=call.buffer, payload=self._templates.payload(call)
-            )
+            pushed = service_pb2.PushRequest(buffer=call.buffer, payload=work.payload(call))
             answer = ask(self._stub.Push, pushed)
             outcomes = answer.message.outcomes
             statuses = [types_pb2.PushStatus.Name(one.status)[12:].lower() for one in outcomes]
@@ -161,20 +159,33 @@ class Trainer:
 # --- processes
 
 
-def train(stub: ExperienceBufferStub, folder: Path, name: str, *roles: str) -> None:
+def push(address: str, folder: Path, worker: int, seed: int) -> None:
+    """Work until told to stop."""
+    with _stub(address) as stub:
+        Pusher(stub, folder, worker, seed).run()
+
+
+def train(address: str, folder: Path, name: str, *roles: str) -> None:
     """Train in several roles at once, `BUFFER:CONSUMER` or `learn`, until killed."""
     threads = []
-    for role in roles:
-        buffer, _, consumer = role.partition(":")
-        run: Callable[[], None]
-        if consumer:
-            run = Trainer(stub, folder, f"{name}-{buffer}-{consumer}", buffer, consumer).run
-        else:
-            run = Learner(stub, folder).run
-        threads.append(threading.Thread(target=functools.partial(_or_die, run)))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
+    with _stub(address) as stub:
+        for role in roles:
+            buffer, _, consumer = role.partition(":")
+            run: Callable[[], None]
+            if consumer:
+                run = Trainer(stub, folder, f"{name}-{buffer}-{consumer}", buffer, consumer).run
+            else:
+                run = Learner(stub, folder).run
+            threads.append(threading.Thread(target=functools.partial(_or_die, run)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def _stub(address: str) -> Iterator[ExperienceBufferStub]:
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+        yield ExperienceBufferStub(channel)
 
 
 def _or_die(run: Callable[[], None]) -> None:
@@ -185,18 +196,3 @@ def _or_die(run: Callable[[], None]) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run one role until it is done or killed."""
-    role, address, folder, *rest = arguments
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
-        stub = ExperienceBufferStub(channel)
-        if role == "push":
-            Pusher(stub, Path(folder), int(rest[0]), int(rest[1])).run()
-        else:
-            train(stub, Path(folder), *rest)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from tests import journal
 from tests.integration.server import eventually
+from tests.lives import Lives
 from tests.soak import chores, consumers, workers
 from tests.soak.plan import LATE, QUEUE, REPLAY, Plan
 
@@ -44,47 +44,26 @@ class Kill:
     role: str
 
 
-@dataclass(slots=True)
-class _Due:
-    """What is killed, or comes back, when."""
-
-    kill_time: float = float("inf")
-    returns: dict[str, float] = field(default_factory=dict)
-
-
 class Clients:
-    """All client processes of a soak. Not thread-safe; a context manager.
-
-    They are forks of a process that has imported everything and opened nothing: a life begins at
-    once, without the second of processor time that imports take.
-    """
+    """All client processes of a soak. Not thread-safe; a context manager."""
 
     def __init__(self, plan: Plan, chance: random.Random) -> None:
         self._plan = plan
         self._chance = chance
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
-        self._roles = {**WORKERS, **CONSUMERS, **OPERATOR}
-        self._processes: dict[str, BaseProcess] = {}
-        self._due = _Due()
+        self._lives: dict[str, Lives] = {}
+        self._kill_time = math.inf
+        self._returns: dict[str, float] = {}
+        """When those come back that were killed."""
         self.kills: list[Kill] = []
 
     def __enter__(self) -> Clients:
-        for role in self._roles:
-            self._start(role)
+        for role, run in {**WORKERS, **CONSUMERS, **OPERATOR}.items():
+            self._lives[role] = Lives(role, self._plan.folder, run, self._plan, role)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.join()
-
-    def _start(self, role: str) -> None:
-        process = self._context.Process(
-            target=self._roles[role], args=(self._plan, role), name=role, daemon=True
-        )
-        process.start()
-        self._processes[role] = process
+        for lives in self._lives.values():
+            lives.kill()
 
     def wait_until_pushing(self) -> None:
         """Wait until every worker has pushed: what the first imports take isn't load.
@@ -94,7 +73,7 @@ class Clients:
         """
         for role in WORKERS:
             eventually(partial(self._has_pushed, role), f"the {role} to push", seconds=END_SECONDS)
-        self._due.kill_time = time.monotonic() + self._chance.uniform(*_BETWEEN_KILLS)
+        self._kill_time = time.monotonic() + self._chance.uniform(*_BETWEEN_KILLS)
 
     def _has_pushed(self, role: str) -> bool:
         return any(one["event"] == "pushed" for one in events(self._plan, role))
@@ -103,48 +82,43 @@ class Clients:
         """Fail if one has ended that wasn't killed.
 
         Raises:
-            RuntimeError: One has; its traceback is on stderr.
+            AssertionError: One has; the text has its traceback.
         """
-        for role, process in self._processes.items():
-            if process.exitcode is not None and role not in self._due.returns:
-                raise RuntimeError(f"the {role} ended with exit status {process.exitcode}")
+        for role, lives in self._lives.items():
+            code = lives.process.exitcode
+            ended = code is not None and role not in self._returns
+            assert not ended, f"the {role} ended with {code}: {lives.complaint}"
 
     def tick(self) -> None:
         """Kill, and bring back, what is due."""
-        now, due = time.monotonic(), self._due
-        if now >= due.kill_time:
-            due.kill_time = now + self._chance.uniform(*_BETWEEN_KILLS)
-            victims = [role for role in (*WORKERS, *CONSUMERS) if role not in due.returns]
-            self._kill(self._chance.choice(victims))
+        now = time.monotonic()
+        if now >= self._kill_time:
+            self._kill_time = now + self._chance.uniform(*_BETWEEN_KILLS)
+            victims = [role for role in (*WORKERS, *CONSUMERS) if role not in self._returns]
+            role = self._chance.choice(victims)
+            self._lives[role].kill()
+            self.kills.append(Kill(time.monotonic(), role))
+            self._returns[role] = time.monotonic() + self._chance.uniform(*_AWAY)
         self._bring_back(now)
 
-    def _kill(self, role: str) -> None:
-        process = self._processes[role]
-        process.kill()
-        process.join()
-        self.kills.append(Kill(time.monotonic(), role))
-        self._due.returns[role] = time.monotonic() + self._chance.uniform(*_AWAY)
-
     def _bring_back(self, now: float) -> None:
-        for role, return_time in list(self._due.returns.items()):
+        for role, return_time in list(self._returns.items()):
             if now >= return_time:
-                del self._due.returns[role]
-                self._start(role)
+                del self._returns[role]
+                self._lives[role].start()
 
     def finish_pushing(self) -> None:
         """Kill nobody any more, and let workers and operator end.
 
         Raises:
-            RuntimeError: One is stuck, or failed.
+            AssertionError: One is stuck, or failed.
         """
-        self._bring_back(float("inf"))
+        self._bring_back(math.inf)
         self._plan.stop_pushing()
         for role in (*WORKERS, *OPERATOR):
-            process = self._processes.pop(role)
-            process.join(END_SECONDS)
-            if process.exitcode != 0:
-                process.kill()
-                raise RuntimeError(f"the {role} didn't end, or failed: {process.exitcode}")
+            # One that is stuck is killed with the rest.
+            self._lives[role].end(END_SECONDS)
+            del self._lives[role]
 
 
 def events(plan: Plan, role: str) -> list[dict[str, Any]]:
