@@ -15,9 +15,8 @@ from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.plain import push_request, statuses, summaries
 from tests.integration.server import Server, Stub, eventually
 from tests.models.buffer_port import payload
-from tests.models.model import Model
+from tests.models.model import SIZE, Model
 from tests.models.model_place import Reader
-from tests.models.model_stock import SIZE
 from tests.models.port import Delivered, Item, Port, Refused
 from tests.unit.builders import eid
 

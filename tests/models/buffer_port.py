@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from experience_buffer import errors, trxp
+from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import Store
 from tests.models import buffer_view
-from tests.models.model import Model
+from tests.models.model import SIZE, Model
 from tests.models.model_place import Reader
-from tests.models.model_stock import SIZE
-from tests.models.mortal_store import MortalStore
 from tests.models.port import Delivered, Item, Port, Refused
 from tests.models.whole_state import differences, everything
-from tests.unit.builders import World, eid, experience, want
+from tests.refusing_store import MortalStore
+from tests.unit.builders import World, eid, experience, settings, want
 
 T = TypeVar("T")
 _payloads: dict[tuple[Item, ...], bytes] = {}
@@ -106,7 +104,6 @@ class BufferPort:
         return await task
 
     def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
-        """Push in one call."""
         return self.run(self._push(live, dead))
 
     async def _push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
@@ -118,7 +115,6 @@ class BufferPort:
     def push_at_once(
         self, pushes: Sequence[tuple[Sequence[Item], Sequence[Item]]]
     ) -> list[list[str]]:
-        """Push in several calls, none of which waits for another one."""
 
         async def all_at_once() -> list[list[str]]:
             return await asyncio.gather(*(self._push(live, dead) for live, dead in pushes))
@@ -126,17 +122,14 @@ class BufferPort:
         return self.run(all_at_once())
 
     def seal(self, key: str) -> None:
-        """Close a group."""
         self.run(self.buffer.seal(key, 0))
 
     def drop(self, key: str) -> int:
-        """Drop a group."""
         return self.run(self.buffer.drop(key, "aborted"))
 
     def sample(
         self, name: str, wanted: int, seconds: float, rank_of: tuple[int, int, int] | None
     ) -> Delivered | None:
-        """What there is now."""
         rank = None
         if rank_of is not None:
             rank = RankOf(rank=rank_of[0], world_size=rank_of[1], after_lease_id=rank_of[2])
@@ -160,84 +153,54 @@ class BufferPort:
         )
 
     def ack(self, lease_id: int, step: int | None, rank: int | None) -> int:
-        """Acknowledge; the experiences of the lease."""
         return self.run(self.buffer.ack(lease_id, step=step, rank=rank)).num_experiences
 
     def nack(self, lease_id: int) -> int:
-        """Give back; the experiences of the lease."""
         return self.run(self.buffer.nack(lease_id, reason="x"))
 
     def extend(self, lease_id: int, seconds: float) -> float:
-        """The new deadline."""
         return self.run(self.buffer.extend(lease_id, seconds)).deadline
 
     def rewind(self, name: str, step: int) -> tuple[int, int]:
-        """Experiences and leases that came back."""
-        found = self.run(self.buffer.flow.timelines.rewind(self._consumer(name), step))
+        found = self.run(self.buffer.rewind(name, step))
         return found.num_experiences, found.num_leases
 
     def declare_safe(self, name: str, step: int) -> None:
-        """Declare a step safe."""
-        self.run(self.buffer.flow.timelines.declare_safe(self._consumer(name), step))
+        self.run(self.buffer.declare_safe(name, step))
 
     def release(self, name: str, uids: Sequence[str]) -> int:
-        """Units that were quarantined."""
-        return self.run(self.buffer.flow.quarantine.release(self._consumer(name), uids))
+        return self.run(self.buffer.release(name, uids))
 
     def prioritize(self, updates: Sequence[tuple[str, float, int]]) -> tuple[int, int, int]:
-        """Numbers of those updated, unknown and outdated."""
         changes = [PriorityUpdate(uid=u, priority=p, generation=g) for u, p, g in updates]
         found = self.run(self.buffer.update_priorities(changes))
         return found.num_updated, len(found.unknown_uids), len(found.outdated_uids)
 
     def delete(self, uid: str) -> bool:
-        """False where somebody holds it."""
         entry = self.buffer.state.contents.by_uid(uid)
         assert entry is not None
         return self.run(self.buffer.delete([entry])) == ([], 1)
 
     def publish(self, version: int) -> None:
-        """Publish a policy version."""
-
-        async def publish() -> None:
-            self.buffer.row.policy_version = version
-            stored = self._store_row()
-            self.buffer.flow.published(version)
-            await stored
-
-        self.run(publish())
+        self.run(self.buffer.publish(version))
 
     def change(self, readers: dict[str, Reader]) -> None:
-        """Change the consumers."""
-
-        async def change() -> None:
-            settings = BufferSettings.model_validate(self._config(readers))
-            self.buffer.row.config = settings.model_dump_json()
-            await self._store_row()
-            self.buffer.change_settings(settings)
-
-        self.run(change())
-
-    def _store_row(self) -> Awaitable[None]:
-        batch = self._world.store.batch()
-        batch.put_buffer(self.buffer.row)
-        return self._world.store.commit(batch)
+        self._do(self.buffer.change_settings, settings(**self._config(readers)))
 
     def let_expire(self, lease_ids: Sequence[int]) -> None:
-        """Let time pass until these leases have expired."""
         leases = [self.buffer.state.leases.find(lease_id) for lease_id in lease_ids]
-
-        self._tick(max(lease.deadline for lease in leases if lease is not None))
+        self._do(self.buffer.tick, max(lease.deadline for lease in leases if lease is not None))
 
     def let_groups_close(self) -> None:
-        """Let time pass until every group's deadline is over; leases expire before."""
-        self._tick(time.time() + 1.5 * _GROUP_SECONDS)
+        self._do(self.buffer.tick, time.time() + 1.5 * _GROUP_SECONDS)
 
-    def _tick(self, now: float) -> None:
-        async def tick() -> None:
-            self.buffer.tick(now)
+    def _do(self, call: Callable[..., object], *arguments: object) -> None:
+        """A call that has to be made in the loop, and all that comes of it."""
 
-        self.run(tick())
+        async def do() -> None:
+            call(*arguments)
+
+        self.run(do())
 
     def crash(self) -> None:
         """What is in memory is lost, and all of it known again."""
@@ -247,10 +210,11 @@ class BufferPort:
         assert not changed, "\n".join(changed)
 
     def _reload(self) -> None:
-        async def reload() -> None:
-            self.buffer = self._world.reload(self.buffer)
+        async def reload() -> Buffer:
+            return self._world.reload(self.buffer)
 
-        self.run(reload())
+        self.buffer = self._loop.run_until_complete(reload())
+        self._loop.run_until_complete(self._settle())
 
     def crash_during(self, call: Callable[[Port], object], num_commits: int) -> None:
         """The process dies after some commits of a call."""
@@ -275,7 +239,6 @@ class BufferPort:
     # --- what there is
 
     def observed(self, *expected: dict[str, Any]) -> dict[str, Any]:
-        """Everything that decides what is delivered."""
         # Numbers go on where they were, also where the last that was given has left.
         seqs = {entry.record.seq for entry in self.buffer.state.contents}
         assert all(seq > self._last_seq for seq in seqs - self._seqs), "a number is given again"
@@ -283,8 +246,4 @@ class BufferPort:
         return buffer_view.observed(self.buffer)
 
     def expected(self, model: Model) -> dict[str, Any]:
-        """What `observed` finds where the model is right."""
         return buffer_view.expected(model)
-
-    def _consumer(self, name: str) -> Consumer:
-        return self.buffer.state.consumer(name)

@@ -7,7 +7,7 @@ from typing import Any
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.consumers import Consumer
 from tests.models.model import Model
-from tests.models.model_limiter import counted, difference
+from tests.models.model_batch import counted, difference
 
 
 def observed(buffer: Buffer) -> dict[str, Any]:

@@ -1,9 +1,7 @@
-"""Who may have which unit: the model of delivery.
+"""What is stored, and who may have which unit: the model of a buffer.
 
 A unit is a uid (of an item) or a group's key. Nothing here is durable or not: a crash changes nothing.
-Below it: what is stored (`model_stock`), what a consumer has had (`model_place`). Beside it: what
-limiters count (`model_limiter`), what makes the next batch (`model_batch`), whose part of a shared one
-is whose (`model_ranks`).
+Below it: what a consumer has had (`model_place`). Above it: what makes the next batch (`model_batch`).
 """
 
 from __future__ import annotations
@@ -12,7 +10,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tests.models.model_place import Place, Reader
-from tests.models.model_stock import Member, Stock
+
+SIZE = 3
+"""Members that make a group whole."""
+
+
+@dataclass(eq=False)
+class Member:
+    uid: str
+    group: Group
+    number: int
+    dead: bool
+    version: int
+    priority: float = 1.0
+
+    def unit_of(self, kind: str) -> str:
+        return self.group.key if kind == "group" else self.uid
+
+
+@dataclass(eq=False)
+class Group:
+    key: str
+    number: int
+    closed: str = ""
+    was_whole: bool = False
+    num_consumed: int = 0
+    """Members that had left as consumed before it was closed."""
+
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def live(self) -> list[Member]:
+        return [member for member in self.members if not member.dead]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.closed not in ("", "dropped")
 
 
 @dataclass(eq=False)
@@ -24,13 +57,122 @@ class Lease:
     acked: dict[int, int | None] = field(default_factory=dict)
 
 
-class Model(Stock):
+class Model:
+    """Members come by `push`; a group that has none left goes with its tombstones."""
+
     def __init__(self, readers: dict[str, Reader], *, is_gated: bool = False) -> None:
-        super().__init__(is_gated=is_gated)
+        self.is_gated = is_gated
+        """Single experiences, too, wait for their group: something is computed over it."""
+
+        self.groups: dict[str, Group] = {}
+        self.past: dict[str, tuple[bool, int]] = {}
+        self.past_groups: set[str] = set()
+        self.number = 0
         self.places = {name: Place(reader) for name, reader in readers.items()}
         self.removed: dict[str, Place] = {}
         self.leases: dict[int, Lease] = {}
         self.published: int | None = None
+
+    # --- what there is
+
+    def members(self) -> dict[str, Member]:
+        return {m.uid: m for group in self.groups.values() for m in group.members}
+
+    def units_of(self, kind: str) -> dict[str, list[Member]]:
+        """All that can ever be had of what is stored, in the order of arrival."""
+        groups = sorted(self.groups.values(), key=lambda group: group.number)
+        if kind == "group":
+            return {group.key: group.live for group in groups if group.is_whole and group.live}
+        closed = [
+            group for group in groups if group.is_whole or not (group.closed or self.is_gated)
+        ]
+        live = [m for group in closed for m in group.live]
+        return {m.uid: [m] for m in sorted(live, key=lambda m: m.number)}
+
+    def stored_of(self, kind: str) -> dict[str, list[Member]]:
+        """The units with what is stored of them, also of dropped groups that somebody holds."""
+        units: dict[str, list[Member]] = {}
+        for member in self.members().values():
+            if not member.dead:
+                units.setdefault(member.unit_of(kind), []).append(member)
+        return units
+
+    # --- what comes and goes
+
+    def push(self, key: str, uid: str, *, dead: bool, version: int) -> str:
+        known = self.past | {m.uid: (m.dead, m.version) for m in self.members().values()}
+        if uid in known:
+            return "duplicate" if known[uid] == (dead, version) else "refused"
+        if not self.room(key):
+            return "refused"
+        self.number += 1
+        group = self.groups.setdefault(key, Group(key, self.number))
+        group.members.append(Member(uid, group, self.number, dead, version))
+        if len(group.members) + group.num_consumed == SIZE:
+            group.closed = "whole"
+        return "stored"
+
+    def room(self, key: str) -> int:
+        """How many members the group of a key takes; none when they come too late."""
+        if key in self.past_groups:
+            return 0
+        group = self.groups.get(key)
+        if group is None:
+            return SIZE
+        return 0 if group.closed else SIZE - len(group.members) - group.num_consumed
+
+    def settle(self, reason: str = "consumed") -> None:
+        """Let go what everybody has consumed for good, and what was dropped and isn't held."""
+        for group in list(self.groups.values()):
+            if group.closed == "dropped":
+                self.leave([m for m in group.members if not self.is_held(m)], "dropped")
+            done = [m for m in group.live if self.is_done(m)]
+            group.num_consumed += 0 if group.closed else len(done)
+            self.leave(done, reason)
+            if _is_over(group):
+                self.bury(group, remember=bool(group.closed))
+        # What was dropped and isn't a consumer's any more doesn't count for it any more.
+        dropped = [group for group in self.groups.values() if group.closed == "dropped"]
+        for member in (member for group in dropped for member in group.live):
+            for name, unit in self.units_with(member).items():
+                place = self.places[name]
+                is_its = place.consumed(unit) or unit in self.leased(name)
+                if not is_its and unit not in place.given_up:
+                    place.given_up.add(unit)
+                    place.gone.append((self.times(name, unit), False))
+
+    def leave(self, members: Iterable[Member], reason: str) -> None:
+        for member in list(members):
+            group = member.group
+            group.members.remove(member)
+            self.past |= {} if reason == "deleted" else {member.uid: (member.dead, member.version)}
+            if not member.dead:
+                self._left(member, {member.uid} if group.live else {member.uid, group.key}, reason)
+
+    def bury(self, group: Group, *, remember: bool) -> None:
+        """A group without experiences goes with its tombstones."""
+        self.leave(group.members, "consumed" if remember else "deleted")
+        del self.groups[group.key]
+        self.past_groups |= {group.key} if remember else set()
+
+    def drop(self, group: Group) -> None:
+        group.was_whole = group.was_whole or group.is_whole
+        group.closed = "dropped"
+        self.settle()
+
+    def close_overdue(self) -> None:
+        """The deadline of every open group: what is there is used, where anything is."""
+        for group in [group for group in self.groups.values() if not group.closed]:
+            if group.live or group.num_consumed:
+                group.closed = "deadline"
+            else:
+                self.drop(group)
+        self.settle()
+
+    def delete(self, member: Member) -> None:
+        self.leave([member], "deleted")
+        if _is_over(member.group):
+            self.bury(member.group, remember=False)
 
     # --- where a unit is: available, leased, quarantined or consumed
 
@@ -121,19 +263,8 @@ class Model(Stock):
         consumed = all(self.places[name].consumed(unit) for name, unit in units)
         return consumed and not self.may_return(member)
 
-    def settle(self, reason: str = "consumed") -> None:
-        """What was dropped and isn't a consumer's any more doesn't count for it any more."""
-        super().settle(reason)
-        dropped = [group for group in self.groups.values() if group.closed == "dropped"]
-        for member in (member for group in dropped for member in group.live):
-            for name, unit in self.units_with(member).items():
-                place = self.places[name]
-                is_its = place.consumed(unit) or unit in self.leased(name)
-                if not is_its and unit not in place.given_up:
-                    place.given_up.add(unit)
-                    place.gone.append((self.times(name, unit), False))
-
-    def left(self, member: Member, over: set[str], reason: str) -> None:
+    def _left(self, member: Member, over: set[str], reason: str) -> None:
+        """A live member has left; `over` are the units that ended with it."""
         for name, unit in self.units_with(member).items():
             times = self.times(name, unit)
             was_one = unit == member.uid or member.group.is_whole or times > 0
@@ -142,3 +273,8 @@ class Model(Stock):
                 self.places[name].gone.append((times, was_used))
         for place in (*self.places.values(), *self.removed.values()):
             place.forget(over)
+
+
+def _is_over(group: Group) -> bool:
+    """Nothing is left of a group that anybody could want, or that more could join."""
+    return not group.live if group.closed else not (group.members or group.num_consumed)

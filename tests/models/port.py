@@ -87,22 +87,43 @@ class Port(Protocol):
     def drop(self, key: str) -> int: ...
     def sample(
         self, name: str, wanted: int, seconds: float, rank_of: tuple[int, int, int] | None
-    ) -> Delivered | None: ...
-    def ack(self, lease_id: int, step: int | None, rank: int | None) -> int: ...
-    def nack(self, lease_id: int) -> int: ...
-    def extend(self, lease_id: int, seconds: float) -> float: ...
-    def rewind(self, name: str, step: int) -> tuple[int, int]: ...
+    ) -> Delivered | None:
+        """What there is now."""
+
+    def ack(self, lease_id: int, step: int | None, rank: int | None) -> int:
+        """The experiences of the lease."""
+
+    def nack(self, lease_id: int) -> int:
+        """The experiences of the lease."""
+
+    def extend(self, lease_id: int, seconds: float) -> float:
+        """The new deadline."""
+
+    def rewind(self, name: str, step: int) -> tuple[int, int]:
+        """Experiences and leases that came back."""
+
     def declare_safe(self, name: str, step: int) -> None: ...
-    def release(self, name: str, uids: Sequence[str]) -> int: ...
-    def prioritize(self, updates: Sequence[tuple[str, float, int]]) -> tuple[int, int, int]: ...
-    def delete(self, uid: str) -> bool: ...
+    def release(self, name: str, uids: Sequence[str]) -> int:
+        """Units that were quarantined."""
+
+    def prioritize(self, updates: Sequence[tuple[str, float, int]]) -> tuple[int, int, int]:
+        """Numbers of those updated, unknown and outdated."""
+
+    def delete(self, uid: str) -> bool:
+        """False where somebody holds it."""
+
     def publish(self, version: int) -> None: ...
     def change(self, readers: dict[str, Reader]) -> None: ...
     def crash(self) -> None: ...
     def crash_during(self, call: Callable[[Port], object], num_commits: int) -> None: ...
-    def let_expire(self, lease_ids: Sequence[int]) -> None: ...
-    def observed(self, *expected: dict[str, Any]) -> dict[str, Any]: ...
-    def expected(self, model: Model) -> dict[str, Any]: ...
+    def let_expire(self, lease_ids: Sequence[int]) -> None:
+        """Let time pass until these leases have expired."""
+
+    def observed(self, *expected: dict[str, Any]) -> dict[str, Any]:
+        """Everything that decides what is delivered, once it is as expected."""
+
+    def expected(self, model: Model) -> dict[str, Any]:
+        """What `observed` finds where the model is right."""
 
 
 class LocalPort(Port, Protocol):
@@ -110,5 +131,8 @@ class LocalPort(Port, Protocol):
 
     def push_at_once(
         self, pushes: Sequence[tuple[Sequence[Item], Sequence[Item]]]
-    ) -> list[list[str]]: ...
-    def let_groups_close(self) -> None: ...
+    ) -> list[list[str]]:
+        """Push in several calls, none of which waits for another one."""
+
+    def let_groups_close(self) -> None:
+        """Let time pass until every group's deadline is over; leases expire before."""

@@ -24,10 +24,9 @@ from hypothesis.stateful import (
 )
 
 from tests.models.buffer_port import BufferPort
-from tests.models.mortal_store import MortalStore
 from tests.models.port import GATED_READERS, READERS, Choose
-from tests.models.rules import RULES
-from tests.models.rules_in_process import LocalPlayer
+from tests.models.rules import RULES, LocalPlayer
+from tests.refusing_store import MortalStore
 from tests.unit.builders import World
 
 T = TypeVar("T")
