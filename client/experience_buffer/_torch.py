@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
+from experience_buffer._codec import safetensors
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.frame import aligned, frame_pieces
 from experience_buffer._codec.item import (
@@ -130,7 +131,8 @@ def encode_pieces(experiences: Sequence[Any]) -> list[bytes | memoryview]:
                 tensors.append((f"{index}:{field}", _memory_view(value)))
             except TypeError as error:
                 raise trxp_error(str(error), where=f"items[{index}].{field}", item=index) from None
-    return frame_pieces(plain_metas([_meta(experience) for experience in experiences]), tensors)
+    metas = plain_metas([_meta(experience) for experience in experiences])
+    return frame_pieces(metas, safetensors.write(tensors))
 
 
 def decode(
@@ -166,12 +168,13 @@ def _meta(experience: Any) -> dict[str, Any]:
     if isinstance(eid, EID):
         meta["eid"] = eid.to_dict()
     fields = experience.custom_fields
-    meta["custom_fields"] = [_custom_field(field) for field in fields] if fields else []
+    meta["custom_fields"] = list(map(custom_field_entry, fields)) if fields else []
     meta["multi_modal_input_keys"] = list(experience.multi_modal_inputs or ())
     return meta
 
 
-def _custom_field(field: CustomField) -> dict[str, str]:
+def custom_field_entry(field: CustomField) -> dict[str, str]:
+    """A custom field as plain data."""
     return {
         "source_field": field.source_field,
         "destination_field": field.destination_field,
@@ -209,10 +212,7 @@ def _experience(item: Item, make: Callable[..., E]) -> E:
     meta = item.meta
     given: dict[str, Any] = {name: meta[name] for name in META_FIELDS if name in meta}
     given["eid"] = item.eid
-    given["custom_fields"] = [
-        CustomField(entry["source_field"], entry["destination_field"], _dtype(entry["data_type"]))
-        for entry in meta.get("custom_fields") or ()
-    ]
+    given["custom_fields"] = list(map(custom_field, meta.get("custom_fields") or ()))
     extra = {}
     for name, view in item.tensors.items():
         if name in TENSOR_FIELDS:
@@ -227,9 +227,14 @@ def _experience(item: Item, make: Callable[..., E]) -> E:
     return make(extra=extra, **given)
 
 
-def _dtype(name: str) -> torch.dtype:
+def custom_field(entry: Mapping[str, str]) -> CustomField:
+    """The custom field that `custom_field_entry` has described.
+
+    Raises:
+        ValueError: Its `data_type` is none of torch's.
+    """
+    name = entry["data_type"]
     if name not in DTYPE_NAMES:
-        raise ValueError(f"{name!r:.80} is no dtype")
+        raise ValueError(f"custom field of data_type {name!r:.80}; give a torch dtype")
     dtype = getattr(torch, name.removeprefix("torch."))
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    return CustomField(entry["source_field"], entry["destination_field"], dtype)

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 from torch.utils.data import IterableDataset, get_worker_info
 
 from experience_buffer._data import token_budget as _token_budget
-from experience_buffer._data.dataset_checks import check_ranks, check_workers
 from experience_buffer._data.dataset_feed import Feed, LeasedBatch, LeaseTicket
 from experience_buffer._messages import timeline
 from experience_buffer.client import Client
@@ -99,7 +98,7 @@ class ExperienceDataset(IterableDataset[Any]):
             InvalidRequestError: A value is out of bounds, or values don't go together.
         """
         super().__init__()
-        check_ranks(rank, world_size, min_batch_size or batch_size)
+        _check_ranks(rank, world_size, min_batch_size or batch_size)
         if ack not in ("auto", "manual"):
             raise InvalidRequestError(f"ack is {ack!r}; give 'auto' or 'manual'", subject="ack")
         if stop_after is not None and stop_after < 0:
@@ -116,11 +115,8 @@ class ExperienceDataset(IterableDataset[Any]):
         """The training step of the batch that is trained on, with which it is acknowledged. Counts
         delivered batches; set it where steps take several of them."""
         self._can_travel = collate is not None or format == "trxp"
-        self._token_budget, self._stop_after, self._is_auto = (
-            token_budget,
-            stop_after,
-            ack == "auto",
-        )
+        self._token_budget, self._stop_after = token_budget, stop_after
+        self._is_auto = ack == "auto"
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "buffer": buffer,
@@ -155,14 +151,7 @@ class ExperienceDataset(IterableDataset[Any]):
         """
         worker = get_worker_info()
         if worker is not None:
-            check_workers(
-                worker.num_workers,
-                is_auto=self._is_auto,
-                has_end=self._stop_after is not None,
-                has_collate=self._can_travel,
-                has_budget=self._token_budget is not None,
-                world_size=self.world_size,
-            )
+            self._check_workers(worker.num_workers)
             self._feed.end_with_parent()
             # Of a persistent worker's last iteration the DataLoader has thrown away what was read
             # ahead: its leases are given back as if the worker had ended with it.
@@ -270,6 +259,41 @@ class ExperienceDataset(IterableDataset[Any]):
         """
         self._feed.close()
 
+    def _check_workers(self, num_workers: int) -> None:
+        """Check that DataLoader workers can read it.
+
+        Each worker has a stream of its own, which ends with the worker's process; the training and
+        its acks are in another process.
+        """
+        problem = ""
+        if self._is_auto:
+            problem = "ack='auto', since workers read ahead of the training; give ack='manual'"
+        elif self._stop_after is not None:
+            problem = (
+                "stop_after, since a worker that ends gives back what isn't acknowledged yet; leave "
+                "it out and count steps where you iterate"
+            )
+        elif not self._can_travel:
+            problem = (
+                "format='packed' without collate, since a PackedBatch doesn't travel between "
+                "processes; give a collation function"
+            )
+        elif num_workers > 1 and self.world_size > 1:
+            problem = (
+                f"world_size = {self.world_size} with {num_workers} workers, which would all get "
+                "this rank's parts of the same batches; use num_workers of 0 or 1"
+            )
+        elif num_workers > 1 and self._token_budget is not None:
+            problem = (
+                f"token_budget with {num_workers} workers, whose micro-batches would mix, so that "
+                "no step trains on a whole batch; use num_workers of 0 or 1"
+            )
+        if problem:
+            raise InvalidRequestError(
+                f"a DataLoader with workers can't read a dataset with {problem}",
+                subject="num_workers",
+            )
+
     def _settle(self) -> None:
         """Acknowledge what was trained on, where asking for the next batch says so."""
         batch = self._feed.delivered
@@ -282,6 +306,21 @@ class ExperienceDataset(IterableDataset[Any]):
                 raise
             self._feed.delivered = None
             self.step += 1
+
+
+def _check_ranks(rank: int, world_size: int, num_units: int) -> None:
+    """Check that there is such a rank, and that each gets a part of the fewest units of a batch."""
+    if not 0 <= rank < world_size:
+        raise InvalidRequestError(
+            f"rank {rank} of {world_size}: rank must be at least 0 and below world_size",
+            subject="rank",
+        )
+    if num_units < world_size:
+        raise InvalidRequestError(
+            f"{num_units} units for {world_size} ranks would leave some without a batch; give "
+            "batch_size, and min_batch_size if you give it, at least world_size",
+            subject="batch_size",
+        )
 
 
 def _refuse_worker(verb: str) -> None:

@@ -34,20 +34,10 @@ _CLASSES: Final = tuple(
 )
 _BY_REASON: Final = {cls.reason: cls for cls in _CLASSES}
 _BY_STATUS: Final[dict[str, type[errors.ExperienceBufferError]]] = {
-    "INVALID_ARGUMENT": errors.InvalidRequestError,
     "OUT_OF_RANGE": errors.InvalidRequestError,
-    "NOT_FOUND": errors.NotFoundError,
-    "ALREADY_EXISTS": errors.AlreadyExistsError,
-    "FAILED_PRECONDITION": errors.WrongStateError,
-    "RESOURCE_EXHAUSTED": errors.ResourceExhaustedError,
-    "UNAVAILABLE": errors.UnavailableError,
-    "UNAUTHENTICATED": errors.UnauthenticatedError,
-    "PERMISSION_DENIED": errors.ForbiddenError,
-    "DATA_LOSS": errors.DataLossError,
-    "DEADLINE_EXCEEDED": errors.DeadlineExceededError,
-    "CANCELLED": errors.CallCancelledError,
-    "UNIMPLEMENTED": errors.UnsupportedError,
+    **{cls.status: cls for cls in reversed(_CLASSES)},
 }
+"""The first class of each: those that come later refine it."""
 _TOO_MANY_CALLS: Final = "Concurrent RPC limit exceeded"
 """What gRPC itself answers beyond a server's `max_calls`, without details: nothing was done."""
 _CROWD_SECONDS: Final = 1.0

@@ -9,15 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from experience_buffer._async.primitives import Closing, Condition, Lock, Worker, in_thread
+from experience_buffer._async.reconnecting import AsyncReconnecting
 from experience_buffer._messages import push_split
 from experience_buffer._transport import push_queue
 from experience_buffer._transport.push_memory import PushMemory
-from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.settings import closed_error
-from experience_buffer.errors import ExperienceBufferError, UnavailableError, WrongStateError
+from experience_buffer.errors import ExperienceBufferError, WrongStateError
 from experience_buffer.options import WriterOptions
 from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
@@ -208,37 +206,24 @@ class AsyncBackgroundPush(Closing):
 
     async def _run(self) -> None:
         """Keep a stream open while there is something to send, until closed or failed for good."""
-        retry = self._client.options.retry
-        attempts: Attempts | None = None
+        stream = AsyncReconnecting(self._client, "PushStream", "push stream")
         try:
             while await self._await_work():
-                error: ExperienceBufferError
                 call = self._connect()
                 if call is None:
                     return
-                try:
-                    async for message in call:
-                        attempts = None
-                        self._receive(message)
-                    error = UnavailableError("the server ended the push stream")
-                except grpc.RpcError as rpc_error:
-                    error = self._client._translate(rpc_error, "PushStream")
-                finally:
-                    call.cancel()
+                error = await stream.hear(call, self._receive)
                 with self._lock:
                     self._connection += 1
                     self._queue.rewind()
                     self._work.notify_all()
                     if self._done:
                         return
-                    attempts = attempts or Attempts(retry, retry.reconnect_seconds)
-                    delay = attempts.delay_after(error, idempotent=True)
-                    logger.info("writer: %s; reconnecting in %.1f s", error, delay)
-                    await self._work.wait_for(lambda: self._done, delay)
-        except ExperienceBufferError as error:
+                    await self._work.wait_for(lambda: self._done, stream.delay_after(error))
+        except ExperienceBufferError as failure:
             with self._lock:
-                error.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
-                self._failure = error
+                failure.add_note(f"{self._queue.counts().num_pending} experiences are not stored")
+                self._failure = failure
         finally:
             # Also when this ends by a bug: nobody may wait for it forever.
             what = "client" if self._client._is_closed and not self._done else "writer"

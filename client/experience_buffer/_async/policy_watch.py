@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from experience_buffer._async.primitives import Closing, Condition, read
-from experience_buffer._transport.policy_watch import METHOD, WatchedVersions
+from experience_buffer._async.reconnecting import AsyncReconnecting
+from experience_buffer._messages.build import build
 from experience_buffer._transport.settings import closed_error
-from experience_buffer.errors import ExperienceBufferError, UnavailableError
+from experience_buffer.v1 import service_pb2 as pb
 
 if TYPE_CHECKING:
     from experience_buffer._async.connection import AsyncConnection
+
+_METHOD: Final = "WatchPolicyVersion"
 
 
 class AsyncPolicyVersions(Closing):
@@ -26,7 +29,10 @@ class AsyncPolicyVersions(Closing):
 
     def __init__(self, client: AsyncConnection, buffer: str) -> None:
         self._client = client
-        self._versions = WatchedVersions(buffer, client.options.retry)
+        self._request: Any = build(pb.WatchPolicyVersionRequest, buffer=buffer)
+        self._stream = AsyncReconnecting(client, _METHOD, "watch of the policy version")
+        self._has_seen = False
+        self._last: int | None = None
         self._changed = Condition()
         self._closed = False
         self._call: Any = None
@@ -43,16 +49,15 @@ class AsyncPolicyVersions(Closing):
                 `RetryOptions.reconnect_seconds`.
         """
         while (call := self._get_call()) is not None:
-            error: ExperienceBufferError
             is_waiting = True
             try:
                 while (response := await read(call)) is not None:
-                    if self._versions.is_news(response):
+                    if self._is_news(response):
                         is_waiting = False
-                        return self._versions.last
-                error = UnavailableError("the server ended the watch of the policy version")
+                        return self._last
+                error = self._stream.ended()
             except grpc.RpcError as rpc_error:
-                error = self._client._translate(rpc_error, METHOD)
+                error = self._stream.broken(rpc_error)
             finally:
                 # Also when who waits gives up, as by a timeout around this: it begins anew next time.
                 if is_waiting:
@@ -62,7 +67,7 @@ class AsyncPolicyVersions(Closing):
                 error = closed_error("client")
             with self._changed:
                 if not self._closed:
-                    delay = self._versions.delay_after(error)
+                    delay = self._stream.delay_after(error)
                     await self._changed.wait_for(lambda: self._closed, delay)
         raise StopAsyncIteration
 
@@ -80,6 +85,13 @@ class AsyncPolicyVersions(Closing):
             if self._closed:
                 return None
             if self._call is None:
-                request: Any = self._versions.request
-                self._call = self._client._open(METHOD, request)
+                self._call = self._client._open(_METHOD, self._request)
             return self._call
+
+    def _is_news(self, response: pb.WatchPolicyVersionResponse) -> bool:
+        """Take in a message; False when it repeats the last one, as after a reconnection."""
+        self._stream.heard()
+        version = response.version if response.HasField("version") else None
+        is_news = not self._has_seen or version != self._last
+        self._has_seen, self._last = True, version
+        return is_news

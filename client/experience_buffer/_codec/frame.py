@@ -120,36 +120,26 @@ def join_frame(
     *,
     keys: tuple[str, ...] = KEYS,
 ) -> bytes:
-    """Write a payload; see `frame_pieces`."""
-    return b"".join(frame_pieces(metadata, tensors, keys=keys))
+    """Write a payload of tensors with their names (`index:field`); see `frame_pieces`.
+
+    Raises:
+        TrxpError: As `frame_pieces`, or a tensor's name isn't valid Unicode.
+    """
+    return b"".join(frame_pieces(metadata, safetensors.write(tensors), keys=keys))
 
 
 def frame_pieces(
     metadata: list[Any] | memoryview,
-    tensors: Iterable[tuple[str, TensorView]],
+    section: list[bytes | memoryview],
     *,
     keys: tuple[str, ...] = KEYS,
 ) -> list[bytes | memoryview]:
-    """Write a payload, as pieces to be joined; the tensors' data are theirs.
+    """Write a payload, as pieces to be joined.
 
     Args:
         metadata: The items' metadata, checked to be plain data; or pickled already.
-        tensors: Names (`index:field`) and tensors.
+        section: The tensors, as the pieces of their file.
         keys: The metadata's own keys, as the very objects the items may share.
-
-    Raises:
-        TrxpError: As `framed`, or a tensor's name isn't valid Unicode.
-    """
-    return framed(metadata, safetensors.write(tensors), keys=keys)
-
-
-def framed(
-    metadata: list[Any] | memoryview,
-    section: list[bytes | memoryview],
-    *,
-    keys: tuple[str, ...],
-) -> list[bytes | memoryview]:
-    """Do what `frame_pieces` does, with the tensors as the pieces of their file.
 
     Raises:
         TrxpError: The metadata would take more opcodes than readers take by default.

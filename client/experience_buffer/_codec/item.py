@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from experience_buffer._codec import safetensors
 from experience_buffer._codec.codec_error import shown, trxp_error
-from experience_buffer._codec.frame import KEYS, framed
+from experience_buffer._codec.frame import KEYS, frame_pieces
 from experience_buffer._codec.orderless import orderless
 from experience_buffer._codec.plain_values import Normaliser
 from experience_buffer._codec.safetensors import TensorView
@@ -136,7 +136,7 @@ class Item:
     def _encoded(self, meta: dict[str, Any]) -> bytes:
         fields, views = tuple(self.tensors), list(self.tensors.values())
         section = safetensors.write_fields(fields, views, prefix="0:")
-        return b"".join(framed([meta], section, keys=self.keys))
+        return b"".join(frame_pieces([meta], section, keys=self.keys))
 
 
 class _ItemError(Exception):

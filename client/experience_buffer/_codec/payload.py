@@ -137,7 +137,7 @@ def pieces_with_tensors(
         if field.startswith("multi_modal_inputs:"):
             raise ValueError(f"{field!r} can't be added: its key is part of the metadata")
         views[f"0:{field}"] = view
-    return frame_pieces(metadata, views.items())
+    return frame_pieces(metadata, safetensors.write(views.items()))
 
 
 def read_tensors(data: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, TensorView]:

@@ -17,20 +17,6 @@ from experience_buffer.errors import TrxpError
 class Machine:
     """The stack, memo and place of one `load`."""
 
-    __slots__ = (
-        "data",
-        "fence",
-        "has_composites",
-        "is_suspect",
-        "limits",
-        "marks",
-        "memo",
-        "num_made",
-        "num_sets",
-        "pos",
-        "stack",
-    )
-
     def __init__(self, data: bytes, limits: Limits) -> None:
         self.data = data
         self.limits = limits

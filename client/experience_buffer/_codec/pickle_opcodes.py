@@ -12,9 +12,9 @@ from experience_buffer._codec.plain_values import MAX_INT_BYTES
 _NODES_PER_SET: Final = 64
 
 
-def _push_sized_text(machine: Machine, num_length_bytes: int) -> None:
-    start = machine.pos + num_length_bytes
-    text = machine.skip(machine.number(num_length_bytes))
+def _push_long_text(machine: Machine) -> None:
+    start = machine.pos + 8
+    text = machine.skip(machine.number(8))
     try:
         value = text.decode()
     except UnicodeDecodeError:
@@ -147,12 +147,10 @@ def _build(machine: Machine) -> None:
 RARE: Final[dict[int, Callable[[Machine], None]]] = {
     0x88: lambda machine: machine.stack.append(True),
     0x89: lambda machine: machine.stack.append(False),
-    0x4D: lambda machine: machine.stack.append(machine.number(2)),
     0x4A: _push_int32,
     0x8A: lambda machine: _push_sized_int(machine, 1),
     0x8B: lambda machine: _push_sized_int(machine, 4),
-    0x58: lambda machine: _push_sized_text(machine, 4),
-    0x8D: lambda machine: _push_sized_text(machine, 8),
+    0x8D: _push_long_text,
     0x43: lambda machine: _push_sized_bytes(machine, 1),
     0x42: lambda machine: _push_sized_bytes(machine, 4),
     0x8E: lambda machine: _push_sized_bytes(machine, 8),

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -101,16 +102,9 @@ class Feed:
         self._stream: SampleStream | None = None
         self._pid = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = ("client", "_options", "_collate", "_token_budget")
-        return {name: getattr(self, name) for name in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.num_closings = 0
-        self._watching_pid = 0
-        self._is_orphan = False
-        self._reset()
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(Feed, collate=self._collate, token_budget=self._token_budget)
+        return make, (self.client, self._options)
 
     @property
     def is_whole(self) -> bool:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from experience_buffer._codec.dtypes import common_dtype
-from experience_buffer._codec.item import DTYPE_NAMES, META_FIELDS, TENSOR_FIELDS
+from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
+from experience_buffer._torch import custom_field, custom_field_entry
 from experience_buffer.eid import EID
-from experience_buffer.experience import CustomField, Experience
+from experience_buffer.experience import Experience
 
 if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]
@@ -111,12 +112,7 @@ def gather_action_masks(experiences: Sequence[Experience], max_response_length: 
     Raises:
         ValueError: An action mask is missing or longer than R.
     """
-    return torch.stack(
-        [
-            torch.cat([mask, mask.new_zeros(_padding(mask, max_response_length), dtype=torch.bool)])
-            for mask in _attributes(experiences, "action_mask")
-        ]
-    )
+    return gather_response_attrs(experiences, "action_mask", max_response_length)
 
 
 def gather_response_attrs(
@@ -252,14 +248,7 @@ def _row(experience: Experience) -> dict[str, Any]:
     for name in ("multi_modal_inputs", "extra"):
         tensors = getattr(experience, name) or {}
         row[name] = {key: value.tolist() for key, value in tensors.items()} or None
-    row["custom_fields"] = [
-        {
-            "source_field": field.source_field,
-            "destination_field": field.destination_field,
-            "data_type": str(field.data_type),
-        }
-        for field in experience.custom_fields
-    ]
+    row["custom_fields"] = list(map(custom_field_entry, experience.custom_fields))
     return row
 
 
@@ -274,11 +263,5 @@ def _experience(row: dict[str, Any]) -> Experience:
         for name, value in (row.get("extra") or {}).items()
         if value is not None
     }
-    fields = []
-    for entry in row.get("custom_fields") or ():
-        name = entry["data_type"]
-        if name not in DTYPE_NAMES:
-            raise ValueError(f"custom field of data_type {name!r:.80}; give a torch dtype")
-        dtype = getattr(torch, name.removeprefix("torch."))
-        fields.append(CustomField(entry["source_field"], entry["destination_field"], dtype))
+    fields = list(map(custom_field, row.get("custom_fields") or ()))
     return Experience(extra=extra, custom_fields=fields, **given)

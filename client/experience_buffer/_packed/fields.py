@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._packed.layout import Column, Layout, kept_layout, make_layout
-from experience_buffer._packed.row import FormKey, PackedRow, form_of, read_tensors, split_row
+from experience_buffer._packed.row import FormKey, PackedRow, form_of, read_row
 from experience_buffer.errors import DataLossError, InvalidRequestError
 
 MAX_OFFSETS: Final = 2**22
@@ -79,7 +79,7 @@ class Fields:
             if self._add_run(layout):
                 return
         row = self._rows[len(self._num_tokens)]
-        metadata, tensors = self._tensors_of(row)
+        metadata, tensors = read_row(row)
         known = kept_layout(tensors)
         if known is None and self._may_make_layout:
             known = make_layout(tensors)
@@ -97,7 +97,7 @@ class Fields:
         if columns is None:
             # One of them is refused here.
             for row in rows:
-                self._add_row(row, *self._tensors_of(row))
+                self._add_row(row, *read_row(row))
         elif rows:
             self._metadata += metadata
             self._num_tokens += self._add_columns(layout, first, payloads, columns)
@@ -142,11 +142,6 @@ class Fields:
         if "tokens" in computed:
             return [row.tensors["tokens"].shape[0] for row in rows]
         return num_tokens
-
-    @staticmethod
-    def _tensors_of(row: PackedRow) -> tuple[memoryview, dict[str, TensorView]]:
-        metadata, section = split_row(row)
-        return metadata, read_tensors(row, section)
 
     def _add_row(
         self, row: PackedRow, metadata: memoryview, tensors: dict[str, TensorView]

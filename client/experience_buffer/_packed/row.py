@@ -104,26 +104,15 @@ def facts_of(row: PackedRow) -> Facts:
         raise _damaged(row, error) from None
 
 
-def split_row(row: PackedRow) -> tuple[memoryview, memoryview]:
-    """The metadata as it lies in a row's payload, and the tensor section.
+def read_row(row: PackedRow) -> tuple[memoryview, dict[str, TensorView]]:
+    """The metadata as it lies in a row's payload, and its tensors by field; one of them is `tokens`.
 
     Raises:
         DataLossError: The payload is damaged; the text and `subject` name the uid.
     """
     try:
-        return split_frame(row.payload, limits=DEFAULT_LIMITS)
-    except TrxpError as error:
-        raise _damaged(row, error) from None
-
-
-def read_tensors(row: PackedRow, section: memoryview) -> dict[str, TensorView]:
-    """The tensors of a row's tensor section by field; one of them is `tokens`.
-
-    Raises:
-        DataLossError: It is damaged; the text and `subject` name the uid.
-    """
-    try:
-        return _tensors(section)
+        metadata, section = split_frame(row.payload, limits=DEFAULT_LIMITS)
+        return metadata, _tensors(section)
     except TrxpError as error:
         raise _damaged(row, error) from None
 

@@ -10,14 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import grpc
-
 from experience_buffer._messages import convert
 from experience_buffer._messages.calls import number
 from experience_buffer._sync.batch import Batch
 from experience_buffer._sync.primitives import Answer, Closing, Condition, Outbox, Worker
+from experience_buffer._sync.reconnecting import Reconnecting
 from experience_buffer._transport import sample_plan
-from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.sample_memory import SampleMemory
 from experience_buffer._transport.settings import closed_error
 from experience_buffer.errors import (
@@ -153,32 +151,18 @@ class SampleStream(Closing):
 
     def _read(self) -> None:
         """Keep a stream open and take in what comes, until closed or failed for good."""
-        attempts: Attempts | None = None
-        retry = self._client.options.retry
+        stream = Reconnecting(self._client, "SampleStream", "sample stream")
         try:
             while not self._closed:
-                error: ExperienceBufferError
                 self._return_dropped()
-                call = self._connect()
-                try:
-                    for message in call:
-                        attempts = None
-                        self._receive(message)
-                    error = UnavailableError("the server ended the sample stream")
-                except grpc.RpcError as rpc_error:
-                    error = self._client._translate(rpc_error, "SampleStream")
-                finally:
-                    call.cancel()
+                error = stream.hear(self._connect(), self._receive)
                 with self._changed:
                     self._drop_connection()
                     if self._closed:
                         return
-                    attempts = attempts or Attempts(retry, retry.reconnect_seconds)
-                    delay = attempts.delay_after(error, idempotent=True)
-                    logger.info("sample stream: %s; reconnecting in %.1f s", error, delay)
-                    self._changed.wait_for(lambda: self._closed, delay)
-        except ExperienceBufferError as error:
-            self._failure = error
+                    self._changed.wait_for(lambda: self._closed, stream.delay_after(error))
+        except ExperienceBufferError as failure:
+            self._failure = failure
         finally:
             # Also when this ends by a bug: nobody may wait for it forever.
             what = "client" if self._client._is_closed else "sample stream"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -91,13 +92,14 @@ class ClientSettings:
         return f"{type(self).__name__}({self._address!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        keywords = {
-            "token": self._token,
-            "timeout": self._timeout,
-            "tls": self._tls,
-            "options": self._options,
-        }
-        return _rebuild, (type(self), self._address, keywords)
+        make = partial(
+            type(self),
+            token=self._token,
+            timeout=self._timeout,
+            tls=self._tls,
+            options=self._options,
+        )
+        return make, (self._address,)
 
 
 def bounded_seconds(seconds: float, what: str = "timeout") -> float:
@@ -120,7 +122,3 @@ def bounded_seconds(seconds: float, what: str = "timeout") -> float:
 def closed_error(what: str) -> CallCancelledError:
     """Make the error of a call on something that was closed."""
     return CallCancelledError(f"the {what} is closed; make a new one")
-
-
-def _rebuild(cls: type[ClientSettings], address: str, keywords: dict[str, Any]) -> ClientSettings:
-    return cls(address, **keywords)

@@ -148,8 +148,8 @@ def test_data_must_end_with_the_last_tensor(change: int) -> None:
 def test_the_tables_of_one_layout_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [rollout(number, 5 + number, kind=number // 4) for number in range(12)]
     wanted = expected(rows)
-    read = mock.Mock(wraps=_packed_row.read_tensors)
-    monkeypatch.setattr(fields, "read_tensors", read)
+    read = mock.Mock(wraps=_packed_row.read_row)
+    monkeypatch.setattr(fields, "read_row", read)
     packed(rows)
     read.reset_mock()
     assert outcome(rows) == wanted
