@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
-from experience_buffer.v1 import config_pb2, service_pb2
-from tests.integration.plain import push_request, statuses, summaries
+from experience_buffer import BufferConfig, Client, ConsumerConfig, Limiter, Selector, Staleness
+from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from tests.integration.plain import push_request, stats, statuses, summaries
 from tests.integration.server import Server, Stub, eventually
 from tests.models.buffer_port import payload
 from tests.models.model import SIZE, Model
@@ -23,6 +22,7 @@ from tests.unit.builders import eid
 _PATIENCE_SECONDS = 5.0
 """Removals go on for a moment after the call that caused them."""
 _STATUSES = {1: "stored", 2: "duplicate", 3: "refused"}
+_KINDS: dict[str, Any] = {"selector": Selector, "limiter": Limiter, "staleness": Staleness}
 
 
 class ServerPort:
@@ -35,51 +35,60 @@ class ServerPort:
         self._name = name
         self._channel = grpc.insecure_channel(server.address)
         self._stub = Stub(self._channel)
-        self._published: int | None = None
-        config = config_pb2.BufferConfig(name=name, group_size=SIZE)
-        config.consumers.extend(_consumers(readers))
-        self._stub.CreateBuffer(service_pb2.CreateBufferRequest(config=config))
+        self._client = Client(server.address)
+        self._client.create_buffer(
+            BufferConfig(name, group_size=SIZE, consumers=_consumers(readers))
+        )
 
     def close(self) -> None:
-        """Close the channel."""
+        """Close the connections."""
         self._channel.close()
+        self._client.close()
 
     # --- calls
+
+    def _call(self, method: str, **fields: Any) -> Any:
+        """The answer to a request about the buffer."""
+        return self._send(
+            method, getattr(service_pb2, f"{method}Request")(buffer=self._name, **fields)
+        )
+
+    def _send(self, method: str, request: object) -> Any:
+        try:
+            return getattr(self._stub, method)(request)
+        except grpc.RpcError as error:
+            raise Refused(error.code().name) from error
 
     def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
         """Push in one call."""
         tombstones = [(eid(task, run), "gone") for task, run, _ in dead]
         request = push_request(self._name, payload(live), tombstones=tombstones)
-        with _errors():
-            found = statuses(self._stub.Push(request).outcomes)
-        return [_STATUSES[status] for status in found]
+        return [_STATUSES[status] for status in statuses(self._send("Push", request).outcomes)]
 
     def seal(self, key: str) -> None:
         """Close a group."""
-        with _errors():
-            self._stub.SealGroup(service_pb2.SealGroupRequest(buffer=self._name, group=key))
+        self._call("SealGroup", group=key)
 
     def drop(self, key: str) -> int:
         """Drop a group."""
-        request = service_pb2.DropGroupRequest(buffer=self._name, group=key, reason="aborted")
-        return self._stub.DropGroup(request).num_dropped
+        return int(self._call("DropGroup", group=key, reason="aborted").num_dropped)
 
     def sample(
         self, name: str, wanted: int, seconds: float, rank_of: tuple[int, int, int] | None
     ) -> Delivered | None:
         """What there is now."""
-        request = service_pb2.SampleRequest(
-            buffer=self._name,
+        rank = None
+        if rank_of is not None:
+            names = ("rank", "world_size", "after_lease_id")
+            rank = types_pb2.RankOf(**dict(zip(names, rank_of, strict=True)))
+        response = self._call(
+            "Sample",
             consumer=name,
             batch_size=wanted,
             min_batch_size=1,
             lease_seconds=seconds,
+            rank_of=rank,
         )
-        if rank_of is not None:
-            request.rank_of.rank, request.rank_of.world_size = rank_of[:2]
-            request.rank_of.after_lease_id = rank_of[2]
-        with _errors():
-            response = self._stub.Sample(request)
         if not response.HasField("lease"):
             return None
         units: list[list[str]] = []
@@ -101,73 +110,52 @@ class ServerPort:
         )
 
     def _is_grouped(self, name: str) -> bool:
-        stats = self._consumer_stats()[name]
-        return bool(stats.unit == config_pb2.UNIT_GROUP)
+        return bool(self._consumer_stats()[name].unit == config_pb2.UNIT_GROUP)
 
     def ack(self, lease_id: int, step: int | None, rank: int | None) -> int:
         """Acknowledge; the experiences of the lease."""
-        request = service_pb2.AckRequest(buffer=self._name, lease_id=lease_id, step=step, rank=rank)
-        with _errors():
-            return self._stub.Ack(request).num_experiences
+        return int(self._call("Ack", lease_id=lease_id, step=step, rank=rank).num_experiences)
 
     def nack(self, lease_id: int) -> int:
         """Give back; the experiences of the lease."""
-        request = service_pb2.NackRequest(buffer=self._name, lease_id=lease_id)
-        with _errors():
-            return self._stub.Nack(request).num_experiences
+        return int(self._call("Nack", lease_id=lease_id).num_experiences)
 
     def extend(self, lease_id: int, seconds: float) -> float:
         """The new deadline, as near as messages tell."""
-        request = service_pb2.ExtendLeaseRequest(
-            buffer=self._name, lease_id=lease_id, lease_seconds=seconds
-        )
-        return time.time() + self._stub.ExtendLease(request).lease.expires_in_seconds
+        found = self._call("ExtendLease", lease_id=lease_id, lease_seconds=seconds)
+        return time.time() + float(found.lease.expires_in_seconds)
 
     def rewind(self, name: str, step: int) -> tuple[int, int]:
         """Experiences and leases that came back."""
-        with _errors():
-            found = self._stub.Rewind(
-                service_pb2.RewindRequest(buffer=self._name, consumer=name, step=step)
-            )
+        found = self._call("Rewind", consumer=name, step=step)
         return found.num_experiences, found.num_leases
 
     def declare_safe(self, name: str, step: int) -> None:
         """Declare a step safe."""
-        self._stub.DeclareSafe(
-            service_pb2.DeclareSafeRequest(buffer=self._name, consumer=name, step=step)
-        )
+        self._call("DeclareSafe", consumer=name, step=step)
 
     def release(self, name: str, uids: Sequence[str]) -> int:
         """Units that were quarantined."""
-        request = service_pb2.ReleaseQuarantinedRequest(buffer=self._name, consumer=name, uids=uids)
-        return self._stub.ReleaseQuarantined(request).num_units
+        return int(self._call("ReleaseQuarantined", consumer=name, uids=uids).num_units)
 
     def prioritize(self, updates: Sequence[tuple[str, float, int]]) -> tuple[int, int, int]:
         """Numbers of those updated, unknown and outdated."""
-        request = service_pb2.UpdatePrioritiesRequest(buffer=self._name)
-        for uid, priority, generation in updates:
-            request.updates.add(uid=uid, priority=priority, generation=generation)
-        found = self._stub.UpdatePriorities(request)
+        found = self._client.update_priorities(updates, buffer=self._name)
         return found.num_updated, len(found.unknown_uids), len(found.outdated_uids)
 
     def delete(self, uid: str) -> bool:
         """False where somebody holds it."""
-        found = self._stub.Delete(service_pb2.DeleteRequest(buffer=self._name, uids=[uid]))
+        found = self._call("Delete", uids=[uid])
         assert found.num_deleted + len(found.leased_uids) == 1
         return bool(found.num_deleted)
 
     def publish(self, version: int) -> None:
         """Publish a policy version."""
-        request = service_pb2.PublishPolicyVersionRequest(buffer=self._name, version=version)
-        self._stub.PublishPolicyVersion(request)
+        self._call("PublishPolicyVersion", version=version)
 
     def change(self, readers: dict[str, Reader]) -> None:
         """Change the consumers."""
-        config = config_pb2.BufferConfig(name=self._name)
-        config.consumers.extend(_consumers(readers))
-        request = service_pb2.UpdateBufferRequest(config=config)
-        request.update_mask.paths.append("consumers")
-        self._stub.UpdateBuffer(request)
+        self._client.update_buffer(self._name, consumers=_consumers(readers))
 
     # --- time and death
 
@@ -177,12 +165,12 @@ class ServerPort:
         eventually(lambda: self._num_leases() <= num_open - len(lease_ids), "leases to expire")
 
     def _num_leases(self) -> int:
-        return sum(stats.num_leases for stats in self._consumer_stats().values())
+        return sum(told.num_leases for told in self._consumer_stats().values())
 
     def crash(self) -> None:
         """SIGKILL, and another life."""
-        self._server.restart()
-        grpc.channel_ready_future(self._channel).result(30)
+        self._server.die()
+        self._come_back()
 
     def crash_during(self, call: Callable[[Port], object], num_commits: int) -> None:
         """SIGKILL while a call is under way, or has just ended."""
@@ -202,14 +190,16 @@ class ServerPort:
             caller.join(0.002)
         self._server.die()
         caller.join()
+        self._come_back()
+
+    def _come_back(self) -> None:
         self._server.start()
         grpc.channel_ready_future(self._channel).result(30)
 
     # --- what there is
 
     def _consumer_stats(self) -> dict[str, service_pb2.ConsumerStats]:
-        stats = self._stub.GetStats(service_pb2.GetStatsRequest(buffer=self._name)).buffers[0]
-        return {consumer.name: consumer for consumer in stats.consumers}
+        return {consumer.name: consumer for consumer in stats(self._stub, self._name).consumers}
 
     def observed(self, *expected: dict[str, Any]) -> dict[str, Any]:
         """What statistics and lists tell, once what is expected has come to pass."""
@@ -222,15 +212,15 @@ class ServerPort:
         found: dict[str, Any] = {
             "members": {one.uid: one.priority for one in summaries(self._stub, self._name)}
         }
-        for name, stats in self._consumer_stats().items():
+        for name, told in self._consumer_stats().items():
             found[name] = (
-                stats.num_ready_units + stats.num_held_units,
-                stats.num_leased_units,
-                stats.num_leases,
-                stats.num_quarantined_units,
-                stats.num_retained_experiences,
-                stats.last_step if stats.HasField("last_step") else None,
-                stats.safe_step if stats.HasField("safe_step") else None,
+                told.num_ready_units + told.num_held_units,
+                told.num_leased_units,
+                told.num_leases,
+                told.num_quarantined_units,
+                told.num_retained_experiences,
+                told.last_step if told.HasField("last_step") else None,
+                told.safe_step if told.HasField("safe_step") else None,
             )
         return found
 
@@ -251,33 +241,10 @@ class ServerPort:
         return found
 
 
-def _consumers(readers: dict[str, Reader]) -> Iterator[config_pb2.ConsumerConfig]:
-    for name, reader in readers.items():
-        message = config_pb2.ConsumerConfig(name=name)
-        _fill(message, reader)
-        yield message
-
-
-def _fill(message: Message, values: Mapping[str, Any]) -> None:
-    """Settings by the words of the configuration file."""
-    for name, value in values.items():
-        field = message.DESCRIPTOR.fields_by_name[name]
-        if isinstance(value, dict):
-            _fill(getattr(message, name), value)
-        elif field.enum_type is not None:
-            (number,) = [
-                one.number
-                for one in field.enum_type.values
-                if one.name.endswith(f"_{value.upper()}")
-            ]
-            setattr(message, name, number)
-        else:
-            setattr(message, name, value)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise Refused(error.code().name) from error
+def _consumers(readers: dict[str, Reader]) -> tuple[ConsumerConfig, ...]:
+    return tuple(
+        ConsumerConfig(
+            name, **{key: _KINDS[key](**v) if key in _KINDS else v for key, v in reader.items()}
+        )
+        for name, reader in readers.items()
+    )
