@@ -16,7 +16,8 @@ from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.intake.push_reading import PayloadReader, Push
+from experience_buffer_server.buffer.intake.admission import PayloadReader
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.restore import restore
 from experience_buffer_server.buffer.state.consumers import Want

@@ -22,11 +22,11 @@ from experience_buffer_server.buffer.delivery.priorities import (
 )
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
+from experience_buffer_server.buffer.intake.admission import PayloadReader
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
     Outcome,
-    PayloadReader,
     Push,
 )
 from experience_buffer_server.buffer.intake.push_room import Patience

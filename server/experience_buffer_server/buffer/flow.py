@@ -17,9 +17,9 @@ from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.delivery.rewind import Timelines
 from experience_buffer_server.buffer.delivery.sample_queue import Line
+from experience_buffer_server.buffer.intake.admission import PayloadReader
 from experience_buffer_server.buffer.intake.annotate import Annotating
 from experience_buffer_server.buffer.intake.push import Ingest
-from experience_buffer_server.buffer.intake.push_reading import PayloadReader
 from experience_buffer_server.buffer.intake.push_room import PushRoom
 from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction

@@ -14,7 +14,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.deletion import Deletion
-from experience_buffer_server.buffer.intake.push_reading import PayloadReader
+from experience_buffer_server.buffer.intake.admission import PayloadReader
 from experience_buffer_server.buffer.restore import restore
 from experience_buffer_server.buffer.settings_checks import (
     changed_settings,

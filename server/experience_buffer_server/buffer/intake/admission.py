@@ -1,21 +1,23 @@
-"""Admission: from one item of a payload to the candidate for storage, or the reason against it.
+"""Admission: from the items of a payload to candidates for storage, or the reasons against them.
 
-Pure: no store, no groups, no clock. What is checked here concerns one experience alone.
+No store, no groups, no clock. What is checked here concerns one experience alone. Payloads are read by
+compiled code where that is there and knows them, else checked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
+from experience_buffer import trxp
 from experience_buffer._codec.codec_error import shown
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
-from experience_buffer.trxp import Item, TensorView
+from experience_buffer.trxp import Item, Limits, TensorView
 from experience_buffer_server.advantages.experience_inputs import (
     explain_missing,
     fits_float32,
@@ -32,6 +34,7 @@ from experience_buffer_server.buffer.state.entries import (
     Refusal,
     check_uid,
 )
+from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import MAX_PRIORITY, OTHER_DIGEST
 
@@ -287,3 +290,76 @@ def tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
     if highest < 0:
         return None, None
     return int(values.min(where=values >= 0, initial=highest)), highest
+
+
+class Compiled(Protocol):
+    """A reader that knows most payloads; see `candidates`."""
+
+    def candidates(
+        self,
+        payload: memoryview,
+        settings: BufferSettings,
+        *,
+        published: int | None,
+        is_lent: bool,
+    ) -> list[Candidate] | None:
+        """The payload's candidates; None if it has to be read by the checked reader."""
+
+
+class PayloadReader:
+    """Reads pushed payloads. Not thread-safe.
+
+    Args:
+        limits: Bounds on a payload.
+        metrics: Counts them.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.limits = limits
+        self.compiled: Compiled | None = None
+        """Asked first, once it is there."""
+        self._metrics = metrics
+
+    def read(
+        self,
+        payload: bytes | memoryview,
+        settings: BufferSettings,
+        *,
+        published: int | None,
+        is_lent: bool = False,
+    ) -> tuple[int, Iterator[Candidate | Refusal]]:
+        """Read a payload.
+
+        Args:
+            payload: One TRXP payload.
+            settings: Of the buffer that it was pushed to.
+            published: The published policy version, if there is one.
+            is_lent: Whether the sender can still change it. Nothing is read twice then, or relied on,
+                that wasn't copied first.
+
+        Returns:
+            How many experiences it holds, and for each a candidate, or the reason against it.
+
+        Raises:
+            TrxpError: The payload as a whole can't be read.
+        """
+        if self.compiled is not None:
+            known = self.compiled.candidates(
+                memoryview(payload), settings, published=published, is_lent=is_lent
+            )
+            if known is not None:
+                self._metrics.payload_read("compiled")
+                return len(known), iter(known)
+        items = trxp.read(bytes(payload) if is_lent else payload, limits=self.limits)
+        self._metrics.payload_read("checked")
+        return len(items), _admitted(items, settings, published)
+
+
+def _admitted(
+    items: Sequence[Item | TrxpError], settings: BufferSettings, published: int | None
+) -> Iterator[Candidate | Refusal]:
+    for item in items:
+        if isinstance(item, TrxpError):
+            yield Refusal(Reason.INVALID, str(item))
+        else:
+            yield admit(item, settings, published=published)

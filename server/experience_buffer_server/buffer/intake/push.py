@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.placement import Forecast, forecast, join
+from experience_buffer_server.buffer.intake.admission import PayloadReader
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
     Arrived,
     Outcome,
-    PayloadReader,
     Push,
     PushStatus,
     Reading,
@@ -25,12 +24,19 @@ from experience_buffer_server.buffer.intake.push_reading import (
 from experience_buffer_server.buffer.intake.push_room import Patience, Place, PushRoom
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.change import Changes
+from experience_buffer_server.buffer.state.entries import Candidate, Refusal
 from experience_buffer_server.buffer.state.events import BufferEvents
-from experience_buffer_server.buffer.state.group_table import Entry, groups_of, put_row
+from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Charge
-from experience_buffer_server.store.interface import Store, StoreFullError, WriteBatch
+from experience_buffer_server.store.interface import (
+    Record,
+    Store,
+    StoreFullError,
+    WriteBatch,
+    cut_of,
+)
 
 _STORED = PushStatus.STORED
 _UNCOUNTED = Charge()
@@ -91,17 +97,15 @@ class Ingest:
         place: Place | None = None
         try:
             while shortage := self._room.check(
-                seen := forecast(self._state, self._store, arrived.fresh, push.group_size),
-                place,
-                may_wait=patience is not None,
+                arrived.forecast, place, may_wait=patience is not None
             ):
                 assert patience is not None
                 charge.waits()
                 place = place or self._room.join(shortage, [new.uid for _, new in arrived.fresh])
-                del arrived, seen
+                del arrived
                 await self._room.wait(place, shortage, patience)
                 arrived = self._read(push, charge)
-            entries = self._enter(batch, arrived, push.group_size, seen)
+            entries = self._enter(batch, arrived, push.group_size)
         finally:
             if place is not None:
                 self._room.leave(place)
@@ -117,21 +121,52 @@ class Ingest:
         charge.takes(sum(len(candidate.payload) for _, candidate in arrived.fresh))
         return arrived
 
-    def _enter(
-        self, batch: WriteBatch, arrived: Arrived, group_size: int, seen: Forecast
-    ) -> list[Entry]:
-        """Take in what is new: its entries, with the rows in the batch and the outcomes filled in."""
-        entries, outcomes = [], arrived.outcomes
-        for index, joined in join(
-            self._state, self._metrics, batch, arrived.fresh, group_size, seen
-        ):
-            if isinstance(joined, Entry):
-                entries.append(joined)
-                outcomes[index] = Outcome(joined.record.uid, _STORED)
-            else:
-                outcomes[index] = Outcome(
-                    joined.uid, PushStatus.REFUSED, joined.reason, joined.message
-                )
+    def _enter(self, batch: WriteBatch, arrived: Arrived, group_size: int) -> list[Entry]:
+        """Take in what is new: its entries, with the rows in the batch and the outcomes filled in.
+
+        Everything happens at once, for a whole push, before anything is committed.
+        """
+        state, contents, now = self._state, self._contents, clock.now()
+        needs, outcomes = state.settings.advantage.needs, arrived.outcomes
+        entries: list[Entry] = []
+        changed: dict[int, Group] = {}
+        group, group_of = None, None
+        for (index, candidate), key in zip(arrived.fresh, arrived.forecast.keys, strict=True):
+            record = record_of(candidate, now)
+            if key is not None:
+                # The same as for the one before, as long as that group takes more.
+                if group is None or key != group_of or group.row.closed:
+                    joined = contents.groups.join(
+                        key,
+                        group_size,
+                        settings=state.settings,
+                        now=now,
+                        remembered=arrived.forecast.closed_before.get(key, ""),
+                    )
+                    if isinstance(joined, Refusal):
+                        group = None
+                        outcomes[index] = Outcome(
+                            record.uid, PushStatus.REFUSED, joined.reason, joined.message
+                        )
+                        continue
+                    group, group_of = joined, key
+                record.group_id = group.row.id
+            record.seq = contents.next_seq()
+            entry = Entry(record, group)
+            batch.append(state.id, record, candidate.payload)
+            contents.add(entry)
+            if needs is not None and not record.tombstone:
+                contents.set_missing(entry, needs.missing(record.fields))
+            if group is not None:
+                closed = contents.groups.add_member(group, entry)
+                if closed or group.row.id not in changed:
+                    changed[group.row.id] = group
+                if closed:
+                    self._metrics.group_closed(state.name, "whole")
+            entries.append(entry)
+            outcomes[index] = Outcome(record.uid, _STORED)
+        for group in changed.values():
+            batch.put_group(state.id, group.row)
         for index, first in arrived.repeats.items():
             if (origin := outcomes[first]) is not None and origin.status is PushStatus.REFUSED:
                 outcomes[index] = origin
@@ -199,3 +234,25 @@ class Ingest:
             for (status, reason), count in kinds.items():
                 self._metrics.pushed(self._state.name, status, reason, count)
         return outcomes
+
+
+def record_of(candidate: Candidate, now: float) -> Record:
+    """Its row, but for its number and its group."""
+    eid = candidate.eid
+    # Not by its constructor: with so many keywords it takes three times as long.
+    record = Record.__new__(Record)
+    record.seq = record.group_id = record.version = 0
+    record.uid = candidate.uid
+    record.cut = cut_of(str(eid.batch), str(eid.task))
+    record.digest_number = int.from_bytes(candidate.digest, "big")
+    record.tombstone = candidate.tombstone
+    record.reward = candidate.reward
+    record.response_tokens = candidate.response_tokens
+    record.payload_bytes = len(candidate.payload)
+    record.min_version = candidate.min_version
+    record.max_version = candidate.max_version
+    record.push_time = now
+    record.note = candidate.note
+    record.fields = candidate.fields
+    record.priority = candidate.priority
+    return record

@@ -1,27 +1,26 @@
-"""Reading a push: what its items are, and which of them are new.
+"""Reading a push: what its items are, which of them are new, and where these would go.
 
-Payloads are read by compiled code where that is there and knows them, else checked; one reader for all
-buffers. Nothing is changed here. Belongs to the server's event loop.
+Nothing is changed here. Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, starmap
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from experience_buffer import errors, trxp
+from experience_buffer import errors
 from experience_buffer.eid import EID
-from experience_buffer.errors import InvalidRequestError, TrxpError
+from experience_buffer.errors import InvalidRequestError
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
-from experience_buffer_server.buffer.intake.admission import admit, entomb
+from experience_buffer_server.buffer.intake.admission import PayloadReader, entomb
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
 from experience_buffer_server.buffer.state.group_table import group_key_of
 from experience_buffer_server.runtime.loop_turns import Turn
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE, BufferSettings
 from experience_buffer_server.store.interface import Store
 
@@ -72,6 +71,22 @@ class Admitted:
     """The policy version that was published then."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Where the new experiences of a push are going to go, as things are now."""
+
+    keys: Sequence[str | None]
+    """The key of each one's group; None where the buffer has no groups."""
+    closed_before: Mapping[str, str]
+    """How groups that aren't here any more were closed, by key."""
+    joining: Sequence[Candidate]
+    """Those that join a group, or need none; the others are going to be refused."""
+    opening: Sequence[Candidate]
+    """Of these, the ones in groups that the push opens; where there are no groups, all."""
+    opened: Mapping[str, int]
+    """How many groups the push opens, by key."""
+
+
 @dataclass(slots=True)
 class Arrived:
     """A push that was read and compared with what is known."""
@@ -82,79 +97,8 @@ class Arrived:
     """Items that repeat an earlier one of the push, whose fate they share."""
     fresh: list[tuple[int, Candidate]]
     """What is new, with its index."""
-
-
-class Compiled(Protocol):
-    """A reader that knows most payloads; see `candidates`."""
-
-    def candidates(
-        self,
-        payload: memoryview,
-        settings: BufferSettings,
-        *,
-        published: int | None,
-        is_lent: bool,
-    ) -> list[Candidate] | None:
-        """The payload's candidates; None if it has to be read by the checked reader."""
-
-
-class PayloadReader:
-    """Reads pushed payloads. Not thread-safe.
-
-    Args:
-        limits: Bounds on a payload.
-        metrics: Counts them.
-    """
-
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self.limits = limits
-        self.compiled: Compiled | None = None
-        """Asked first, once it is there."""
-        self._metrics = metrics
-
-    def read(
-        self,
-        payload: bytes | memoryview,
-        settings: BufferSettings,
-        *,
-        published: int | None,
-        is_lent: bool = False,
-    ) -> tuple[int, Iterator[Candidate | Refusal]]:
-        """Read a payload.
-
-        Args:
-            payload: One TRXP payload.
-            settings: Of the buffer that it was pushed to.
-            published: The published policy version, if there is one.
-            is_lent: Whether the sender can still change it. Nothing is read twice then, or relied on,
-                that wasn't copied first.
-
-        Returns:
-            How many experiences it holds, and for each a candidate, or the reason against it.
-
-        Raises:
-            TrxpError: The payload as a whole can't be read.
-        """
-        if self.compiled is not None:
-            known = self.compiled.candidates(
-                memoryview(payload), settings, published=published, is_lent=is_lent
-            )
-            if known is not None:
-                self._metrics.payload_read("compiled")
-                return len(known), iter(known)
-        items = trxp.read(bytes(payload) if is_lent else payload, limits=self.limits)
-        self._metrics.payload_read("checked")
-        return len(items), _admitted(items, settings, published)
-
-
-def _admitted(
-    items: Sequence[trxp.Item | TrxpError], settings: BufferSettings, published: int | None
-) -> Iterator[Candidate | Refusal]:
-    for item in items:
-        if isinstance(item, TrxpError):
-            yield Refusal(Reason.INVALID, str(item))
-        else:
-            yield admit(item, settings, published=published)
+    forecast: Forecast
+    """Where that would go."""
 
 
 class Reading:
@@ -220,7 +164,10 @@ class Reading:
             candidates = [one for one in self._candidates(push) if one is not None]
         else:
             candidates = admitted.candidates
-        return self._compared(candidates)
+        outcomes, repeats, fresh = self._compared(candidates)
+        return Arrived(
+            outcomes, repeats, fresh, forecast(self._state, self._store, fresh, push.group_size)
+        )
 
     def _candidates(self, push: Push) -> Iterator[Candidate | Refusal | None]:
         """What the push holds; None: a payload was read in which nothing is, which takes time, too."""
@@ -277,17 +224,21 @@ class Reading:
                 subject="payload",
             )
 
-    def _compared(self, candidates: Sequence[Candidate | Refusal]) -> Arrived:
+    def _compared(
+        self, candidates: Sequence[Candidate | Refusal]
+    ) -> tuple[list[Outcome | None], dict[int, int], list[tuple[int, Candidate]]]:
         """Tell refusals, repeats and conflicts from what is new."""
         uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
         remembered = iter(self._store.recall(self._state.id, "uid", uids))
         in_this_push: dict[str, tuple[int, bytes]] = {}
-        arrived = Arrived([], {}, [])
+        outcomes: list[Outcome | None] = []
+        repeats: dict[int, int] = {}
+        fresh: list[tuple[int, Candidate]] = []
         for index, candidate in enumerate(candidates):
             uid = candidate.uid
             if isinstance(candidate, Refusal):
                 refused = Outcome(uid, PushStatus.REFUSED, candidate.reason, candidate.message)
-                arrived.outcomes.append(refused)
+                outcomes.append(refused)
                 continue
             entry, past = self._contents.by_uid(uid), next(remembered)
             known = entry.record.digest if entry else past
@@ -296,20 +247,20 @@ class Reading:
             if is_repeat:
                 known = first_digest
             if known is None:
-                arrived.outcomes.append(None)
-                arrived.fresh.append((index, candidate))
+                outcomes.append(None)
+                fresh.append((index, candidate))
             elif known == candidate.digest:
-                arrived.outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
+                outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
                 if is_repeat:
-                    arrived.repeats[index] = first
+                    repeats[index] = first
             else:
                 where = "is stored" if entry else "was consumed" if past else "is in this push"
                 message = (
                     f"uid {uid!r} {where} with other content; give the experience its own suffix"
                 )
                 conflict = Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message)
-                arrived.outcomes.append(conflict)
-        return arrived
+                outcomes.append(conflict)
+        return outcomes, repeats, fresh
 
 
 def _without_tombstone(candidate: Candidate | Refusal | None) -> Candidate | Refusal | None:
@@ -351,3 +302,58 @@ def each_alone(
                 subject="payload",
             )
         yield candidate
+
+
+def forecast(
+    state: BufferState,
+    store: Store,
+    fresh: Sequence[tuple[int, Candidate]],
+    stated_size: int,
+) -> Forecast:
+    """See where new candidates would go: what is to be refused needs no room, and no place."""
+    candidates = [candidate for _, candidate in fresh]
+    keys = _group_keys(state, fresh)
+    closed_before = _closed_before(state, store, keys)
+    by_key: dict[str, tuple[int, int, int]] = {}
+    for key, count in Counter(keys).items():
+        if key is not None:
+            closed = closed_before.get(key, "")
+            by_key[key] = state.contents.groups.forecast(
+                key, count, stated_size, settings=state.settings, remembered=closed
+            )
+    opened = {key: num_opened for key, (_, _, num_opened) in by_key.items() if num_opened}
+    if not by_key or sum(number for _, number, _ in by_key.values()) == len(candidates):
+        # Mostly groups come whole, and all of them are new.
+        return Forecast(keys, closed_before, candidates, candidates, opened)
+    num_before: Counter[str | None] = Counter()
+    joining, opening = [], []
+    for candidate, key in zip(candidates, keys, strict=True):
+        assert key is not None
+        num_joining, num_opening, _ = by_key[key]
+        place = num_before[key]
+        num_before[key] = place + 1
+        if place < num_joining + num_opening:
+            joining.append(candidate)
+            if place >= num_joining:
+                opening.append(candidate)
+    return Forecast(keys, closed_before, joining, opening, opened)
+
+
+def _group_keys(state: BufferState, fresh: Sequence[tuple[int, Candidate]]) -> Sequence[str | None]:
+    """The key of each candidate's group; None where the buffer has no groups."""
+    group_by = state.settings.group_by
+    if group_by == "none":
+        return [None] * len(fresh)
+    return [group_key_of(candidate.eid, group_by) for _, candidate in fresh]
+
+
+def _closed_before(
+    state: BufferState, store: Store, keys: Iterable[str | None]
+) -> Mapping[str, str]:
+    """How groups that aren't here any more were closed, by key."""
+    groups = state.contents.groups
+    unknown = [key for key in dict.fromkeys(keys) if key is not None and groups.get(key) is None]
+    if not unknown:
+        return {}
+    values = store.recall(state.id, "group", unknown)
+    return {key: value.decode() for key, value in zip(unknown, values, strict=True) if value}

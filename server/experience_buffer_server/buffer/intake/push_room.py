@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.placement import Forecast
+from experience_buffer_server.buffer.intake.push_reading import Forecast
 from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction
 from experience_buffer_server.buffer.state.buffer_state import BufferState

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.placement import Forecast, forecast
-from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
+from experience_buffer_server.buffer.intake.push_reading import Forecast, Outcome, Push, forecast
 from experience_buffer_server.buffer.intake.push_room import Patience
 from tests.unit.buffer.leaving.test_retention import Clock, clock, sample
 from tests.unit.buffer_verbs import entry_of
@@ -171,7 +170,7 @@ async def test_what_is_forecast_happens(
         forecasts.append(forecast(*given))
         return forecasts[-1]
 
-    monkeypatch.setattr("experience_buffer_server.buffer.intake.push.forecast", noted)
+    monkeypatch.setattr("experience_buffer_server.buffer.intake.push_reading.forecast", noted)
     for number in range(60):
         members = {
             (chance.randrange(4), chance.randrange(200)) for _ in range(chance.randint(1, 9))

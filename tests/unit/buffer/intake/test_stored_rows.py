@@ -19,7 +19,7 @@ import pytest
 from experience_buffer import trxp
 from experience_buffer.errors import TrxpError
 from experience_buffer_server.buffer.intake.admission import admit
-from experience_buffer_server.buffer.intake.placement import record_of
+from experience_buffer_server.buffer.intake.push import record_of
 from experience_buffer_server.buffer.state.entries import Candidate
 from experience_buffer_server.store import row_codec
 from tests.unit.builders import DATA, settings

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from experience_buffer.trxp import Limits
-from experience_buffer_server.buffer.intake.push_reading import Compiled, PayloadReader
+from experience_buffer_server.buffer.intake.admission import Compiled, PayloadReader
 
 _log = logging.getLogger(__name__)
 
