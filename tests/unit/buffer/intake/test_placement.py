@@ -77,6 +77,8 @@ async def test_what_follows_the_last_member_in_one_push_is_late(world: World) ->
     buffer = await world.create(group_size=2)
     found = await buffer.push(push((1, 0), (1, 1), (1, 2), (2, 0), (1, 3)))
     assert [one.reason for one in found] == [None, None, "late", None, "late"]
+    again = await buffer.push(push((1, 4), (1, 4), (2, 1), (2, 1)))
+    assert [one.status for one in again] == ["refused", "refused", "stored", "duplicate"]
     newer = await world.create(2, group_size=2, late_members="new_group")
     await newer.push(push((1, 0), (1, 1), (1, 2)))
     assert [group.num_members for group in newer.state.contents.groups] == [2, 1]
