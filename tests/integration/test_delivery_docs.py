@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from experience_buffer_server.buffer.delivery.wait_reasons import WaitLabel
+from experience_buffer_server.buffer.delivery.batch_picking import WaitLabel
 from experience_buffer_server.settings.consumer import SelectorSettings
 from tests.integration.server import Server
 

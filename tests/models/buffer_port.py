@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import RankOf
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import Store
 from tests.models import buffer_view

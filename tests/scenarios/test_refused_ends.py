@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import StoreFullError

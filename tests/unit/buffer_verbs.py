@@ -8,7 +8,7 @@ from typing import Any
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.entries import Entry

@@ -13,13 +13,13 @@ from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.delivery import read_ahead
 from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_seconds
-from experience_buffer_server.buffer.delivery.leasing import ReturnReason
+from experience_buffer_server.buffer.delivery.leasing import Prepare, ReturnReason
 from experience_buffer_server.buffer.delivery.priorities import (
     PriorityUpdate,
     Updated,
     update_priorities,
 )
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.intake.admission import PayloadReader
@@ -32,7 +32,7 @@ from experience_buffer_server.buffer.intake.push_reading import (
 from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.intake.task_pacing import Reserved
 from experience_buffer_server.buffer.settings_change import SettingsChanges
-from experience_buffer_server.buffer.state.consumers import Consumer, Want
+from experience_buffer_server.buffer.state.consumers import Consumer, Want, checked_seconds
 from experience_buffer_server.buffer.state.experience_states import (
     ExperienceState,
     kept_from,
@@ -214,15 +214,16 @@ class Buffer:
             WrongStateError: An open batch is shared by another number of ranks.
             StoreFullError: The lease can't be stored.
         """
-        return await self.flow.delivery.sample(
-            consumer, want, stop, rank_of=rank_of, prepare=prepare
-        )
+        asker = self.state.consumer(consumer)
+        if rank_of is None:
+            return await self.flow.leasing.sample(asker, want, stop, prepare)
+        return await self.flow.rank_batches.sample(asker, want, rank_of, stop, prepare)
 
     async def ack(
         self, lease_id: int, *, step: int | None = None, rank: int | None = None
     ) -> Lease:
-        """End a lease: its experiences are consumed; see `Leasing.ack`."""
-        lease = await self.flow.leasing.ack(lease_id, step=step, rank=rank)
+        """End a lease: its experiences are consumed; see `Acks.ack`."""
+        lease = await self.flow.acks.ack(lease_id, step=step, rank=rank)
         consumer = self.state.consumers.get(lease.consumer)
         if step is not None and consumer is not None:
             self.flow.timelines.keep_newest(consumer)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from experience_buffer_server.buffer.compute.computing import Computing
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.compute.submission import Computing
+from experience_buffer_server.buffer.delivery.acks import Acks
 from experience_buffer_server.buffer.delivery.damage import Damage
-from experience_buffer_server.buffer.delivery.delivery import Delivery
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.delivery.quarantine import Quarantine
+from experience_buffer_server.buffer.delivery.rank_batches import RankBatches
 from experience_buffer_server.buffer.delivery.rewind import Timelines
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.intake.admission import PayloadReader
@@ -60,8 +61,9 @@ class Flow:
         self.offers = Offers(state, self.line)
         self.quarantine = Quarantine(state, self.offers)
         self.leasing = Leasing(state, self.offers, self.quarantine)
-        self.delivery = Delivery(state, self.line, self.leasing)
-        self.timelines = Timelines(state, self.offers, self.leasing)
+        self.acks = Acks(state, self.offers, self.leasing)
+        self.rank_batches = RankBatches(state, self.line, self.leasing)
+        self.timelines = Timelines(state, self.offers, self.leasing, self.acks)
         self.damage = Damage(state, self.leasing)
         self.removal = Removal(state, self.offers)
         self.grouping = Grouping(state, self.removal)

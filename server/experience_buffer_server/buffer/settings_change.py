@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.delivery.lease_settlement import row_of
+from experience_buffer_server.buffer.delivery.leasing import row_of
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry

@@ -18,7 +18,7 @@ from experience_buffer.packed import cut
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.rpc import messages as wire
 from experience_buffer_server.rpc.batch_assembly import Sampled, packed, pieces_of, sampled
 from experience_buffer_server.rpc.flow_control import (

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import Prepare, RankOf, checked_want
+from experience_buffer_server.buffer.delivery.leasing import Prepare
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.buffer.state.consumers import Want
+from experience_buffer_server.buffer.state.consumers import Want, checked_want
 from experience_buffer_server.rpc.push_codec import Pushed, PushRequest
 from experience_buffer_server.runtime.callers import caller_of, current_caller
 from experience_buffer_server.runtime.loop_turns import Turns

@@ -20,7 +20,7 @@ from experience_buffer_server.store.interface import (
 )
 from tests.models.buffer_port import payload
 from tests.refusing_store import Refusals
-from tests.unit.buffer.compute.test_submission import RUNNING, rewarded
+from tests.unit.buffer.compute.test_computing import RUNNING, rewarded
 from tests.unit.buffer_verbs import consume, entry_of, sampled, take
 from tests.unit.builders import World, push, settings, settle, uid
 

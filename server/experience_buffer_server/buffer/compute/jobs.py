@@ -1,14 +1,15 @@
 """What is computed together: jobs, the work that holds them, and what becomes of them.
 
-Plain values and the interface of the buffer they belong to; scheduling is in `scheduler`.
+Plain values; scheduling is in `scheduler`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.store.interface import AdvantageRow, Found
 
@@ -57,38 +58,16 @@ class Result:
         return not self.error and bool(self.rows[0].details.get("withheld"))
 
 
-class Submitter(Protocol):
-    """The buffer that work belongs to."""
-
-    @property
-    def id(self) -> int:
-        """Its id in the store."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def closed(self) -> bool:
-        """It was deleted: nothing is computed for it any more."""
-
-    def moments(self, estimator: str) -> str:
-        """Its running moments of an estimator's scores, as JSON; empty: none yet."""
-
-    def computed(
-        self, work: Work, results: Sequence[Result], moments: str | None
-    ) -> Awaitable[None]:
-        """What became of some of the work's jobs: to be stored, with running moments if not None.
-
-        The awaitable ends when they are stored or of no use any more.
-        """
-
-
 @dataclass(slots=True, eq=False)
 class Work:
     """Jobs of one buffer that share a launch: one, or a batch with statistics in common."""
 
-    owner: Submitter
+    state: BufferState
+    """Of the buffer that it belongs to."""
+    computed: Callable[[Work, Sequence[Result], str | None], Awaitable[None]]
+    """Takes what became of some of its jobs, to be stored with running moments if not None.
+
+    The awaitable ends when they are stored or of no use any more."""
     jobs: list[Job]
     estimator: str
     parameters: Mapping[str, Any]
@@ -97,18 +76,23 @@ class Work:
     number: int = 0
     """Order of submission."""
     moments: str = ""
-    """The owner's running moments that it was computed from, where it uses any."""
+    """The buffer's running moments that it was computed from, where it uses any."""
 
     @property
     def num_tokens(self) -> int:
         """Response tokens of all its experiences."""
         return sum(entry.record.response_tokens for job in self.jobs for entry in job.entries)
 
+    def take_moments(self) -> None:
+        """It is about to be computed: from the moments of its estimator's scores; others are void."""
+        is_current = self.estimator == self.state.settings.advantage.estimator
+        self.moments = self.state.row.moments if is_current else ""
+
     @property
     def lane(self) -> tuple[object, ...]:
         """What can share a launch; with running moments only the work of one buffer."""
-        owner = self.owner.id if self.uses_moments else 0
-        return (self.estimator, tuple(sorted(self.parameters.items())), owner)
+        buffer_id = self.state.id if self.uses_moments else 0
+        return (self.estimator, tuple(sorted(self.parameters.items())), buffer_id)
 
 
 def request_of(launch: Sequence[Work]) -> dict[str, Any]:
@@ -120,7 +104,7 @@ def request_of(launch: Sequence[Work]) -> dict[str, Any]:
         "parameters": dict(first.parameters),
         "groups": [
             [
-                work.owner.id,
+                work.state.id,
                 [(e.record.uid, run) for e, run in zip(job.entries, job.runs, strict=True)],
             ]
             for _, work, job in jobs

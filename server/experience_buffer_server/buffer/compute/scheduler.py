@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,11 +20,11 @@ from typing import Any
 from experience_buffer_server.buffer.compute.jobs import (
     Job,
     Result,
-    Submitter,
     Work,
     request_of,
     sent_payloads,
 )
+from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError, ChildRefusedError
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.estimators import EstimatorSettings
@@ -107,17 +108,17 @@ class Computer:
                 _log.error(_NO_WORKER, error)
 
     def submit(self, work: Work) -> None:
-        """Queue work; its owner hears of the results."""
+        """Queue work; it is told of its results."""
         work.number = next(self._numbers)
         self._lanes.setdefault(work.lane, deque()).append(work)
         self._arrival.set()
 
-    def withdraw(self, owner: Submitter) -> list[Work]:
+    def withdraw(self, state: BufferState) -> list[Work]:
         """Give back what waits for a buffer that was deleted: others needn't wait behind it."""
         withdrawn: list[Work] = []
         for lane, waiting in list(self._lanes.items()):
-            withdrawn += [work for work in waiting if work.owner is owner]
-            self._lanes[lane] = deque(work for work in waiting if work.owner is not owner)
+            withdrawn += [work for work in waiting if work.state is state]
+            self._lanes[lane] = deque(work for work in waiting if work.state is not state)
             if not self._lanes[lane]:
                 del self._lanes[lane]
         return withdrawn
@@ -154,7 +155,7 @@ class Computer:
         open_lanes = [
             lane
             for lane, waiting in self._lanes.items()
-            if not (waiting[0].uses_moments and waiting[0].owner.id in self._held)
+            if not (waiting[0].uses_moments and waiting[0].state.id in self._held)
         ]
         if not open_lanes:
             return []
@@ -179,7 +180,7 @@ class Computer:
         if not waiting:
             del self._lanes[lane]
         if launch[0].uses_moments:
-            self._held.add(launch[0].owner.id)
+            self._held.add(launch[0].state.id)
         return launch
 
     def _launched(self, launch: Sequence[Work], task: asyncio.Task[None]) -> None:
@@ -197,7 +198,7 @@ class Computer:
         try:
             child = await self._worker()
             if launch[0].uses_moments:
-                launch[0].moments = launch[0].owner.moments(launch[0].estimator)
+                launch[0].take_moments()
             request = request_of(launch)
             if self._payloads is not None:
                 request["payloads"] = sent_payloads(request, self._payloads)
@@ -210,10 +211,10 @@ class Computer:
         # Until the results are stored, so that what waits for it stays bounded.
         if launch[0].uses_moments:
             together = [result for _, of_work in results for result in of_work]
-            await launch[0].owner.computed(launch[0], together, answer["moments"])
+            await launch[0].computed(launch[0], together, answer["moments"])
             self._release(launch[0])
         else:
-            stored = [work.owner.computed(work, of_work, None) for work, of_work in results]
+            stored = [work.computed(work, of_work, None) for work, of_work in results]
             await asyncio.gather(*stored)
 
     async def _results(
@@ -234,7 +235,7 @@ class Computer:
     def _release(self, work: Work) -> None:
         """Let the next work of a buffer with running moments go."""
         if work.uses_moments:
-            self._held.discard(work.owner.id)
+            self._held.discard(work.state.id)
             self._arrival.set()
 
     def _result(self, work: Work, job: Job, answer: Mapping[str, Any]) -> Result:
@@ -271,10 +272,7 @@ class Computer:
                 # Which of the batch's groups it is shows when they are computed apart.
                 middle = len(work.jobs) // 2
                 for jobs in (work.jobs[middle:], work.jobs[:middle]):
-                    half = Work(
-                        work.owner, jobs, work.estimator, work.parameters, work.uses_moments,
-                        attempts=1, number=work.number,
-                    )  # fmt: skip
+                    half = dataclasses.replace(work, jobs=jobs, attempts=1, moments="")
                     self._put_back(half)
             else:
                 self._give_up(work, f"computing it ends the advantage worker ({error})")
@@ -288,12 +286,12 @@ class Computer:
         results = [Result(job, error=reason) for job in work.jobs]
         for _ in work.jobs:
             self._count(work, "failed")
-        work.owner.computed(work, results, None)
+        work.computed(work, results, None)
 
     def _count(self, work: Work, outcome: str) -> None:
         # The series of a buffer that was deleted have ended.
-        if not work.owner.closed:
-            self._metrics.groups_computed(work.owner.name, work.estimator, outcome)
+        if not work.state.closed:
+            self._metrics.groups_computed(work.state.name, work.estimator, outcome)
 
     async def _warm_up(self) -> None:
         with contextlib.suppress(ChildGoneError):

@@ -1,5 +1,7 @@
 """Choosing a batch of a consumer's ready units: as many as asked, fresh enough, within its bounds.
 
+And what keeps a batch from going, as a label for metrics and in words for people.
+
 Belongs to one buffer and its event loop.
 """
 
@@ -9,18 +11,91 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.state.units import age_of, value_of
 from experience_buffer_server.sampling.choice import Choice
+from experience_buffer_server.sampling.limiter import can_sample
 from experience_buffer_server.sampling.staleness import Reason, why_stale
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import StalenessSettings
 
 CutBy = Literal["", "message", "experiences", "bytes"]
+
+WaitLabel = Literal["", "ready", "window", "min_size", "min_diff"]
+
+
+class Wait(NamedTuple):
+    """Why a batch can't go now; nothing keeps it where the label is empty."""
+
+    label: str
+    words: str
+
+
+def wait_of(state: BufferState, consumer: Consumer, batch_size: int) -> Wait:
+    """What keeps a batch of so many units from going; not whether they are fresh enough."""
+    settings = consumer.settings
+    limiter = None if settings.limiter is None else settings.limiter.plan
+    enough = 1 if settings.with_replacement else batch_size
+    if len(consumer.ready) < enough:
+        # So many may never be ready at once: pushes stop before, by the limiter.
+        problems = [] if limiter is None else limiter.problems(batch_size)
+        never = f"batches of {batch_size} may never be: {problems[0]}" if problems else ""
+        return Wait("ready", never)
+    if limiter is not None:
+        answer = can_sample(limiter, consumer.counts(), batch_size)
+        if not answer.ok:
+            return Wait(answer.label, answer.reason)
+    return _window(state, consumer, batch_size)
+
+
+def window_of(state: BufferState, consumer: Consumer) -> float:
+    """Most experiences that may be leased to a consumer at once."""
+    own = consumer.settings.max_leased_experiences or math.inf
+    return min(own, state.limits.max_leased_experiences)
+
+
+def _window(state: BufferState, consumer: Consumer, batch_size: int) -> Wait:
+    """Whether more may be leased; at least one experience per unit will be."""
+    bound = window_of(state, consumer)
+    num_units, leased, num_bytes = consumer.window_use
+    unfit_size, cut_by = consumer.unfit
+    did_not_fit = num_units > 0 and 0 < unfit_size <= batch_size
+    if batch_size > bound:
+        return Wait(
+            "window",
+            f"a batch of {batch_size} can't be leased while max_leased_experiences is {bound:g}; "
+            "ask for fewer",
+        )
+    if leased + batch_size > bound or (did_not_fit and cut_by == "experiences"):
+        return Wait("window", words_of_window(state, consumer, "experiences"))
+    most = consumer.settings.max_leased_bytes
+    if most and ((leased and num_bytes >= most) or (did_not_fit and cut_by == "bytes")):
+        return Wait("window", words_of_window(state, consumer, "bytes"))
+    return Wait("", "")
+
+
+def words_of_window(state: BufferState, consumer: Consumer, cut_by: str) -> str:
+    """Why a batch has no room beside what is leased: for its "experiences" or its "bytes"."""
+    _, leased, num_bytes = consumer.window_use
+    if cut_by == "bytes":
+        most = consumer.settings.max_leased_bytes
+        return f"{num_bytes} bytes are leased and max_leased_bytes is {most}; acknowledge some"
+    bound = window_of(state, consumer)
+    return (
+        f"{leased} experiences are leased and max_leased_experiences is {bound:g}; acknowledge some"
+    )
+
+
+def words_beyond(state: BufferState, consumer: Consumer) -> str:
+    """Why a batch doesn't go, or not as a whole, even where nothing is leased."""
+    return (
+        "a batch of that size has more experiences than max_leased_experiences, "
+        f"{window_of(state, consumer):g}, allows; ask for fewer"
+    )
 
 
 @dataclass(slots=True)
@@ -196,7 +271,7 @@ def _look(
 
 def _room(state: BufferState, consumer: Consumer, max_bytes: int) -> _Room:
     settings = consumer.settings
-    most = min(settings.max_leased_experiences or math.inf, state.limits.max_leased_experiences)
+    most = window_of(state, consumer)
     num_units, num_experiences, num_bytes = consumer.window_use
     # A batch of its own may exceed the bytes: else one larger than they are would never go.
     most_bytes = settings.max_leased_bytes if num_units else 0

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.lease_settlement import row_of
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
@@ -132,9 +131,7 @@ class Damage:
         for unit in units:
             if consumer.out.get(unit.key) is unit:
                 del consumer.out[unit.key]
-        batch = self._changes.batch()
-        batch.put_lease(self._state.id, row_of(lease))
-        self._changes.spawn(batch)
+        self._changes.log(self._leasing.store_row(lease))
 
 
 class Unreadable:

@@ -1,35 +1,37 @@
-"""Leases of one buffer made durable: grant, acknowledge, give back, expire.
+"""Leases of one buffer made durable: granted, extended, given back, expired.
 
-The rules of leases are in `sampling.leases`; what an acknowledged experience becomes is the
-retirement's business; whom a returned unit is offered to is the delivery's.
+Memory goes ahead of the disk where a lease ends: its units are offered again at once. Until that is
+stored, every new lease brings the ends of those before it along: else a unit could be in two open
+leases on disk. The rules of leases are in `sampling.leases`; acknowledgements are in `acks`, which units
+are offered to whom is the business of `offers`. Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Literal, TypeVar
+from functools import partial
+from typing import Final, Literal, TypeAlias, TypeVar
 
-from experience_buffer_server.buffer.delivery.lease_settlement import (
-    Settlement,
-    check_ack,
-    not_found,
-    row_of,
-    step_of,
-)
+from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.consumers import Consumer, Want
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import WriteBatch
+from experience_buffer_server.store.interface import LeaseRow, WriteBatch
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
+Prepare: TypeAlias = Callable[[str, Lease], Awaitable[None]]
+"""Makes an answer of a lease, given why it holds fewer than were asked for."""
+RETURNED: Final = (
+    "the batch was returned before it was sent: its consumer was rewound or changed; ask again"
+)
 ReturnReason = Literal[
     "nacked", "expired", "stream_closed", "consumer_removed", "rewound", "undeliverable", "unread"
 ]
@@ -47,13 +49,39 @@ class Leasing:
         self._state = state
         self._offers = offers
         self._quarantine = quarantine
-        self._retirement = state.retirement
         self._changes = state.changes
-        self._ending: dict[int, asyncio.Future[asyncio.Future[None] | None]] = {}
-        """By lease, acks on their way to the disk; each brings the removal that follows, if any."""
-        self._acking: dict[tuple[int, int], asyncio.Future[None]] = {}
-        """By lease and rank, acks of parts on their way to the disk."""
-        self._settlement = Settlement(state)
+        self._ends: dict[int, LeaseRow] = {}
+        """Ends of leases that may not be on disk, under way or owed, by lease."""
+
+    async def sample(
+        self, consumer: Consumer, want: Want, stop: asyncio.Event, prepare: Prepare | None
+    ) -> tuple[Lease | None, str]:
+        """Lease one batch that nobody shares, waiting for it if need be; see `Buffer.sample`."""
+        units, shortfall = await self._offers.line.take(consumer, want, stop)
+        if not units:
+            return None, shortfall
+        meanwhile = None if prepare is None else partial(prepare, shortfall)
+        lease = await self.grant(consumer.name, units, want.lease_seconds, meanwhile=meanwhile)
+        if lease.state != "open":
+            return None, RETURNED
+        # Once the answer is on its way: counting takes long enough to be felt.
+        asyncio.get_running_loop().call_soon(self.note_delivery, consumer, units)
+        return lease, shortfall
+
+    def note_delivery(self, consumer: Consumer, units: Sequence[Unit]) -> None:
+        """Count units that are on their way to a consumer."""
+        if self._state.closed:
+            return  # The series of a deleted buffer have ended.
+        now = clock.now()
+        entries = self._state.contents.by_seqs(seq for unit in units for seq in unit.seqs)
+        ages = self._state.staleness
+        self._state.metrics.sampled(
+            self._state.name,
+            consumer.name,
+            num_bytes=sum(entry.record.payload_bytes for entry in entries),
+            ages=[now - entry.record.push_time for entry in entries],
+            staleness=[versions for entry in entries if (versions := ages(entry)) is not None],
+        )
 
     async def grant(
         self,
@@ -84,7 +112,8 @@ class Leasing:
         lease = self._state.leases.grant(consumer, units, deadline, part_sizes=part_sizes)
         self._offers.lent(lease)
         batch = self._changes.batch()
-        self._settlement.bring_along(batch)
+        for row in self._ends.values():
+            batch.put_lease(self._state.id, row)
         batch.put_lease(self._state.id, row_of(lease))
         granting = self._changes.submit(
             batch, lambda: self._granted(lease), lambda error: self._refused(lease)
@@ -93,11 +122,11 @@ class Leasing:
             if meanwhile is not None:
                 await meanwhile(lease)
             await granting
-        except asyncio.CancelledError:
-            self._cancel(lease)
-            raise
         except BaseException:
-            self.give_back([lease.id], "undeliverable")
+            # Nobody will hear of it: its units would wait for its expiry. But a shared one that is
+            # stored may have been given to another rank.
+            if not (lease.world_size and lease.is_stored):
+                self.give_back([lease.id], "undeliverable")
             raise
         return lease
 
@@ -108,100 +137,6 @@ class Leasing:
         if lease.state == "open":
             self._end(lease, "nacked", redeliver=False)
 
-    def _cancel(self, lease: Lease) -> None:
-        """Nobody will hear of a lease: without this its units would wait for its expiry."""
-        # A shared one that is stored may have been given to another rank.
-        if (
-            lease.state == "open"
-            and not self._state.closed
-            and not (lease.world_size and lease.is_stored)
-        ):
-            batch = self._changes.batch()
-            batch.put_lease(self._state.id, row_of(lease, state="nacked"))
-            self._changes.log(self._settlement.submit(batch, [lease], "nacked"))
-            self._end(lease, "nacked", redeliver=False)
-
-    async def ack(
-        self, lease_id: int, *, step: int | None = None, rank: int | None = None
-    ) -> Lease:
-        """End a lease: its experiences are consumed. Idempotent.
-
-        Args:
-            lease_id: The lease.
-            step: The training step that used it, for a rewind; None: consumed for good.
-            rank: Of a shared lease, whose part it is; the lease ends with the last one.
-
-        Raises:
-            LeaseNotFoundError: No such lease, or it has expired or was given back.
-            InvalidRequestError: The lease is shared and the rank is none of those that share it.
-            WrongStateError: The step is safe already.
-            StoreFullError: The ack can't be stored; the lease stays open.
-        """
-        lease = self._find(lease_id, ("open", "ending", "acked"))
-        if lease.state == "open":
-            check_ack(lease, step, rank, self._problem_with(lease), self._state.name)
-            parts = {rank: step} | lease.acked_parts if rank is not None else {}
-            if len(parts) == lease.world_size:
-                steps = [step, *parts.values()]
-                self._begin_ack(lease, step_of(steps, self._problem_with(lease)))
-            elif rank is not None:
-                part = (lease_id, rank)
-                if part not in self._acking:
-                    self._acking[part] = self._store_part(lease, rank, step)
-                await asyncio.shield(self._acking[part])
-                # It may have been returned meanwhile.
-                self._find(lease_id, ("open", "ending", "acked"))
-        if lease.state == "ending":
-            removal = await asyncio.shield(self._ending[lease_id])
-            if removal is not None:
-                # It may fail, and is owed then: the ack stands all the same.
-                await asyncio.wait([removal])
-        return lease
-
-    def _problem_with(self, lease: Lease) -> Callable[[int], str]:
-        return functools.partial(self._retirement.problem_with, lease.consumer)
-
-    def _store_part(self, lease: Lease, rank: int, step: int | None) -> asyncio.Future[None]:
-        is_new = rank not in lease.acked_parts
-        lease.acked_parts = {rank: step} | lease.acked_parts
-
-        def stored() -> None:
-            del self._acking[lease.id, rank]
-
-        def failed(error: BaseException) -> None:
-            del self._acking[lease.id, rank]
-            if is_new:
-                lease.acked_parts.pop(rank, None)
-                # Another rank's row, stored meanwhile, says that it was acknowledged.
-                self._settlement.owe_row(lease)
-
-        return self._store_row(lease, stored, failed)
-
-    def _begin_ack(self, lease: Lease, step: int | None) -> None:
-        seqs = [seq for unit in lease.units for seq in unit.seqs]
-        batch = self._changes.batch()
-        batch.put_lease(self._state.id, row_of(lease, state="acked"))
-        leaving = self._retirement.note_consumed(batch, seqs, lease.consumer, step=step)
-        lease.state = "ending"
-
-        def stored() -> asyncio.Future[None] | None:
-            del self._ending[lease.id]
-            self._state.progress.ack_ended(seqs, lease.consumer)
-            units = self._close(lease, "acked")
-            self._state.events.returning(units)
-            self._offers.consumed(lease, units)
-            self._retirement.forget(leaving)
-            self._state.metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
-            return None if self._state.closed else self._settlement.leave_if_done(seqs)
-
-        def failed(error: BaseException) -> None:
-            del self._ending[lease.id]
-            lease.state = "open"
-            self._retirement.revert_consumed(seqs, lease.consumer, leaving, step=step)
-            self._retirement.blame_again(lease.units, lease.consumer)
-
-        self._ending[lease.id] = self._changes.submit(batch, stored, failed)
-
     async def extend(self, lease_id: int, seconds: float) -> Lease:
         """Let a lease expire some seconds from now, never earlier than it would.
 
@@ -209,10 +144,10 @@ class Leasing:
             LeaseNotFoundError: No such lease, or it has ended.
             StoreFullError: It can't be stored; until a restart the new deadline holds.
         """
-        lease = self._find(lease_id, ("open", "ending"))
+        lease = self.find(lease_id, ("open", "ending"))
         if lease.state == "open":
             self._state.leases.extend(lease, clock.now() + seconds)
-            await self._store_row(lease)
+            await self.store_row(lease)
         return lease
 
     async def nack(self, lease_id: int, *, reason: str, unread: bool = False) -> int:
@@ -223,11 +158,10 @@ class Leasing:
         Raises:
             LeaseNotFoundError: No such lease, or it was acknowledged or has expired.
         """
-        lease = self._find(lease_id, ("open", "nacked"))
+        lease = self.find(lease_id, ("open", "nacked"))
         if lease.state == "open":
             _log.info("lease %d of buffer %r nacked: %s", lease_id, self._state.name, reason)
-            why: ReturnReason = "unread" if unread else "nacked"
-            await self._give_back(lease, "nacked", why)
+            await self._give_back(lease, "nacked", "unread" if unread else "nacked")
         return lease.num_experiences
 
     def is_open(self, lease_id: int) -> bool:
@@ -251,15 +185,6 @@ class Leasing:
         for lease in self._state.leases.expired(now):
             self._changes.log(self._give_back(lease, "expired", "expired"))
 
-    async def settle(self, consumer: str) -> None:
-        """Wait until no ack of a consumer is on its way to the disk."""
-        while ending := [
-            self._ending[lease.id]
-            for lease in self._state.leases.of_consumer(consumer)
-            if lease.id in self._ending
-        ]:
-            await asyncio.wait(ending)
-
     def note_returns(self, batch: WriteBatch, consumer: str) -> list[Lease]:
         """Add the end of a consumer's open leases to a batch.
 
@@ -272,28 +197,15 @@ class Leasing:
             self._note_return(batch, lease, "nacked", "rewound")
         return leases
 
-    def submit_ends(
-        self,
-        batch: WriteBatch,
-        leases: Sequence[Lease],
-        stored: Callable[[], _T],
-        failed: Callable[[BaseException], object],
-    ) -> asyncio.Future[_T]:
-        """Submit a batch with the ends of leases, and offer their experiences again."""
-        submitted = self._settlement.submit(batch, leases, "nacked", stored, failed)
-        for lease in leases:
-            self._end(lease, "nacked", redeliver=True)
-        return submitted
-
     def _give_back(
         self, lease: Lease, state: LeaseState, reason: ReturnReason
     ) -> asyncio.Future[None]:
         """Offer again first, store afterwards: after a crash in between the lease just expires."""
         batch = self._changes.batch()
         self._note_return(batch, lease, state, reason)
-        submitted = self._settlement.submit(batch, [lease], state)
-        self._end(lease, state, redeliver=reason not in _UNSEEN)
-        return submitted
+        return self.submit_ends(
+            batch, [lease], lambda: None, state=state, redeliver=reason not in _UNSEEN
+        )
 
     def _note_return(
         self, batch: WriteBatch, lease: Lease, state: LeaseState, reason: ReturnReason
@@ -306,28 +218,122 @@ class Leasing:
             self._state.name, lease.consumer, reason, lease.num_experiences
         )
 
-    def _store_row(
+    def submit_ends(
+        self,
+        batch: WriteBatch,
+        leases: Sequence[Lease],
+        stored: Callable[[], _T],
+        failed: Callable[[BaseException], object] | None = None,
+        *,
+        state: LeaseState = "nacked",
+        redeliver: bool = True,
+    ) -> asyncio.Future[_T]:
+        """Submit a batch with which leases end without an ack, and offer their experiences again.
+
+        If it fails, the ends are stored later; see `Changes.submit`.
+        """
+        ends = {lease.id: row_of(lease, state=state) for lease in leases}
+        # Deliveries of these may have been counted.
+        seqs = [seq for lease in leases for unit in lease.units for seq in unit.seqs]
+        self._ends.update(ends)
+
+        def on_disk() -> _T:
+            self._forget_ends(ends)
+            return stored()
+
+        def refused(error: BaseException) -> None:
+            self._changes.owe(self._put_ends, ends)
+            self._state.progress.note_behind(seqs)
+            if failed is not None:
+                failed(error)
+
+        submitted = self._changes.submit(batch, on_disk, refused)
+        for lease in leases:
+            self._end(lease, state, redeliver=redeliver)
+        return submitted
+
+    def _put_ends(self, batch: WriteBatch, lease_ids: Sequence[int]) -> Callable[[], None]:
+        for lease_id in lease_ids:
+            if (row := self._ends.get(lease_id)) is not None:
+                batch.put_lease(self._state.id, row)
+        return lambda: self._forget_ends(lease_ids)
+
+    def _forget_ends(self, lease_ids: Iterable[int]) -> None:
+        for lease_id in lease_ids:
+            self._ends.pop(lease_id, None)
+
+    def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
+        self._offers.returned(lease, self.close(lease, state), redeliver=redeliver)
+
+    def close(self, lease: Lease, state: LeaseState) -> list[Unit]:
+        """A lease has ended in memory; returns its units, and forgets leases that ended long ago."""
+        units = list(lease.units)
+        if forgotten := self._state.leases.end(lease, state, clock.now()):
+            batch = self._changes.batch()
+            self._forget_ends(forgotten)
+            for lease_id in forgotten:
+                batch.delete_lease(self._state.id, lease_id)
+            self._changes.spawn(batch)
+        self._state.events.returning(units)
+        return units
+
+    def store_row(
         self,
         lease: Lease,
         stored: Callable[[], None] | None = None,
         failed: Callable[[BaseException], None] | None = None,
     ) -> asyncio.Future[None]:
+        """Store an open lease as it is; see `Changes.submit`."""
         batch = self._changes.batch()
         batch.put_lease(self._state.id, row_of(lease))
         return self._changes.submit(batch, stored, failed)
 
-    def _end(self, lease: Lease, state: LeaseState, *, redeliver: bool) -> None:
-        units = self._close(lease, state)
-        self._state.events.returning(units)
-        self._offers.returned(lease, units, redeliver=redeliver)
+    def find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:
+        """The lease, which is in one of these states.
 
-    def _close(self, lease: Lease, state: LeaseState) -> list[Unit]:
-        units = list(lease.units)
-        self._settlement.forget(self._state.leases.end(lease, state, clock.now()))
-        return units
-
-    def _find(self, lease_id: int, allowed: tuple[LeaseState, ...]) -> Lease:
+        Raises:
+            LeaseNotFoundError: It is in another, or there is none.
+        """
         lease = None if self._state.closed else self._state.leases.find(lease_id)
         if lease is not None and lease.state in allowed:
             return lease
-        raise not_found(lease, lease_id, self._state.name)
+        raise _not_found(lease, lease_id, self._state.name)
+
+
+def row_of(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
+    """The lease as it is stored; an ended one without its units."""
+    ended = state is not None
+    # Nobody asks again for one that isn't shared.
+    units = lease.units if lease.world_size and not ended else []
+    return LeaseRow(
+        id=lease.id,
+        consumer=lease.consumer,
+        units=[] if ended else [list(unit.seqs) for unit in lease.units],
+        deadline=clock.now() if ended else lease.deadline,
+        state=state or lease.state,
+        num_experiences=lease.num_experiences,
+        part_sizes=list(lease.part_sizes),
+        acked_parts={} if ended else dict(lease.acked_parts),
+        probabilities=_unless_all([unit.probability for unit in units], 1.0),
+        stale=_unless_all([unit.stale for unit in units], False),
+    )
+
+
+def _unless_all(values: list[_T], usual: _T) -> list[_T]:
+    """The values; none where all are the usual one."""
+    return values if any(value != usual for value in values) else []
+
+
+def _not_found(lease: Lease | None, lease_id: int, buffer_name: str) -> errors.LeaseNotFoundError:
+    """Say why nothing can be done with a lease."""
+    if lease is None:
+        state = "is not known; it may have ended long ago"
+    elif lease.state == "ending":
+        state = "is being acknowledged"
+    else:
+        ago = max(clock.now() - lease.deadline, 0.0)
+        again = "" if lease.state == "acked" else "; its experiences were offered again"
+        state = f"was {lease.state} {ago:.1f} s ago{again}"
+    return errors.LeaseNotFoundError(
+        f"lease {lease_id} of buffer {buffer_name!r} {state}", subject=str(lease_id)
+    )

@@ -24,14 +24,15 @@ class Offers:
 
     def __init__(self, state: BufferState, line: Line) -> None:
         self._state = state
-        self._line = line
+        self.line = line
 
     # --- entries and groups
 
     def offer_entry(self, entry: Entry) -> None:
         """Offer an entry to the consumers that take items and may have it now."""
         for consumer in self._state.consumers.values():
-            self._entry(consumer, entry)
+            if consumer.settings.unit == "item" and _may_have_entry(consumer, entry):
+                self._offer(consumer, entry.record.seq, [entry])
 
     def offer_group(self, group: Group) -> None:
         """Offer a group to the consumers that take groups and may have it now."""
@@ -57,20 +58,17 @@ class Offers:
         else:
             for group in self._state.contents.groups:
                 self._group(consumer, group)
-        self.recount(consumer)
-
-    def recount(self, consumer: Consumer) -> None:
-        """See what is consumed and still here, and what the limiter is to count."""
         self._recount_all(consumer)
-        self._line.serve(consumer)
+        self.line.serve(consumer)
 
     def count_anew(self, consumer: Consumer) -> None:
         """Let the limiter count what can be sampled now, and nothing that has happened before."""
         self._recount_all(consumer)
         consumer.tally.rebase(consumer.finished)
-        self._line.serve(consumer)
+        self.line.serve(consumer)
 
     def _recount_all(self, consumer: Consumer) -> None:
+        """See what is consumed and still here, and what the limiter is to count."""
         has_limiter = consumer.settings.limiter is not None
         for entry in self._state.contents:
             if not has_limiter and consumer.name not in entry.acked:
@@ -102,14 +100,8 @@ class Offers:
         num_bytes = sum(member.record.payload_bytes for member in members)
         consumer.tally.arrived(key, num_bytes=num_bytes, times=times)
 
-    def _entry(self, consumer: Consumer, entry: Entry) -> None:
-        if consumer.settings.unit == "item" and _may_have_entry(consumer, entry):
-            self._offer(consumer, entry.record.seq, [entry])
-
     def _group(self, consumer: Consumer, group: Group) -> None:
-        if consumer.settings.unit != "group":
-            return
-        if group.damage:
+        if consumer.settings.unit != "group" or group.damage:
             return
         if group.available or (consumer.settings.raw and group.is_whole):
             staying = [entry for entry in group.votes if entry.is_staying]
@@ -128,16 +120,12 @@ class Offers:
             consumer.finished.add(key)
             consumer.tally.used_up(key)
         elif not consumer.has(key):
-            self.offer_unit(consumer, key, entries)
+            self.offer_units(consumer, [(key, entries)])
 
     # --- units
 
-    def offer_unit(self, consumer: Consumer, key: int, entries: Sequence[Entry]) -> None:
-        """Let a consumer sample a unit once its policy version is published, and serve who waits."""
-        self.offer_units(consumer, [(key, entries)])
-
     def offer_units(self, consumer: Consumer, units: Iterable[tuple[int, Sequence[Entry]]]) -> None:
-        """Let a consumer sample many units: numbers and entries."""
+        """Let a consumer sample units, numbers and entries, once their policy version is published."""
         selector = consumer.settings.selector
         for key, entries in units:
             consumer.finished.discard(key)
@@ -146,7 +134,7 @@ class Offers:
                 consumer.held[key] = version
             else:
                 consumer.ready.add(key, value_of(selector, entries))
-        self._line.serve(consumer)
+        self.line.serve(consumer)
 
     def revalue(self, entries: Sequence[Entry]) -> None:
         """What entries are chosen by has changed."""
@@ -176,7 +164,7 @@ class Offers:
         counts_anew = consumer.settings.samples_per_insert != settings.samples_per_insert
         consumer.take_on(settings, ((key, self._value(settings, key)) for key in consumer.ready))
         if not counts_anew:
-            self._line.serve(consumer)
+            self.line.serve(consumer)
         return counts_anew
 
     # --- what leases do to consumers
@@ -208,7 +196,7 @@ class Offers:
         consumer = self._took_back(lease)
         if consumer is not None:
             consumer.totals.redelivered += len(units) if redeliver else 0
-            self._line.put_back(consumer, units)
+            self.line.put_back(consumer, units)
 
     def _is_finished(self, consumer: Consumer, key: int) -> bool:
         entries = self._state.members(consumer.settings, key)
@@ -217,7 +205,7 @@ class Offers:
     def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
         for key in keys:
             restock(self._state, consumer, key)
-        self._line.serve(consumer)
+        self.line.serve(consumer)
 
     def _value(self, settings: ConsumerSettings, key: int) -> float:
         entries = self._state.members(settings, key)

@@ -111,7 +111,7 @@ class Quarantine:
             for unit in kept:
                 staying = [entry for entry in unit.entries if entry.is_staying]
                 if staying and not consumer.has(unit.key):
-                    self._offers.offer_unit(consumer, unit.key, staying)
+                    self._offers.offer_units(consumer, [(unit.key, staying)])
             return len(kept)
 
         def failed(error: BaseException) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experience_buffer import errors
+from experience_buffer_server.buffer.delivery.acks import Acks
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
@@ -38,12 +39,13 @@ class Released(NamedTuple):
 class Timelines:
     """Rewinds and releases. Not thread-safe."""
 
-    def __init__(self, state: BufferState, offers: Offers, leasing: Leasing) -> None:
+    def __init__(self, state: BufferState, offers: Offers, leasing: Leasing, acks: Acks) -> None:
         self._state = state
         self._offers = offers
         self._progress = state.progress
         self._retirement = state.retirement
         self._leasing = leasing
+        self._acks = acks
         self._changes = state.changes
 
     # --- back
@@ -61,7 +63,7 @@ class Timelines:
                 f"step {step} must be at least 0, or -1 for before the first", subject="step"
             )
         # An ack that is on its way to the disk belongs to the timeline that is cut.
-        await self._leasing.settle(consumer.name)
+        await self._acks.settle(consumer.name)
         safe_step = consumer.timeline.safe_step
         if safe_step is not None and step < safe_step:
             raise errors.WrongStateError(

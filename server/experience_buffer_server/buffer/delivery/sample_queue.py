@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.batch_picking import Picked, pick, put_back
-from experience_buffer_server.buffer.delivery.wait_reasons import (
-    Wait,
-    explain,
+from experience_buffer_server.buffer.delivery.batch_picking import (
+    Picked,
+    pick,
+    put_back,
     wait_of,
     window_of,
     words_beyond,
@@ -98,7 +98,7 @@ class Line:
                 f"is {self._state.limits.max_waiting_samples}",
                 retry_delay_seconds=1.0,
             )
-        reason = self.wait_of(consumer, want.batch_size).label
+        reason = wait_of(self._state, consumer, want.batch_size).label
         if consumer.waiters and not reason:
             reason = "line"
         self._metrics.wait_began(self._state.name, consumer.name, reason, len(consumer.ready))
@@ -142,7 +142,7 @@ class Line:
                 consumer.promised[waiter] = taken.units
                 waiter.taken.set_result(taken)
                 continue
-            reason = taken.cut_by or self.wait_of(consumer, waiter.want.batch_size).label
+            reason = taken.cut_by or wait_of(self._state, consumer, waiter.want.batch_size).label
             waiter.clock.look(reason, time.monotonic())
             waiter.is_beyond_window |= taken.cut_by == "window"
             if not self._is_beyond_window(consumer, waiter):
@@ -157,12 +157,12 @@ class Line:
     def _is_beyond_window(self, consumer: Consumer, waiter: Waiter) -> bool:
         """Whether its batch never goes: it gets fewer when its time is up, and others needn't wait."""
         return waiter.is_beyond_window or (
-            waiter.want.batch_size > window_of(consumer, self._state.limits.max_leased_experiences)
+            waiter.want.batch_size > window_of(self._state, consumer)
         )
 
     def _try(self, consumer: Consumer, want: Want) -> Taken:
         """A batch that is full, or as full as a message or all that may be leased; or nothing."""
-        if self.wait_of(consumer, want.batch_size).label:
+        if wait_of(self._state, consumer, want.batch_size).label:
             return Taken([])
         picked = pick(self._state, consumer, want.batch_size, want.max_bytes, clock.now())
         cut_by = _most_cut_by(consumer, picked)
@@ -183,13 +183,11 @@ class Line:
         size = self._largest(consumer, want)
         if size < want.min_batch_size:
             return Taken([])
-        words = self.wait_of(consumer, want.batch_size).words
+        words = wait_of(self._state, consumer, want.batch_size).words
         picked = pick(self._state, consumer, size, want.max_bytes, clock.now())
         cut_by = _most_cut_by(consumer, picked)
         if not words and picked.cut_by in ("experiences", "bytes"):
-            words = words_of_window(
-                consumer, picked.cut_by, self._state.limits.max_leased_experiences
-            )
+            words = words_of_window(self._state, consumer, picked.cut_by)
         enough = len(picked.units) >= want.min_batch_size
         if not enough:
             put_back(self._state, consumer, picked.units)
@@ -203,7 +201,7 @@ class Line:
             high = min(high, len(consumer.ready))
         while low < high:
             middle = (low + high + 1) // 2
-            if self.wait_of(consumer, middle).label:
+            if wait_of(self._state, consumer, middle).label:
                 high = middle - 1
             else:
                 low = middle
@@ -252,24 +250,40 @@ class Line:
 
     # --- why a call waits
 
-    def wait_of(self, consumer: Consumer, batch_size: int) -> Wait:
-        """What keeps a batch of this size from going."""
-        return wait_of(consumer, batch_size, max_leased=self._state.limits.max_leased_experiences)
-
     def explain_wait(self, consumer: Consumer, batch_size: int, words: str = "") -> str:
         """What a sample call waits for, in words; those given are of before its units were taken."""
-        wait = self.wait_of(consumer, batch_size)
+        wait = wait_of(self._state, consumer, batch_size)
         if consumer.unfit == (batch_size, "experiences") and not consumer.num_leased:
-            words = words_beyond(window_of(consumer, self._state.limits.max_leased_experiences))
-        wait = wait if wait.words else Wait(wait.label, words)
-        return explain(consumer, batch_size, wait, self._state.events.describe_wait())
+            words = words_beyond(self._state, consumer)
+        texts = [f"{len(consumer.ready)} ready of {batch_size} {consumer.settings.unit}s"]
+        if wait.words or words:
+            texts.append(wait.words or words)
+        if consumer.num_leased:
+            texts.append(f"{consumer.num_leased} leased and not acknowledged")
+        if consumer.held:
+            newest = min(consumer.held.values())
+            texts.append(f"{len(consumer.held)} held until policy version {newest} is published")
+        if consumer.totals.stale:
+            texts.append(f"{consumer.totals.stale} were too stale and left out")
+        if consumer.quarantined:
+            texts.append(
+                f"{len(consumer.quarantined)} quarantined after too many deliveries; see "
+                "ReleaseQuarantined"
+            )
+        if consumer.timeline.num_retained:
+            texts.append(f"{consumer.timeline.num_retained} acknowledged and kept for a rewind")
+        if buffer_waits := self._state.events.describe_wait():
+            texts.append(buffer_waits)
+        if len(texts) == 1 and not len(consumer.ready):
+            texts.append("nothing is stored that this consumer hasn't consumed")
+        return "; ".join(texts)
 
     def _shortfall(self, consumer: Consumer, want: Want, taken: Taken) -> str:
         if consumer.closed:
             return f"consumer {consumer.name!r} was removed from buffer {self._state.name!r}"
         size = f"{len(taken.units)} of {want.batch_size} {consumer.settings.unit}s"
         if taken.cut_by == "window":
-            return f"{size}: {words_beyond(window_of(consumer, self._state.limits.max_leased_experiences))}"
+            return f"{size}: {words_beyond(self._state, consumer)}"
         if taken.units and taken.cut_by == "message":
             return (
                 f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "

@@ -14,13 +14,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from experience_buffer import errors
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.limiter import Counts
 from experience_buffer_server.sampling.selectors import Selector
 from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.sampling.timeline import Timeline
 from experience_buffer_server.sampling.units import Unit
+from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
+
+_MAX_TIMEOUT_SECONDS = 3600.0
+_MAX_BATCH_SIZE = 65_536
+"""Units in one batch: choosing them is one step, during which nothing else happens."""
+_MAX_LEASE_SECONDS = 7 * 86400
 
 
 @dataclass(slots=True)
@@ -54,6 +61,60 @@ class Want:
     lease_seconds: float
     max_bytes: int
     """Most bytes of the batch in a message, unless its first unit alone exceeds them."""
+
+
+def checked_seconds(settings: BufferSettings, asked: float) -> float:
+    """For how long a lease is to hold; 0 asks for the buffer's default.
+
+    Raises:
+        InvalidRequestError: It is out of bounds.
+    """
+    seconds = asked or settings.lease_seconds
+    if not 0 < seconds <= _MAX_LEASE_SECONDS:
+        raise errors.InvalidRequestError(
+            f"lease_seconds {seconds} must lie in (0, {_MAX_LEASE_SECONDS}]",
+            subject="lease_seconds",
+        )
+    return seconds
+
+
+def checked_want(
+    settings: BufferSettings,
+    *,
+    batch_size: int,
+    min_batch_size: int,
+    timeout_seconds: float,
+    lease_seconds: float,
+    max_bytes: int,
+) -> Want:
+    """What a sample call asks for; 0 as `min_batch_size` asks for full batches.
+
+    Raises:
+        InvalidRequestError: A number is out of bounds.
+    """
+    if batch_size < 1 or min_batch_size > batch_size:
+        raise errors.InvalidRequestError(
+            f"batch_size {batch_size} must be at least 1, and min_batch_size {min_batch_size} at "
+            "most batch_size",
+            subject="batch_size",
+        )
+    if batch_size > _MAX_BATCH_SIZE:
+        raise errors.InvalidRequestError(
+            f"batch_size {batch_size} is over the limit of {_MAX_BATCH_SIZE} units; sample several "
+            "batches",
+            subject="batch_size",
+        )
+    if not timeout_seconds >= 0:
+        raise errors.InvalidRequestError(
+            f"timeout_seconds {timeout_seconds} must be at least 0", subject="timeout_seconds"
+        )
+    return Want(
+        batch_size=batch_size,
+        min_batch_size=min_batch_size or batch_size,
+        timeout_seconds=min(timeout_seconds, _MAX_TIMEOUT_SECONDS),
+        lease_seconds=checked_seconds(settings, lease_seconds),
+        max_bytes=max_bytes,
+    )
 
 
 class WaitClock:

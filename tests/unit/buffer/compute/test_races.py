@@ -226,7 +226,7 @@ async def test_a_deleted_buffer_lets_its_results_go(
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "commit", lambda batch: full())
         deadline = time.monotonic() + 60
-        while not buffer.flow.computing._results._waiting:
+        while not buffer.flow.computing._waiting:
             assert time.monotonic() < deadline
             await asyncio.sleep(0)
         await buffer.drain()

@@ -61,7 +61,7 @@ async def test_nobody_waits_behind_a_deleted_buffer(world: World) -> None:
         await each.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
     buffer.close()
     ((*left,),) = world.computer._lanes.values()
-    assert [work.owner for work in left] == [other.flow.computing] * 2
+    assert [work.state for work in left] == [other.state] * 2
     assert not buffer.flow.computing.num_jobs
     world.computer.start()
     await settle(other)

@@ -15,7 +15,7 @@ from experience_buffer import errors, trxp
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.rpc import batch_assembly

@@ -9,7 +9,7 @@ import pytest
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.delivery import RankOf
+from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import StoreFullError
@@ -138,3 +138,23 @@ async def test_a_rank_is_told_the_same_of_its_part_after_a_restart(world: World)
         assert again is not None
         assert [dataclasses.astuple(unit) for unit in again.units] == told
         await buffer.extend(again.id, 1000.0)
+
+
+async def test_a_rank_that_goes_once_its_batch_is_stored_leaves_it_to_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await world.create(consumers=[{"name": "c"}])
+    await buffer.push(push((0, 0), (0, 1)))
+    asking = asyncio.ensure_future(part(buffer, 0))
+    granted, leases = buffer.flow.leasing._granted, list[Lease]()
+
+    def stored_and_gone(lease: Lease) -> None:
+        granted(lease)
+        leases.append(lease)
+        asking.cancel()
+
+    monkeypatch.setattr(buffer.flow.leasing, "_granted", stored_and_gone)
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    lease, _ = await part(buffer, 1)
+    assert [lease] == leases

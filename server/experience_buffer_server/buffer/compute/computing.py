@@ -1,6 +1,7 @@
-"""What becomes of computed advantages: judged, stored part by part, made available.
+"""Advantages of one buffer: what is submitted for computation, and what becomes of the results.
 
-Belongs to one buffer and its event loop.
+Which groups are ready for it is decided by the buffer; launches are the business of `scheduler`. Results
+are judged, stored part by part, and made available. Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations
@@ -9,18 +10,17 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
+from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
-from experience_buffer_server.store.interface import (
-    AdvantageRow,
-    StoreError,
-    WriteBatch,
-)
+from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.store.interface import AdvantageRow, StoreError, WriteBatch
 
 _log = logging.getLogger(__name__)
 
@@ -40,17 +40,107 @@ class _Computed:
         return sum(map(_num_bytes, self.results))
 
 
-class Results:
-    """Stores what was computed for one buffer. Not thread-safe."""
+class Computing:
+    """Submits entries and stores their advantages. Not thread-safe."""
 
-    def __init__(self, state: BufferState, release: Callable[[Job], None]) -> None:
+    def __init__(self, state: BufferState, computer: Computer) -> None:
+        self.num_jobs = 0
+        """Submitted, and not stored or failed yet."""
         self._state = state
         self._events = state.events
-        self._release = release
+        self._computer = computer
+        self._gathered: list[Job] = []
+        """Jobs of the statistics batch that isn't full yet."""
+        self._gather_time = 0.0
+        """When the first of them came, seconds since the Unix epoch."""
         self._waiting: deque[_Computed] = deque()
+        """Results that aren't stored yet."""
         self._is_storing = False
 
-    def add(
+    # --- on the way to the worker
+
+    def submit(self, entries: Sequence[Entry]) -> None:
+        """Compute entries together, by the buffer's settings of this moment."""
+        plan = self._state.settings.advantage.plan
+        assert plan is not None
+        for entry in entries:
+            entry.computing = True
+        self.num_jobs += 1
+        job = Job(
+            entries=list(entries),
+            runs=run_labels(entries, self._state.settings),
+            generations=[entry.generation for entry in entries],
+            counts=not any(entry.counted for entry in entries),
+        )
+        if not plan.parameters.uses_batch:
+            self._send([job])
+            return
+        if not self._gathered:
+            self._gather_time = clock.now()
+        self._gathered.append(job)
+        if len(self._gathered) >= plan.parameters.batch_size:
+            self._gather_anew()
+        if len(self._gathered) >= plan.parameters.batch_size:
+            self._send_gathered()
+
+    def _gather_anew(self) -> None:
+        """Let go what was gathered and is void by now; what is annotated comes back as it is."""
+        since, jobs = self._gather_time, self._gathered
+        self._gathered = []
+        sound = [job for job in jobs if self._still_holds(job)]
+        self._gathered[:0] = sound
+        self._gather_time = since
+
+    def _send_gathered(self) -> None:
+        jobs, self._gathered = self._gathered, []
+        self._send(jobs)
+
+    def _send(self, jobs: list[Job]) -> None:
+        advantage = self._state.settings.advantage
+        assert advantage.plan is not None
+        self._computer.submit(
+            Work(
+                state=self._state,
+                computed=self._computed,
+                jobs=jobs,
+                estimator=advantage.estimator,
+                parameters=advantage.checked_parameters,
+                uses_moments=advantage.plan.parameters.uses_running_moments,
+            )
+        )
+
+    def settings_changed(self) -> None:
+        """What was gathered for other settings is looked at again."""
+        jobs, self._gathered = self._gathered, []
+        for job in jobs:
+            self._release(job)
+
+    def tick(self, now: float) -> None:
+        """Do what time asks for: send a batch that doesn't fill."""
+        plan = self._state.settings.advantage.plan
+        wait = plan.parameters.batch_wait_seconds if plan is not None else 0.0
+        if self._gathered and wait and now >= self._gather_time + wait:
+            self._gather_anew()
+            if self._gathered:
+                self._send_gathered()
+
+    def describe(self) -> str:
+        """What the computation waits for, in words; empty when it waits for nothing."""
+        plan = self._state.settings.advantage.plan
+        # What was annotated comes back, and so does what is left of a group.
+        num_gathered = sum(any(e.is_staying for e in job.entries) for job in self._gathered)
+        if not num_gathered or plan is None:
+            return ""
+        age = max(clock.now() - self._gather_time, 0.0)
+        return (
+            f"{num_gathered} of {plan.parameters.batch_size} for a batch with common "
+            f"statistics after {age:.1f} s (batch_wait_seconds = "
+            f"{plan.parameters.batch_wait_seconds:g})"
+        )
+
+    # --- on the way back
+
+    def _computed(
         self, work: Work, results: Sequence[Result], moments: str | None
     ) -> asyncio.Future[None]:
         """Store results as soon as their turn comes; the future ends when they are done with."""
@@ -62,8 +152,18 @@ class Results:
         return done
 
     def close(self) -> None:
-        """The buffer was deleted: let go of what found no room."""
+        """The buffer was deleted: nothing of it is computed or stored any more."""
+        self.settings_changed()
+        for work in self._computer.withdraw(self._state):
+            for job in work.jobs:
+                self._release(job)
+        # Lets go of what found no room.
         self._begin()
+
+    def _release(self, job: Job) -> None:
+        self.num_jobs -= 1
+        for entry in job.entries:
+            entry.computing = False
 
     def _begin(self, _: Sequence[object] = ()) -> None:
         if self._waiting and not self._is_storing:
@@ -138,7 +238,7 @@ class Results:
 
     def _judge(self, result: Result, work: Work, batch: WriteBatch) -> bool:
         """Whether a result is to be stored; see to it if it isn't."""
-        if not self.still_holds(result.job):
+        if not self._still_holds(result.job):
             return False
         if result.error and not self._is_current(work):
             # Settings that hold since then may do without what it failed for.
@@ -152,7 +252,7 @@ class Results:
             return True
         return False
 
-    def still_holds(self, job: Job) -> bool:
+    def _still_holds(self, job: Job) -> bool:
         """False if members have left or were annotated since: the rest is looked at again."""
         if not self._state.closed and job.holds:
             return True
@@ -258,3 +358,22 @@ def _parts(results: Sequence[Result]) -> list[list[Result]]:
         parts[-1].append(result)
         num_bytes += _num_bytes(result)
     return parts
+
+
+def run_labels(entries: Sequence[Entry], settings: BufferSettings) -> list[str]:
+    """Which entries are the steps of one run, and so have one vote together; empty: alone.
+
+    Only in groups by task (by run, where rewards are discounted over its steps), and only where
+    the run's steps differ: equal steps under one run are separate samples whose run was never set.
+    """
+    plan = settings.advantage.plan
+    over_steps = plan is not None and getattr(plan.parameters, "turn_rewards", "none") == "steps"
+    if not (settings.group_by == "task" or (settings.group_by == "run" and over_steps)):
+        return [""] * len(entries)
+    steps: dict[str, list[int]] = {}
+    for entry in entries:
+        steps.setdefault(entry.record.rid, []).append(entry.record.step)
+    return [
+        rid if len(set(steps[rid])) == len(steps[rid]) else ""
+        for rid in (entry.record.rid for entry in entries)
+    ]

@@ -1,4 +1,4 @@
-"""What a sample call gets: a batch of its own, or its part of one that the ranks of a consumer share.
+"""Batches that the ranks of a consumer share: each gets its part of the same lease.
 
 Any rank's call forms the next shared batch; the others get their parts of it. A rank that comes back
 asks for the oldest batch that it hasn't acknowledged, and gets the same part. Belongs to one buffer
@@ -9,33 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.leasing import Leasing
+from experience_buffer_server.buffer.delivery.leasing import RETURNED, Leasing, Prepare
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer, Want
-from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.ranks import split
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.settings.buffer import BufferSettings
 
-MAX_WORLD_SIZE = 4_096
-_MAX_TIMEOUT_SECONDS = 3600.0
-_MAX_BATCH_SIZE = 65_536
-"""Units in one batch: choosing them is one step, during which nothing else happens."""
-_MAX_LEASE_SECONDS = 7 * 86400
-
-Prepare: TypeAlias = Callable[[str, Lease], Awaitable[None]]
-"""Makes an answer of a lease, given why it holds fewer than were asked for."""
-_RETURNED = (
-    "the batch was returned before it was sent: its consumer was rewound or changed; ask again"
-)
+_MAX_WORLD_SIZE = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,62 +35,8 @@ class RankOf:
     One that was never given is of a buffer that was deleted since, and counts as 0."""
 
 
-def checked_seconds(settings: BufferSettings, asked: float) -> float:
-    """For how long a lease is to hold; 0 asks for the buffer's default.
-
-    Raises:
-        InvalidRequestError: It is out of bounds.
-    """
-    seconds = asked or settings.lease_seconds
-    if not 0 < seconds <= _MAX_LEASE_SECONDS:
-        raise errors.InvalidRequestError(
-            f"lease_seconds {seconds} must lie in (0, {_MAX_LEASE_SECONDS}]",
-            subject="lease_seconds",
-        )
-    return seconds
-
-
-def checked_want(
-    settings: BufferSettings,
-    *,
-    batch_size: int,
-    min_batch_size: int,
-    timeout_seconds: float,
-    lease_seconds: float,
-    max_bytes: int,
-) -> Want:
-    """What a sample call asks for; 0 as `min_batch_size` asks for full batches.
-
-    Raises:
-        InvalidRequestError: A number is out of bounds.
-    """
-    if batch_size < 1 or min_batch_size > batch_size:
-        raise errors.InvalidRequestError(
-            f"batch_size {batch_size} must be at least 1, and min_batch_size {min_batch_size} at "
-            "most batch_size",
-            subject="batch_size",
-        )
-    if batch_size > _MAX_BATCH_SIZE:
-        raise errors.InvalidRequestError(
-            f"batch_size {batch_size} is over the limit of {_MAX_BATCH_SIZE} units; sample several "
-            "batches",
-            subject="batch_size",
-        )
-    if not timeout_seconds >= 0:
-        raise errors.InvalidRequestError(
-            f"timeout_seconds {timeout_seconds} must be at least 0", subject="timeout_seconds"
-        )
-    return Want(
-        batch_size=batch_size,
-        min_batch_size=min_batch_size or batch_size,
-        timeout_seconds=min(timeout_seconds, _MAX_TIMEOUT_SECONDS),
-        lease_seconds=checked_seconds(settings, lease_seconds),
-        max_bytes=max_bytes,
-    )
-
-
-class Delivery:
-    """Leases batches to those who ask. Not thread-safe."""
+class RankBatches:
+    """Leases batches to be shared. Not thread-safe."""
 
     def __init__(self, state: BufferState, line: Line, leasing: Leasing) -> None:
         self._state = state
@@ -114,62 +45,21 @@ class Delivery:
 
     async def sample(
         self,
-        consumer_name: str,
-        want: Want,
-        stop: asyncio.Event,
-        *,
-        rank_of: RankOf | None = None,
-        prepare: Prepare | None = None,
-    ) -> tuple[Lease | None, str]:
-        """Lease one batch, waiting for it if need be; see `Buffer.sample`."""
-        consumer = self._state.consumer(consumer_name)
-        if rank_of is not None:
-            return await self._sample_shared(consumer, want, rank_of, stop, prepare)
-        units, shortfall = await self._line.take(consumer, want, stop)
-        if not units:
-            return None, shortfall
-        meanwhile = None if prepare is None else partial(prepare, shortfall)
-        lease = await self._leasing.grant(
-            consumer.name, units, want.lease_seconds, meanwhile=meanwhile
-        )
-        if lease.state != "open":
-            return None, _RETURNED
-        # Once the answer is on its way: counting takes long enough to be felt.
-        asyncio.get_running_loop().call_soon(self._note_delivery, consumer, units)
-        return lease, shortfall
-
-    def _note_delivery(self, consumer: Consumer, units: Sequence[Unit]) -> None:
-        if self._state.closed:
-            return  # The series of a deleted buffer have ended.
-        now = clock.now()
-        entries = self._state.contents.by_seqs(seq for unit in units for seq in unit.seqs)
-        ages = self._state.staleness
-        self._state.metrics.sampled(
-            self._state.name,
-            consumer.name,
-            num_bytes=sum(entry.record.payload_bytes for entry in entries),
-            ages=[now - entry.record.push_time for entry in entries],
-            staleness=[versions for entry in entries if (versions := ages(entry)) is not None],
-        )
-
-    # --- batches that ranks share
-
-    async def _sample_shared(
-        self,
         consumer: Consumer,
         want: Want,
         rank_of: RankOf,
         stop: asyncio.Event,
         prepare: Prepare | None,
     ) -> tuple[Lease | None, str]:
+        """Give a rank its part of a batch, waiting for it if need be; see `Buffer.sample`."""
         lease, shortfall = await self._shared(consumer, want, rank_of, stop)
         if lease is None or lease.state != "open":
-            return None, shortfall if lease is None else _RETURNED
-        self._note_delivery(consumer, lease.part(rank_of.rank))
+            return None, shortfall if lease is None else RETURNED
+        self._leasing.note_delivery(consumer, lease.part(rank_of.rank))
         if prepare is not None:
             await self._prepare_shared(lease, shortfall, prepare)
             if lease.state != "open":
-                return None, _RETURNED
+                return None, RETURNED
         return lease, shortfall
 
     async def _prepare_shared(self, lease: Lease, shortfall: str, prepare: Prepare) -> None:
@@ -248,10 +138,10 @@ def _parts(units: list[Unit], world_size: int) -> tuple[list[Unit], list[int]]:
 
 
 def _check(rank_of: RankOf) -> None:
-    if not 0 < rank_of.world_size <= MAX_WORLD_SIZE or not 0 <= rank_of.rank < rank_of.world_size:
+    if not 0 < rank_of.world_size <= _MAX_WORLD_SIZE or not 0 <= rank_of.rank < rank_of.world_size:
         raise errors.InvalidRequestError(
             f"rank {rank_of.rank} of {rank_of.world_size}: rank must be at least 0 and below "
-            f"world_size, world_size 1 to {MAX_WORLD_SIZE}",
+            f"world_size, world_size 1 to {_MAX_WORLD_SIZE}",
             subject="rank_of",
         )
 
