@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
 from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.private_files import free_bytes
 from experience_buffer_server.store.lmdb.fences import Ownership
 from experience_buffer_server.store.lmdb.piggyback import Riders
 from experience_buffer_server.store.lmdb.reader import CommittedRows
@@ -342,8 +342,7 @@ class LmdbStore(CommittedRows):
 
     def disk_free_bytes(self) -> int:
         """Free space on the store's disk. From any thread."""
-        disk = os.statvfs(self._path)
-        return disk.f_bavail * disk.f_frsize
+        return free_bytes(self._path)
 
     async def close(self) -> None:
         """Finish what was submitted, end the writer process and release the store. Idempotent.

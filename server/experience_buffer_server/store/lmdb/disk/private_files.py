@@ -38,6 +38,12 @@ def opener(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
+def free_bytes(path: Path) -> int:
+    """What is free on the disk of a file or folder."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
 def others_may_enter(path: Path) -> bool:
     """Whether every user of the machine may reach or list what is in a folder, or read a file."""
     return bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH))

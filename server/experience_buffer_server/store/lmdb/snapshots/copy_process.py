@@ -37,7 +37,7 @@ from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.disk_room import FULL_CODES
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
-from experience_buffer_server.store.lmdb.disk.private_files import make_folder, sync
+from experience_buffer_server.store.lmdb.disk.private_files import free_bytes, make_folder, sync
 from experience_buffer_server.store.lmdb.large.payload_file import NAME as PAYLOADS_NAME
 from experience_buffer_server.store.lmdb.snapshots.folder import DATA_NAME, SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inventory
@@ -52,7 +52,6 @@ from experience_buffer_server.store.lmdb.snapshots.payloads import (
     copy_payloads,
     named_runs,
     payloads_bytes,
-    payloads_sha256,
 )
 
 _SPARE_BYTES = 32 << 20
@@ -119,13 +118,10 @@ def take(data: Path, to: Path, *, label: str = "", keep: int = 0) -> Answer:
                 sha256=sha256_of(partial / DATA_NAME),
                 payloads_bytes=payloads_bytes(partial),
                 payloads_stored_bytes=stored_bytes,
-                payloads_sha256=payloads_sha256(partial),
+                payloads_sha256=sha256_of(partial / PAYLOADS_NAME),
                 buffers=tuple(buffers),
             )
             write_manifest(partial, manifest)
-            for name in (DATA_NAME, PAYLOADS_NAME):
-                if (partial / name).exists():
-                    forget_cached(partial / name)
             path = folder.publish(partial)
         except BaseException:
             if partial.exists():
@@ -205,36 +201,29 @@ def _check_room(
         for stat in stats
     )
     num_bytes += sum(length for _, length in named_runs(txn, tables[Table.EXTENTS]))
-    free_bytes = _free_bytes(to)
-    if num_bytes + _SPARE_BYTES > free_bytes:
+    num_free_bytes = free_bytes(to)
+    if num_bytes + _SPARE_BYTES > num_free_bytes:
         raise StoreFullError(
-            f"the copy takes about {num_bytes} bytes, {free_bytes} are free in {to.parent} and "
+            f"the copy takes about {num_bytes} bytes, {num_free_bytes} are free in {to.parent} and "
             f"{_SPARE_BYTES} of them must stay so; free some, or keep fewer snapshots"
         )
 
 
-def _free_bytes(path: Path) -> int:
-    disk_stat = os.statvfs(path)
-    return disk_stat.f_bavail * disk_stat.f_frsize
-
-
 def sha256_of(path: Path) -> str:
-    """Hash of a file's content as it is read back, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        buffer = memoryview(bytearray(_HASH_BYTES))
-        while num_bytes := file.readinto(buffer):
-            digest.update(buffer[:num_bytes])
-    return digest.hexdigest()
+    """Hash of a file's content as it is read back, in hexadecimal; empty: there is no file.
 
-
-def forget_cached(path: Path) -> None:
-    """Leave the memory that caches files to those that will be read again."""
-    descriptor = os.open(path, os.O_RDONLY)
+    It leaves the memory that caches files to those that will be read again.
+    """
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_BYTES))
     try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+        with open(path, "rb", buffering=0) as file:
+            while num_bytes := file.readinto(buffer):
+                digest.update(buffer[:num_bytes])
+                begin = file.tell() - num_bytes
+                os.posix_fadvise(file.fileno(), begin, num_bytes, os.POSIX_FADV_DONTNEED)
+    except FileNotFoundError:
+        return ""
+    return digest.hexdigest()
 
 
 def answer_to(data: Path, to: Path, *, label: str, keep: int) -> Answer:

@@ -6,9 +6,8 @@ takes no room. Read and written past the page cache, in pieces.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import lmdb
@@ -84,24 +83,19 @@ def copy_payloads(source: Path, to: Path, on_progress: Callable[[int], None] | N
     if not runs:
         return 0
     _check_length(source / NAME, sum(runs[-1]))
-    reader, writer = PayloadReader(source), PayloadWriter(to)
     done = 0
-    try:
-        for run in runs:
-            for offset, num_bytes in _pieces(*run):
-                with ExitStack() as stack:
-                    try:
-                        piece = stack.enter_context(reader.read(offset, num_bytes))
-                    except OSError as error:
-                        raise _unreadable(source / NAME, error) from error
-                    writer.write([(offset, piece)])
-                done += num_bytes
-                if on_progress is not None:
-                    on_progress(done)
+    with closing(PayloadReader(source)) as reader, closing(PayloadWriter(to)) as writer:
+        for offset, num_bytes in (piece for run in runs for piece in _pieces(*run)):
+            with ExitStack() as stack:
+                try:
+                    piece = stack.enter_context(reader.read(offset, num_bytes))
+                except OSError as error:
+                    raise _unreadable(source / NAME, error) from error
+                writer.write([(offset, piece)])
+            done += num_bytes
+            if on_progress is not None:
+                on_progress(done)
         writer.sync()
-    finally:
-        reader.close()
-        writer.close()
     sync(to / NAME)
     return done
 
@@ -112,28 +106,6 @@ def payloads_bytes(folder: Path) -> int:
         return (folder / NAME).stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def payloads_sha256(folder: Path) -> str:
-    """Hash of a folder's `payloads.bin` as it is read back, in hexadecimal; empty: there is none.
-
-    Holes are read as zeros, so it is what other programs find, too.
-
-    Raises:
-        OSError: It can't be read.
-    """
-    size = payloads_bytes(folder)
-    if not size:
-        return ""
-    digest = hashlib.sha256()
-    reader = PayloadReader(folder)
-    try:
-        for extent in _pieces(0, size):
-            with reader.read(*extent) as piece:
-                digest.update(piece)
-    finally:
-        reader.close()
-    return digest.hexdigest()
 
 
 def _pieces(offset: int, num_bytes: int) -> Iterable[Run]:

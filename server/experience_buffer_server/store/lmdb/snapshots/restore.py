@@ -40,11 +40,7 @@ from experience_buffer_server.store.lmdb.snapshots.copy_process import sha256_of
 from experience_buffer_server.store.lmdb.snapshots.folder import DATA_NAME, PARTIAL_PREFIX, look_at
 from experience_buffer_server.store.lmdb.snapshots.inventory import problem_of
 from experience_buffer_server.store.lmdb.snapshots.manifest import Manifest, SnapshotError
-from experience_buffer_server.store.lmdb.snapshots.payloads import (
-    copy_payloads,
-    payloads_bytes,
-    payloads_sha256,
-)
+from experience_buffer_server.store.lmdb.snapshots.payloads import copy_payloads
 from experience_buffer_server.store.lmdb.verify.check import check
 from experience_buffer_server.store.lmdb.writer_process import LOCK_NAME, StoreInUseError, hold_lock
 
@@ -217,46 +213,37 @@ def _fill(
     manifest: Manifest,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    num_bytes = 0
+    def progress(num_bytes: int) -> None:
+        if on_progress is not None:
+            on_progress(num_bytes, manifest.num_bytes)
+
     with (
         open(snapshot / DATA_NAME, "rb") as source,
         open(partial / DATA_NAME, "xb", opener=private_files.opener) as target,
     ):
         while chunk := source.read(_COPY_BYTES):
             target.write(chunk)
-            num_bytes += len(chunk)
-            if on_progress is not None:
-                on_progress(num_bytes, manifest.num_bytes)
+            progress(target.tell())
         target.flush()
         os.fsync(target.fileno())
-    # As it is read back: that is what will be served.
-    if sha256_of(partial / DATA_NAME) != manifest.sha256:
-        raise SnapshotError(
-            f"{snapshot / DATA_NAME} is damaged, or its copy: its SHA-256 isn't the one in the "
-            "manifest; try again, or use another snapshot"
-        )
-    _fill_payloads(snapshot, partial, manifest, on_progress)
-
-
-def _fill_payloads(
-    snapshot: Path,
-    partial: Path,
-    manifest: Manifest,
-    on_progress: Callable[[int, int], None] | None,
-) -> None:
-    def progress(num_bytes: int) -> None:
-        if on_progress is not None:
-            on_progress(manifest.data_bytes + num_bytes, manifest.num_bytes)
-
+    _check_hash(snapshot, partial, DATA_NAME, manifest.sha256)
     try:
-        copy_payloads(snapshot, partial, progress)
+        copy_payloads(snapshot, partial, lambda done: progress(manifest.data_bytes + done))
     except (DamagedRecordError, StoreFailedError) as error:
         raise SnapshotError(f"{snapshot} can't be restored: {error}") from error
-    is_whole = payloads_bytes(partial) == manifest.payloads_bytes
-    if not is_whole or payloads_sha256(partial) != manifest.payloads_sha256:
+    _check_hash(snapshot, partial, PAYLOADS_NAME, manifest.payloads_sha256)
+
+
+def _check_hash(snapshot: Path, partial: Path, name: str, wanted: str) -> None:
+    """Compare a copy as it is read back: that is what will be served.
+
+    Raises:
+        SnapshotError: It isn't what was to be copied.
+    """
+    if sha256_of(partial / name) != wanted:
         raise SnapshotError(
-            f"{snapshot / PAYLOADS_NAME} is damaged, or its copy: its SHA-256 isn't the one in the "
-            "manifest; try again, or use another snapshot"
+            f"{snapshot / name} is damaged, or its copy: its SHA-256 isn't the one in the manifest; "
+            "try again, or use another snapshot"
         )
 
 

@@ -176,8 +176,6 @@ def raise_for(answer: Answer) -> None:
         ExperienceBufferError: The one that `Snapshots.take` names.
     """
     match answer.outcome:
-        case "taken":
-            return
         case "busy":
             raise errors.ResourceExhaustedError(answer.message, retry_delay_seconds=_BUSY_SECONDS)
         case "full":

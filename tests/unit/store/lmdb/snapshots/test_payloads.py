@@ -190,12 +190,12 @@ def test_a_disk_that_would_be_full_is_left_alone(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare = copy_process._SPARE_BYTES
-    monkeypatch.setattr(copy_process, "_free_bytes", lambda path: spare + STORED_BYTES)
+    monkeypatch.setattr(copy_process, "free_bytes", lambda path: spare + STORED_BYTES)
     with pytest.raises(StoreFullError, match="must stay so"):
         take(filled, tmp_path / "to")
     assert names(tmp_path / "to") == []
     # Neither holes nor junk count.
-    monkeypatch.setattr(copy_process, "_free_bytes", lambda path: spare + STORED_BYTES + MEBI)
+    monkeypatch.setattr(copy_process, "free_bytes", lambda path: spare + STORED_BYTES + MEBI)
     take(filled, tmp_path / "to")
 
 
