@@ -106,5 +106,7 @@ def compute(
 
     own = {spec.name: functions for spec, functions in known.values()}
     functions = estimator_functions(chosen.spec, own)
-    settings = Settings(functions=functions, device=device, threads=threads, moments=moments)
-    return run(groups, chosen, settings, batches=batches, counted=counted)
+    settings = Settings(
+        plan=chosen, functions=functions, device=device, threads=threads, moments=moments
+    )
+    return run(groups, settings, batches=batches, counted=counted)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experience_buffer_server.advantages.arrays.batch import Batch
-from experience_buffer_server.advantages.arrays.token_types import Floats, TokenStages
+from experience_buffer_server.advantages.arrays.token_types import Floats
 from experience_buffer_server.advantages.arrays.values import (
     ExperienceInput,
     GroupDetails,
@@ -22,12 +22,11 @@ from experience_buffer_server.advantages.arrays.values import (
     GroupFailure,
     GroupResult,
 )
-from experience_buffer_server.advantages.estimators.distillation import on_policy_distill
 from experience_buffer_server.advantages.estimators.registry import Estimator
 from experience_buffer_server.advantages.estimators.token_returns import (
-    TokenAdvantages,
     cpgd,
     gae,
+    on_policy_distill,
     reinforce,
 )
 from experience_buffer_server.advantages.kernels.devices import token_stages
@@ -53,7 +52,7 @@ from experience_buffer_server.advantages.stages.running_moments import (
     normalise_by_moments,
 )
 
-from .checks import Reads, check_group, reads_of
+from .checks import check_group, reads_of
 from .packing import bad_tokens, pack
 from .unpacking import Results, apply_policy, batch_details, common_details, cut
 
@@ -69,6 +68,7 @@ there and then, they are rounded once."""
 class Settings:
     """How a launch is computed; `advantages.compute` describes each field."""
 
+    plan: Plan
     functions: Estimator
     device: str
     threads: int
@@ -77,51 +77,35 @@ class Settings:
 
 def run(
     groups: Sequence[Group],
-    plan: Plan,
     settings: Settings,
     *,
     batches: Sequence[int] | None,
     counted: Sequence[bool] | None,
 ) -> list[Outcome]:
     """See `advantages.compute`."""
-    # What overflows, or isn't a number, is found where it matters, and fails its own group.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _run(groups, plan, settings, batches=batches, counted=counted)
-
-
-class _FailingError(Exception):
-    """Experiences whose groups must leave the launch before others are compared with them."""
-
-    def __init__(self, problems: dict[int, str]) -> None:
-        """Keep why, by row of the batch."""
-        super().__init__(f"{len(problems)} experiences can't be computed")
-        self.problems = problems
-
-
-def _run(
-    groups: Sequence[Group],
-    plan: Plan,
-    settings: Settings,
-    *,
-    batches: Sequence[int] | None,
-    counted: Sequence[bool] | None,
-) -> list[Outcome]:
-    reads = reads_of(plan)
+    reads = reads_of(settings.plan)
     outcomes: dict[int, Outcome] = {}
     for index, group in enumerate(groups):
-        if (refusal := _refusal(group, reads)) is not None:
-            outcomes[index] = refusal
+        try:
+            check_group(group, reads=reads)
+        except GroupError as error:
+            outcomes[index] = GroupFailure(str(error))
     while accepted := [index for index in range(len(groups)) if index not in outcomes]:
-        batch = _pack(groups, plan, accepted, batches)
-        own_counted = None if counted is None else [counted[index] for index in accepted]
         # A group may fail after it was counted: only a launch without failures is kept.
         moments = copy.deepcopy(settings.moments)
         trial = dataclasses.replace(settings, moments=moments)
+        own_counted = None if counted is None else [counted[index] for index in accepted]
         try:
-            computed = _compute(batch, plan, trial, own_counted)
+            # What overflows, or isn't a number, is found where it matters, and fails its own group.
+            with np.errstate(over="ignore", invalid="ignore"):
+                batch = pack(
+                    [groups[index] for index in accepted],
+                    settings.plan,
+                    batches=None if batches is None else [batches[index] for index in accepted],
+                )
+                computed = _compute(batch, trial, own_counted)
         except _FailingError as error:
-            first = _first_of_groups(batch, error.problems)
-            for index, problem in zip(accepted, first, strict=True):
+            for index, problem in zip(accepted, error.of_groups, strict=True):
                 if problem is not None:
                     outcomes[index] = GroupFailure(problem)
             continue
@@ -131,15 +115,23 @@ def _run(
     return [outcomes[index] for index in range(len(groups))]
 
 
-def _score(
-    batch: Batch, plan: Plan, settings: Settings, details: GroupDetails
-) -> tuple[Floats, Batch]:
+class _FailingError(Exception):
+    """Groups that must leave the launch before others are compared with them."""
+
+    def __init__(self, batch: Batch, problems: dict[int, str]) -> None:
+        """Keep why, by row of the batch."""
+        super().__init__(f"{len(problems)} experiences can't be computed")
+        self.of_groups = _first_of_groups(batch, problems)
+        """The problem of each group, None where there is none."""
+
+
+def _score(batch: Batch, settings: Settings, details: GroupDetails) -> tuple[Floats, Batch]:
     """The stages over scalar rewards up to the estimator's scores.
 
     Returns:
         Scores, shape [B]; and the batch without token-level rewards if the scores took their place.
     """
-    parameters, scores = plan.parameters, settings.functions.scores
+    parameters, scores = settings.plan.parameters, settings.functions.scores
     rewards_B = batch.rewards
     if isinstance(parameters, RewardParameters):
         rewards_B = turn_rewards(rewards_B, batch, parameters)
@@ -157,36 +149,20 @@ def _score(
 def _normalise(
     scores_B: Floats,
     batch: Batch,
-    plan: Plan,
     settings: Settings,
     details: GroupDetails,
     *,
     counted: Sequence[bool] | None,
 ) -> Floats:
     """The stages over finite scores, up to what is placed on the tokens."""
-    parameters = plan.parameters
+    parameters = settings.plan.parameters
     if not isinstance(parameters, RewardParameters):
         return scores_B
     scores_B = normalise_by_moments(
-        scores_B, batch, plan, settings.moments, details, counted=counted
+        scores_B, batch, parameters, settings.moments, details, counted=counted
     )
     scores_B = clip_rewards(scores_B, batch, parameters, details)
     return normalise_rewards(scores_B, batch, parameters, details)
-
-
-def _refusal(group: Group, reads: Reads) -> GroupFailure | None:
-    try:
-        check_group(group, reads=reads)
-    except GroupError as error:
-        return GroupFailure(str(error))
-    return None
-
-
-def _pack(
-    groups: Sequence[Group], plan: Plan, accepted: Sequence[int], batches: Sequence[int] | None
-) -> Batch:
-    own_batches = None if batches is None else [batches[index] for index in accepted]
-    return pack([groups[index] for index in accepted], plan, batches=own_batches)
 
 
 def _groups_of(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -202,23 +178,21 @@ def _first_of_groups(batch: Batch, problems: dict[int, str]) -> list[str | None]
     return found
 
 
-def _compute(
-    batch: Batch, plan: Plan, settings: Settings, counted: Sequence[bool] | None
-) -> list[Outcome]:
+def _compute(batch: Batch, settings: Settings, counted: Sequence[bool] | None) -> list[Outcome]:
     """The outcome of each group of a batch.
 
     Raises:
         _FailingError: Groups can't be computed, and the others' numbers may depend on them.
     """
     if batch.problems:
-        raise _FailingError(batch.problems)
-    parameters = plan.parameters
+        raise _FailingError(batch, batch.problems)
+    parameters = settings.plan.parameters
     details: GroupDetails = [{} for _ in range(len(batch.group_offsets) - 1)]
-    scores_B, batch = _score(batch, plan, settings, details)
+    scores_B, batch = _score(batch, settings, details)
     _require(np.isfinite(scores_B), batch, parameters)
-    scores_B = _normalise(scores_B, batch, plan, settings, details, counted=counted)
+    scores_B = _normalise(scores_B, batch, settings, details, counted=counted)
     _require(np.isfinite(scores_B), batch, parameters)
-    results = _compute_tokens(batch, plan, settings, scores_B, details)
+    results = _compute_tokens(batch, settings, scores_B, details)
     is_good_B = np.ones(len(scores_B), dtype=np.bool_)
     for result in results:
         is_good_B[bad_tokens(result, batch.mask, batch.offsets)] = False
@@ -227,7 +201,7 @@ def _compute(
     failures = _first_of_groups(batch, _overflows(is_good_B, batch, parameters))
     apply_policy(batch, parameters, details, results)
     items = cut(batch, details, results)
-    common, of_batches = common_details(plan), batch_details(batch, parameters)
+    common, of_batches = common_details(settings.plan), batch_details(batch, parameters)
     offsets = batch.group_offsets.tolist()
     outcomes: list[Outcome] = []
     for group, failure in enumerate(failures):
@@ -241,11 +215,18 @@ def _compute(
 
 
 def _compute_tokens(
-    batch: Batch, plan: Plan, settings: Settings, rewards_B: Floats, details: GroupDetails
+    batch: Batch, settings: Settings, rewards_B: Floats, details: GroupDetails
 ) -> Results:
     """The stages over tokens."""
-    parameters = plan.parameters
-    stages, tokens = _token_stage(batch, plan, settings, rewards_B)
+    parameters, step = settings.plan.parameters, settings.functions.tokens
+    rounds_once = step in _SINGLE_LOOPS and not _has_later_stages(parameters)
+    stages = token_stages(
+        batch,
+        device=settings.device,
+        threads=settings.threads,
+        precision="float32" if rounds_once else "float64",
+    )
+    tokens = step(stages, rewards_B, batch, parameters)
     advantages = tokens.advantages
     if isinstance(parameters, AdvantageParameters):
         if _normalises(parameters):
@@ -255,20 +236,6 @@ def _compute_tokens(
         advantages = clip_advantages(stages, advantages, batch, parameters, details)
         advantages = normalise_across_batch(stages, advantages, batch, parameters, details)
     return stages.fetch(advantages, None if tokens.returns is advantages else tokens.returns)
-
-
-def _token_stage(
-    batch: Batch, plan: Plan, settings: Settings, rewards_B: Floats
-) -> tuple[TokenStages, TokenAdvantages]:
-    tokens = settings.functions.tokens
-    rounds_once = tokens in _SINGLE_LOOPS and not _has_later_stages(plan.parameters)
-    stages = token_stages(
-        batch,
-        device=settings.device,
-        threads=settings.threads,
-        precision="float32" if rounds_once else "float64",
-    )
-    return stages, tokens(stages, rewards_B, batch, plan.parameters)
 
 
 def _normalises(parameters: AdvantageParameters) -> bool:
@@ -290,7 +257,7 @@ def _has_later_stages(parameters: BatchParameters) -> bool:
 def _require(is_good_B: NDArray[np.bool_], batch: Batch, parameters: BatchParameters) -> None:
     """Raise `_FailingError` unless all numbers so far can be used."""
     if overflows := _overflows(is_good_B, batch, parameters):
-        raise _FailingError(overflows)
+        raise _FailingError(batch, overflows)
 
 
 def _overflows(

@@ -147,7 +147,7 @@ def test_stages_that_are_off_leave_rewards_alone(case: Case) -> None:
     shaped_B = turn_rewards(rewards_B, batch, parameters)
     shaped_B = overlong_penalty(shaped_B, batch, parameters)
     shaped_B = normalise_by_moments(
-        shaped_B, batch, plan(estimator, {}), RunningMoments(), details, counted=None
+        shaped_B, batch, parameters, RunningMoments(), details, counted=None
     )
     shaped_B = clip_rewards(shaped_B, batch, parameters, details)
     assert shaped_B.tolist() == case["expected"]["rewards"]["data"]

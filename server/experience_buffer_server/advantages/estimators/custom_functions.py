@@ -27,10 +27,9 @@ from experience_buffer_server.advantages.plan.parameters import RewardParameters
 from experience_buffer_server.advantages.plan.specs import EstimatorSpec
 from experience_buffer_server.advantages.stages.reward_shaping import (
     token_reward_sums,
-    turn_rewards,
+    voting_rewards,
 )
 from experience_buffer_server.advantages.stages.votes import (
-    steps_differ,
     votes_of_runs,
     zero_variance,
 )
@@ -203,11 +202,7 @@ def _record(
     if spec.compares != "group":
         return
     reads_reward = any("reward" in need.split("|") for need in spec.needs)
-    raw_B = (
-        turn_rewards(batch.rewards, batch, parameters)
-        if steps_differ(parameters)
-        else (batch.rewards)
-    )
+    raw_B = voting_rewards(batch, parameters)
     if batch.has_token_rewards.any():
         raw_B = raw_B + token_reward_sums(batch)
     votes = votes_of_runs(batch, parameters).votes(raw_B)

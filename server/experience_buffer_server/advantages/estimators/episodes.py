@@ -16,7 +16,7 @@ from experience_buffer_server.advantages.plan.parameters import (
 )
 from experience_buffer_server.advantages.stages.reward_shaping import (
     discounted_returns,
-    turn_rewards,
+    voting_rewards,
 )
 from experience_buffer_server.advantages.stages.votes import Votes, ballot, steps_differ
 
@@ -79,9 +79,7 @@ def gigpo_scores(
     totals_B, returns_B = _totals_and_returns(rewards_B, batch, parameters)
     raw_totals_B, raw_returns_B = totals_B, returns_B
     if rewards_B is not batch.rewards or steps_differ(parameters):
-        raw_B = batch.rewards
-        if steps_differ(parameters):
-            raw_B = turn_rewards(raw_B, batch, parameters)
+        raw_B = voting_rewards(batch, parameters)
         raw_totals_B, raw_returns_B = _totals_and_returns(raw_B, batch, parameters)
     episode_B = compare_votes(
         totals_B[runs.voters][runs.slots],

@@ -22,7 +22,7 @@ from experience_buffer_server.advantages.plan.parameters import (
     OpmdParameters,
     RewardParameters,
 )
-from experience_buffer_server.advantages.stages.reward_shaping import turn_rewards
+from experience_buffer_server.advantages.stages.reward_shaping import voting_rewards
 from experience_buffer_server.advantages.stages.votes import (
     Ballot,
     Votes,
@@ -54,6 +54,8 @@ class Comparison(NamedTuple):
 
 
 Compare = Callable[[Votes], Comparison]
+"""What rewards are compared with, one of them per run. Unless it says otherwise, a single vote r
+gives r."""
 Scores = Callable[[Floats, Batch, Any, GroupDetails], Floats]
 """From rewards, shape [B], to what takes their place, shape [B]; records moments per group."""
 
@@ -61,13 +63,8 @@ Scores = Callable[[Floats, Batch, Any, GroupDetails], Floats]
 def compare_grpo(votes: Votes, *, eps: float) -> Comparison:
     """Standardise each vote within its group: `(r - mean) / (std + eps)`, ddof 1.
 
-    Args:
-        votes: Rewards, one per run.
-        eps: Added to the standard deviation, above 0.
-
-    Returns:
-        The comparison; a single vote r gives `r / (1 + eps)`, as if mean were 0 and std 1. Where
-        all votes are equal every score is 0, also that of a step whose own return differs.
+    eps is above 0. A single vote r gives `r / (1 + eps)`, as if mean were 0 and std 1. Where all
+    votes are equal every score is 0, also that of a step whose own return differs.
 
     Source: Shao et al. 2024 (DeepSeekMath), section 4.1.1; eps as in Trinity-RFT.
     """
@@ -80,12 +77,6 @@ def compare_grpo(votes: Votes, *, eps: float) -> Comparison:
 def compare_dr_grpo(votes: Votes) -> Comparison:
     """Subtract the mean of the group: `r - mean`; also the first stage of `reinforce_baseline`.
 
-    Args:
-        votes: Rewards, one per run.
-
-    Returns:
-        The comparison; a single vote r gives r.
-
     Source: Liu et al. 2025 (Dr. GRPO), section 3.2; Hu et al. 2025 (REINFORCE++), its variant with
     a baseline.
     """
@@ -96,12 +87,7 @@ def compare_dr_grpo(votes: Votes) -> Comparison:
 def compare_rloo(votes: Votes) -> Comparison:
     """Subtract from each vote the mean of the others: `r_i - (sum(r) - r_i) / (n - 1)`.
 
-    Args:
-        votes: Rewards, one per run.
-
-    Returns:
-        The comparison; a single vote r gives r. The recorded mean is that of all votes, 0 for a
-        single one.
+    The recorded mean is that of all votes, 0 for a single one.
 
     Source: Ahmadian et al. 2024, section 3.2; Kool et al. 2019.
     """
@@ -116,13 +102,7 @@ def compare_rloo(votes: Votes) -> Comparison:
 def compare_opmd(votes: Votes, *, tau: float) -> Comparison:
     """Subtract the log of the mean exponential: `r - tau (logsumexp(r / tau) - log n)`.
 
-    Args:
-        votes: Rewards, one per run.
-        tau: Temperature, above 0: near 0 the baseline is the largest vote, for a large one the
-            mean.
-
-    Returns:
-        The comparison; a single vote r gives r.
+    tau is a temperature above 0: near 0 the baseline is the largest vote, for a large one the mean.
 
     Source: Kimi k1.5 2025, section 2.3.2, as in Trinity-RFT.
     """
@@ -143,12 +123,7 @@ def compare_opmd(votes: Votes, *, tau: float) -> Comparison:
 def compare_asymre(votes: Votes, *, shift: float) -> Comparison:
     """Subtract the shifted mean of the group: `r - (mean + shift)`.
 
-    Args:
-        votes: Rewards, one per run.
-        shift: Below 0, it makes the average score positive.
-
-    Returns:
-        The comparison; a single vote r gives r.
+    A shift below 0 makes the average score positive.
 
     Source: Arnal et al. 2025 (AsymRE), as in Trinity-RFT.
     """
@@ -190,14 +165,11 @@ def _scores(
     details: GroupDetails,
     compare: Compare,
 ) -> Floats:
-    ballot = votes_of_runs(batch, parameters)
-    raw_B = batch.rewards
-    if steps_differ(parameters):
-        # The vote is a return, which no single raw reward stands for.
-        raw_B = turn_rewards(raw_B, batch, parameters)
-        return compare_votes(rewards_B, rewards_B, ballot, details, compare=compare, raw_B=raw_B)
-    run_rewards_B = rewards_B[ballot.voters][ballot.slots]
-    return compare_votes(run_rewards_B, rewards_B, ballot, details, compare=compare, raw_B=raw_B)
+    ballot, raw_B = votes_of_runs(batch, parameters), voting_rewards(batch, parameters)
+    compared_B = rewards_B
+    if not steps_differ(parameters):
+        compared_B = rewards_B[ballot.voters][ballot.slots]
+    return compare_votes(compared_B, rewards_B, ballot, details, compare=compare, raw_B=raw_B)
 
 
 def compare_votes(

@@ -15,7 +15,6 @@ from experience_buffer_server.advantages.arrays.token_types import Floats, Token
 from experience_buffer_server.advantages.plan.specs import EstimatorSpec
 
 from . import episodes, group_relative, sequence_scores, token_returns
-from .distillation import on_policy_distill
 from .group_relative import Scores
 from .token_returns import TokenAdvantages
 
@@ -51,7 +50,7 @@ REGISTRY: Mapping[str, Estimator] = {
     "reinforce_plus_plus": _REINFORCE,
     "remax": Estimator(tokens=token_returns.remax),
     "gae": Estimator(tokens=token_returns.gae),
-    "on_policy_distill": Estimator(tokens=on_policy_distill),
+    "on_policy_distill": Estimator(tokens=token_returns.on_policy_distill),
 }
 """The functions of every estimator in `specs.ESTIMATORS`, by the same names."""
 

@@ -16,11 +16,10 @@ from experience_buffer_server.advantages.arrays.values import GroupDetails
 from experience_buffer_server.advantages.plan.parameters import CpgdParameters
 from experience_buffer_server.advantages.stages.reward_shaping import (
     token_reward_sums,
-    turn_rewards,
+    voting_rewards,
 )
 from experience_buffer_server.advantages.stages.votes import (
     Votes,
-    steps_differ,
     votes_of_runs,
     zero_variance,
 )
@@ -55,10 +54,7 @@ def cpgd_scores(
     token_sums_B = token_reward_sums(batch)
     sums_B = rewards_B + token_sums_B
     ballot = votes_of_runs(batch, parameters)
-    raw_B = batch.rewards
-    if steps_differ(parameters):
-        raw_B = turn_rewards(raw_B, batch, parameters)
-    groups = ballot.votes(raw_B + token_sums_B)
+    groups = ballot.votes(voting_rewards(batch, parameters) + token_sums_B)
     factors_G = np.ones(len(details))
     edges = _first_groups(batch)
     votes = Votes(sums_B[ballot.voters], ballot.offsets[edges])

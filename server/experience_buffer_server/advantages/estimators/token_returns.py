@@ -1,6 +1,8 @@
 """Estimators' last step: from one reward per experience to advantages and returns per token.
 
-The recursions themselves are each device's (`tokens.py`). Legend: B experiences.
+Each takes the batch on its device; what goes on the last valid token of each experience, shape [B];
+the batch; and the estimator's parameters, of which those that return rewards read discount, mask
+mode and KL. The recursions themselves are each device's (`token_types.py`). Legend: B experiences.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from experience_buffer_server.advantages.arrays.token_types import (
 )
 from experience_buffer_server.advantages.plan.parameters import (
     CpgdParameters,
+    DistillationParameters,
     GaeParameters,
     ReinforceParameters,
 )
@@ -37,18 +40,10 @@ def reinforce(
 ) -> TokenAdvantages:
     """Discounted sum of the rewards from each token on: `R_t = r_t + gamma R_{t+1}`.
 
-    Args:
-        stages: The batch on its device.
-        rewards_B: Goes on the last valid token of each experience, shape [B].
-        batch: Not read.
-        parameters: Discount, mask mode and KL.
-
-    Returns:
-        Returns, which are the advantages.
+    The returns are the advantages.
 
     Source: Williams 1992; LightRFT `get_cumulative_returns` for mask mode `count`.
     """
-    del batch
     returns = _returns(stages, rewards_B, parameters)
     return TokenAdvantages(advantages=returns, returns=returns)
 
@@ -58,14 +53,7 @@ def remax(
 ) -> TokenAdvantages:
     """Returns minus the reward of the greedy response to the same prompt.
 
-    Args:
-        stages: The batch on its device.
-        rewards_B: Goes on the last valid token of each experience, shape [B].
-        batch: Its baseline rewards are subtracted, as they were pushed.
-        parameters: Discount, mask mode and KL.
-
-    Returns:
-        Advantages, and the returns without baseline.
+    What is subtracted are the batch's baseline rewards as they were pushed; returns come without.
 
     Source: Li et al. 2024, algorithm 1; Trinity-RFT `REMAXAdvantageFn`.
     """
@@ -79,23 +67,13 @@ def remax(
 def gae(
     stages: TokenStages, rewards_B: Floats, batch: Batch, parameters: GaeParameters
 ) -> TokenAdvantages:
-    """Generalised advantage estimation.
+    """Generalised advantage estimation, by the batch's values.
 
     `delta_t = r_t + gamma v_{t+1} - v_t`, `A_t = delta_t + gamma lam A_{t+1}`, `R = A + v`. After
     the last valid token v is the bootstrap value and A is 0.
 
-    Args:
-        stages: The batch on its device, with values.
-        rewards_B: Goes on the last valid token of each experience, shape [B].
-        batch: Not read.
-        parameters: Discount, lambda, mask mode and KL.
-
-    Returns:
-        Advantages and returns.
-
     Source: Schulman et al. 2016, eq. 16; LightRFT (mask mode `count`), AReaL (`skip`).
     """
-    del batch
     rewards = stages.rewards(rewards_B, _kl_term(parameters))
     advantages, returns = stages.gae(
         rewards, gamma=parameters.gamma, lam=parameters.lam, mask_mode=parameters.mask_mode
@@ -106,23 +84,28 @@ def gae(
 def cpgd(
     stages: TokenStages, rewards_B: Floats, batch: Batch, parameters: CpgdParameters
 ) -> TokenAdvantages:
-    """Every token its sequence's score.
+    """Every token its sequence's score, which is its return, too.
 
-    Args:
-        stages: The batch on its device.
-        rewards_B: Scores of whole sequences (`sequence_scores.py`), shape [B]; token-level rewards
-            are in them already. A KL term is not: the estimator has none.
-        batch: Not read.
-        parameters: Not read; they are the scores'.
-
-    Returns:
-        Scores, as advantages and as returns.
+    Token-level rewards are in the scores already (`sequence_scores.py`). A KL term is not: the
+    estimator has none.
 
     Source: Liu et al. 2025 (CPGD); LightRFT `CPGDCalculator`.
     """
-    del batch, parameters
     spread = stages.spread(rewards_B)
     return TokenAdvantages(advantages=spread, returns=spread)
+
+
+def on_policy_distill(
+    stages: TokenStages, rewards_B: Floats, batch: Batch, parameters: DistillationParameters
+) -> TokenAdvantages:
+    """How much likelier a teacher finds each token: `c (teacher_logp - logp)`, instead of rewards.
+
+    The advantages are the returns.
+
+    Source: Trinity-RFT `OnPolicyDistillAdvantage`.
+    """
+    gaps = stages.teacher_gap(parameters.coefficient)
+    return TokenAdvantages(advantages=gaps, returns=gaps)
 
 
 def _returns(stages: TokenStages, rewards_B: Floats, parameters: ReinforceParameters) -> Tokens:

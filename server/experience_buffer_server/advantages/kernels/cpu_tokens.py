@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from .spread import Placed, Spread, is_identity
 Precision = Literal["float32", "float64"]
 
 _Array = NDArray[Any]
+_Out = TypeVar("_Out", bound="_Array | tuple[_Array, ...]")
 _KL_ESTIMATORS = {"k1": 1, "k2": 2, "k3": 3}
 _MIN_TOKENS_TO_SHARE = 131_072
 """Fewer tokens are done before a second thread has woken up."""
@@ -70,9 +71,7 @@ class CpuTokens:
 
     def from_host(self, values_D: Floats) -> Tokens:
         """See `TokenStages`."""
-        result = self._empty()
-        self._run(kernels.copy, self._offsets, self._mask, _frozen(values_D), result)
-        return result
+        return self._run(kernels.copy, self._mask, values_D, out=self._empty())
 
     def rewards(self, rewards_B: Floats, kl: KlTerm | None) -> Tokens:
         """See `TokenStages`."""
@@ -86,11 +85,10 @@ class CpuTokens:
             logprobs, references = self._pair("logprobs", "ref_logprobs")
             kind = _KL_ESTIMATORS[kl.estimator]
             self._run(
-                kernels.subtract_kl, self._offsets, self._mask, logprobs, references,
-                kl.coefficient, kind, kl.clip, placed,
+                kernels.subtract_kl, self._mask, logprobs, references, kl.coefficient, kind, kl.clip,
+                out=placed,
             )  # fmt: skip
-        self._run(kernels.add_at_last, self._offsets, self._mask, _frozen(rewards_B), placed)
-        return placed
+        return self._run(kernels.add_at_last, self._mask, rewards_B, out=placed)
 
     def returns(self, rewards: Tokens, *, gamma: float, mask_mode: str) -> Tokens:
         """See `TokenStages`."""
@@ -99,34 +97,30 @@ class CpuTokens:
             if undiscounted is not None:
                 return undiscounted
         scalars_B, placed = self._reward_parts(rewards)
-        result = self._empty()
-        self._run(
-            kernels.returns, self._offsets, self._mask, scalars_B, placed, gamma,
-            mask_mode == "count", result,
+        return self._run(
+            kernels.returns, self._mask, scalars_B, placed, gamma, mask_mode == "count",
+            out=self._empty(),
         )  # fmt: skip
-        return result
 
     def gae(
         self, rewards: Tokens, *, gamma: float, lam: float, mask_mode: str
     ) -> tuple[Tokens, Tokens]:
         """See `TokenStages`."""
         scalars_B, placed = self._reward_parts(rewards)
-        values, bootstraps = self._batch.columns["values"], self._batch.bootstraps
+        values, bootstraps_B = self._batch.columns["values"], self._batch.bootstraps
         advantages, returns = self._empty(), self._empty()
         self._run(
-            kernels.gae, self._offsets, self._mask, _frozen(values), _frozen(bootstraps),
-            scalars_B, placed, gamma, gamma * lam, mask_mode == "count", advantages, returns,
+            kernels.gae, self._mask, values, bootstraps_B, scalars_B, placed, gamma, gamma * lam,
+            mask_mode == "count", out=(advantages, returns),
         )  # fmt: skip
         return advantages, returns
 
     def teacher_gap(self, coefficient: float) -> Tokens:
         """See `TokenStages`."""
         teacher, student = self._pair("teacher_logprobs", "logprobs")
-        result = self._empty()
-        self._run(
-            kernels.scaled_gap, self._offsets, self._mask, teacher, student, coefficient, result
+        return self._run(
+            kernels.scaled_gap, self._mask, teacher, student, coefficient, out=self._empty()
         )
-        return result
 
     def affine(self, tokens: Tokens, *, shifts_B: Floats, scales_B: Floats) -> Tokens:
         """See `TokenStages`."""
@@ -134,12 +128,8 @@ class CpuTokens:
             return tokens
         if isinstance(tokens, Spread):
             return tokens.affine(shifts_B=shifts_B, scales_B=scales_B)
-        result = self._empty()
-        self._run(
-            kernels.affine, self._offsets, self._mask, self._array(tokens), _frozen(shifts_B),
-            _frozen(scales_B), result,
-        )  # fmt: skip
-        return result
+        values = self._array(tokens)
+        return self._run(kernels.affine, self._mask, values, shifts_B, scales_B, out=self._empty())
 
     def clip(self, tokens: Tokens, bound: float) -> tuple[Tokens, Ints]:
         """See `TokenStages`."""
@@ -147,31 +137,24 @@ class CpuTokens:
             return tokens.clip(bound, num_valid=self._batch.num_valid)
         outside_B = np.empty(len(self._num_valid), dtype=np.int64)
         values = self._array(tokens)
-        self._run(kernels.count_outside, self._offsets, values, bound, outside_B)
-        if not outside_B.any():
+        if not self._run(kernels.count_outside, values, bound, out=outside_B).any():
             return tokens, outside_B
-        result = self._empty()
-        self._run(kernels.clip, self._offsets, values, bound, result)
-        return result, outside_B
+        return self._run(kernels.clip, values, bound, out=self._empty()), outside_B
 
     def sums(self, tokens: Tokens) -> Floats:
         """See `TokenStages`."""
         if isinstance(tokens, Spread):
             return tokens.sums(num_valid=self._batch.num_valid)
-        sums_B = np.empty(len(self._num_valid))
-        self._run(kernels.sums, self._offsets, self._array(tokens), sums_B)
-        return sums_B
+        return self._run(kernels.sums, self._array(tokens), out=np.empty(len(self._num_valid)))
 
     def square_sums(self, tokens: Tokens, centres_B: Floats) -> Floats:
         """See `TokenStages`."""
         if isinstance(tokens, Spread):
             return tokens.square_sums(centres_B, num_valid=self._batch.num_valid)
         sums_B = np.empty(len(self._num_valid))
-        self._run(
-            kernels.square_sums, self._offsets, self._mask, self._array(tokens),
-            _frozen(centres_B), sums_B,
-        )  # fmt: skip
-        return sums_B
+        return self._run(
+            kernels.square_sums, self._mask, self._array(tokens), centres_B, out=sums_B
+        )
 
     def fetch(self, tokens: Tokens, others: Tokens | None) -> tuple[NDArray[np.float32], ...]:
         """See `TokenStages`."""
@@ -192,32 +175,28 @@ class CpuTokens:
         if isinstance(tokens, np.ndarray) and tokens.dtype == dtype:
             return tokens
         result = np.empty(len(self._mask), dtype=dtype)
-        self._run(kernels.copy, self._offsets, self._mask, self._array(tokens), result)
-        return result
+        return self._run(kernels.copy, self._mask, self._array(tokens), out=result)
 
     def _fill(self, tokens: Spread, dtype: np.dtype[Any]) -> _Array:
         result = np.empty(len(self._mask), dtype=dtype)
-        scores_B = _frozen(tokens.scores_B)
-        self._run(kernels.spread, self._offsets, self._mask, self._num_valid, scores_B, result)
-        return result
+        return self._run(kernels.spread, self._mask, self._num_valid, tokens.scores_B, out=result)
 
     def _array(self, tokens: Tokens) -> _Array:
-        """Any tokens as a read-only array."""
+        """Any tokens as an array."""
         if isinstance(tokens, Spread):
-            return _frozen(self._fill(tokens, self._dtype))
+            return self._fill(tokens, self._dtype)
         if isinstance(tokens, Placed):
             placed = np.zeros(len(self._mask), dtype=self._dtype)
-            scalars_B = _frozen(tokens.rewards_B)
-            self._run(kernels.add_at_last, self._offsets, self._mask, scalars_B, placed)
-            return _frozen(placed)
-        return _frozen(tokens)
+            return self._run(kernels.add_at_last, self._mask, tokens.rewards_B, out=placed)
+        array: _Array = tokens
+        return array
 
     def _reward_parts(self, rewards: Tokens) -> tuple[_Array, _Array]:
         """What a recursion takes: scalars of shape [B], and an array that is empty or [D]."""
         if isinstance(rewards, Placed):
-            return _frozen(rewards.rewards_B), _frozen(_NOTHING)
+            return rewards.rewards_B, _NOTHING
         placed = self._array(rewards).astype(np.float64, copy=False)
-        return _frozen(np.zeros(len(self._num_valid))), _frozen(placed)
+        return np.zeros(len(self._num_valid)), placed
 
     def _copy_token_rewards(self, token_rewards: _Array, out: Floats) -> None:
         has_B = self._batch.has_token_rewards
@@ -230,34 +209,38 @@ class CpuTokens:
         columns = self._batch.columns[first], self._batch.columns[second]
         dtype = np.result_type(*columns)
         with np.errstate(invalid="ignore"):  # masked slots may hold a signalling NaN
-            return _frozen(columns[0].astype(dtype, copy=False)), _frozen(
-                columns[1].astype(dtype, copy=False)
-            )
+            return columns[0].astype(dtype, copy=False), columns[1].astype(dtype, copy=False)
 
     def _empty(self) -> _Array:
         return np.empty(len(self._mask), dtype=self._dtype)
 
-    def _run(self, kernel: Callable[..., None], *arguments: object) -> None:
+    def _run(self, kernel: Callable[..., None], *inputs: object, out: _Out) -> _Out:
         """Run a kernel on all parts, here and on helpers, each taking the next part when free.
 
         Where the machine is busy, helpers come late or not at all; nobody waits for one that
         hasn't begun.
+
+        Returns:
+            `out`, which the kernel writes to.
         """
+        given = [_frozen(each) if isinstance(each, np.ndarray) else each for each in inputs]
+        outputs = out if isinstance(out, tuple) else (out,)
         parts = iter(self._parts)  # taking from it is atomic
 
         def work() -> None:
             for part in parts:
-                kernel(part, *arguments)
+                kernel(part, self._offsets, *given, *outputs)
 
         num_helpers = min(self._threads, len(self._parts)) - 1
         if num_helpers <= 0:
             work()
-            return
+            return out
         helpers = [_pool(num_helpers).submit(work) for _ in range(num_helpers)]
         work()
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
+        return out
 
 
 def deal(offsets: Ints, *, threads: int) -> list[Ints]:

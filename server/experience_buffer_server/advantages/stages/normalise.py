@@ -12,6 +12,7 @@ Legend: B experiences, G groups, U units.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,6 @@ from experience_buffer_server.advantages.plan.parameters import (
 
 from .unit_statistics import (
     Numbers,
-    ValidTokens,
-    Votes,
     bounds_of,
     fsums,
     lone_runs,
@@ -34,14 +33,15 @@ from .unit_statistics import (
     per_group,
     per_unit,
     spread,
+    valid_tokens,
+    votes,
 )
 from .votes import votes_of_runs
 
 _LEAST_VARIANCE = 1e-8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Levels:
+class _Levels(NamedTuple):
     """What is subtracted and what divided by: `none`, or statistics of `group` or `batch`."""
 
     mean: str
@@ -50,10 +50,11 @@ class _Levels:
     ddof: int
     eps: float
 
-    @property
-    def off(self) -> bool:
-        """Whether nothing is done."""
-        return self.mean == "none" and self.std == "none"
+    @classmethod
+    def of(cls, parameters: AdvantageParameters, stage: str) -> _Levels | None:
+        """Those of a stage, `reward` or `advantage`; None: nothing is done."""
+        found = cls(*(getattr(parameters, f"{stage}_norm_{name}") for name in cls._fields))
+        return None if found.mean == found.std == "none" else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +92,8 @@ def normalise_rewards(
     Source: AReaL `Normalization`; Shao et al. 2024 (levels group, group), Liu et al. 2025
     (Dr. GRPO: levels group, none).
     """
-    levels = _Levels(
-        mean=parameters.reward_norm_mean,
-        std=parameters.reward_norm_std,
-        leave_one_out=parameters.reward_norm_leave_one_out,
-        ddof=parameters.reward_norm_ddof,
-        eps=parameters.reward_norm_eps,
-    )
-    if levels.off:
+    levels = _Levels.of(parameters, "reward")
+    if levels is None:
         return rewards_B
     # One that overflowed fails its own group later; it must not reach its neighbours'.
     used_B = np.isfinite(rewards_B) & ~batch.has_token_rewards
@@ -106,7 +101,7 @@ def normalise_rewards(
     counts_B = np.zeros(len(rewards_B), dtype=np.int64)
     counts_B[ballot.voters] = 1
     kept_B = np.where(used_B, rewards_B, 0.0)
-    affine = _affine(Votes(kept_B, counts_B * used_B), batch, levels)
+    affine = _affine(votes(kept_B, counts_B * used_B), batch, levels)
     _record(details, "reward_norm", means_G=affine.means_G, stds_G=affine.stds_G)
     # A step with a reward of its own is compared with what its run's vote is compared with.
     votes_B = kept_B[ballot.voters][ballot.slots]
@@ -139,16 +134,10 @@ def normalise_advantages(
 
     Source: AReaL `Normalization`; LightRFT `AdvantageCalculator` (`advantages_norm`).
     """
-    levels = _Levels(
-        mean=parameters.advantage_norm_mean,
-        std=parameters.advantage_norm_std,
-        leave_one_out=parameters.advantage_norm_leave_one_out,
-        ddof=parameters.advantage_norm_ddof,
-        eps=parameters.advantage_norm_eps,
-    )
-    if levels.off:
+    levels = _Levels.of(parameters, "advantage")
+    if levels is None:
         return tokens
-    affine = _affine(ValidTokens(stages, tokens, batch.num_valid), batch, levels)
+    affine = _affine(valid_tokens(stages, tokens, batch.num_valid), batch, levels)
     _record(details, "advantage", means_G=affine.means_G, stds_G=affine.stds_G)
     scales_B = affine.factors_B * affine.inverses_B
     return stages.affine(tokens, shifts_B=affine.shifts_B, scales_B=scales_B)
@@ -209,7 +198,7 @@ def normalise_across_batch(
     """
     if parameters.cross_batch == "none":
         return tokens
-    numbers = ValidTokens(stages, tokens, batch.num_valid)
+    numbers = valid_tokens(stages, tokens, batch.num_valid)
     bounds = bounds_of(batch, "batch")
     means_U = means(numbers, bounds)
     shifts_B = spread(means_U, bounds)

@@ -54,6 +54,16 @@ def turn_rewards(rewards_B: Floats, batch: Batch, parameters: RewardParameters) 
     return scaled_B + parameters.turn_discount * following_B
 
 
+def voting_rewards(batch: Batch, parameters: RewardParameters) -> Floats:
+    """What votes before it is shaped, shape [B]: whether it is all the same says `zero_variance`.
+
+    Where returns over steps vote, no single raw reward stands for one: they are taken as they are.
+    """
+    if parameters.turn_rewards == "steps":
+        return turn_rewards(batch.rewards, batch, parameters)
+    return batch.rewards
+
+
 def _powers(base: float, exponents_B: Ints) -> Floats:
     # One power per exponent: a vectorised one may differ in its last bit from the one that
     # computes an array's tail, and results would depend on positions.

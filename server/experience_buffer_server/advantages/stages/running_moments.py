@@ -18,7 +18,6 @@ from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import Floats
 from experience_buffer_server.advantages.arrays.values import GroupDetails
 from experience_buffer_server.advantages.plan.parameters import RewardParameters
-from experience_buffer_server.advantages.plan.specs import Plan
 
 from .votes import Ballot, votes_of_runs
 
@@ -146,7 +145,7 @@ _MAX_BITS = 1074
 def normalise_by_moments(
     rewards_B: Floats,
     batch: Batch,
-    plan: Plan,
+    parameters: RewardParameters,
     moments: RunningMoments | None,
     details: GroupDetails,
     *,
@@ -164,8 +163,8 @@ def normalise_by_moments(
     Args:
         rewards_B: Scores, shape [B].
         batch: Groups in the order in which they are counted, and who votes.
-        plan: Its parameters say whether, and whether after subtracting the mean.
-        moments: The buffer's moments; they are updated. Not needed where the plan uses none.
+        parameters: `running_norm`: whether, and whether after subtracting the mean.
+        moments: The buffer's moments; they are updated. Not needed where none are used.
         details: Gets each group's `running_count`, `running_mean` and `running_std`.
         counted: Per group, False if its votes were counted before, by an earlier computation of
             the same group; None: none was.
@@ -174,12 +173,11 @@ def normalise_by_moments(
         Scores, shape [B].
 
     Raises:
-        ValueError: The plan uses running moments and none were given, or a vote isn't finite.
+        ValueError: The parameters use running moments and none were given, or a vote isn't finite.
 
     Source: LightRFT, `RunningMoments` (Chan, Golub and LeVeque 1983).
     """
-    parameters = plan.parameters
-    if not (isinstance(parameters, RewardParameters) and parameters.uses_running_moments):
+    if not parameters.uses_running_moments:
         return rewards_B
     if moments is None:
         raise ValueError(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,58 +25,37 @@ from .votes import ballot
 Flags = NDArray[np.bool_]
 
 
-class Numbers(Protocol):
+class Numbers(NamedTuple):
     """Numbers whose statistics are taken, a few per experience."""
 
-    @property
-    def counts_B(self) -> Ints:
-        """How many of them each experience has, shape [B]."""
-
-    def sums(self, centres_B: Floats) -> Floats:
-        """Sum of `x - centre` over each experience's numbers, shape [B]."""
-
-    def square_sums(self, centres_B: Floats) -> Floats:
-        """Sum of `(x - centre)^2` over each experience's numbers, shape [B]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Votes:
-    """One reward per run."""
-
-    rewards_B: Floats
     counts_B: Ints
-
-    def sums(self, centres_B: Floats) -> Floats:
-        """See `Numbers`."""
-        sums_B: Floats = (self.rewards_B - centres_B) * self.counts_B
-        return sums_B
-
-    def square_sums(self, centres_B: Floats) -> Floats:
-        """See `Numbers`."""
-        sums_B: Floats = (self.rewards_B - centres_B) ** 2 * self.counts_B
-        return sums_B
+    """How many of them each experience has, shape [B]."""
+    sums: Callable[[Floats], Floats]
+    """Sum of `x - centre` over each experience's numbers, shape [B]; of its centre, shape [B]."""
+    square_sums: Callable[[Floats], Floats]
+    """The same of `(x - centre)^2`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValidTokens:
+def votes(rewards_B: Floats, counts_B: Ints) -> Numbers:
+    """One reward per run; counts are 1 where an experience votes, else 0."""
+
+    def sums(centres_B: Floats) -> Floats:
+        return np.multiply(rewards_B - centres_B, counts_B)
+
+    def square_sums(centres_B: Floats) -> Floats:
+        return np.multiply((rewards_B - centres_B) ** 2, counts_B)
+
+    return Numbers(counts_B, sums, square_sums)
+
+
+def valid_tokens(stages: TokenStages, tokens: Tokens, counts_B: Ints) -> Numbers:
     """The valid tokens of each experience."""
 
-    stages: TokenStages
-    tokens: Tokens
-    counts_B: Ints
-
-    def sums(self, centres_B: Floats) -> Floats:
-        """See `Numbers`."""
-        if not centres_B.any():
-            return self.stages.sums(self.tokens)
+    def sums(centres_B: Floats) -> Floats:
         ones_B = np.ones_like(centres_B)
-        return self.stages.sums(
-            self.stages.affine(self.tokens, shifts_B=centres_B, scales_B=ones_B)
-        )
+        return stages.sums(stages.affine(tokens, shifts_B=centres_B, scales_B=ones_B))
 
-    def square_sums(self, centres_B: Floats) -> Floats:
-        """See `Numbers`."""
-        return self.stages.square_sums(self.tokens, centres_B)
+    return Numbers(counts_B, sums, partial(stages.square_sums, tokens))
 
 
 def means(numbers: Numbers, bounds: Ints) -> Floats:

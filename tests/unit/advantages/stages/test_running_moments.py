@@ -40,7 +40,8 @@ def normalised(
     chosen = plan(estimator, {"running_norm": norm, **parameters})
     batch = pack(groups, chosen, batches=batches)
     details: list[dict[str, Any]] = [{} for _ in groups]
-    result = normalise_by_moments(batch.rewards, batch, chosen, moments, details, counted=counted)
+    checked: Any = chosen.parameters
+    result = normalise_by_moments(batch.rewards, batch, checked, moments, details, counted=counted)
     return result.tolist(), details
 
 
