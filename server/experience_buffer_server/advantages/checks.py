@@ -16,10 +16,7 @@ from experience_buffer_server.advantages.arrays.values import (
     ExperienceInput,
     GroupError,
 )
-from experience_buffer_server.advantages.plan.specs import Plan
-
-COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
-"""Per-token inputs, in the order of `INPUT_FIELDS`."""
+from experience_buffer_server.advantages.plan.specs import COLUMNS, Plan
 
 _FLOAT32_END = 2.0**128 - 2.0**103
 """From here on a float64 rounds to an infinite float32."""
@@ -91,8 +88,12 @@ def check_group(members: Sequence[ExperienceInput], *, reads: Reads) -> None:
             raise GroupError(
                 f"step of experience {index} of the group is {member.step}; send an int64"
             )
-        if reads.turns and member.num_turns is not None:
-            _check_turns(member.num_turns, index)
+        turns = member.num_turns if reads.turns else None
+        if turns is not None and not 1 <= turns < _INT64_END:
+            raise GroupError(
+                f"num_turns of experience {index} of the group is {turns}; send 1 or more, or "
+                "leave it out to have the stretches of its mask counted"
+            )
 
 
 def _missing(need: tuple[str, ...], index: int, num_tokens: int) -> GroupError:
@@ -110,14 +111,6 @@ def _check_scalar(value: float | None, name: str, index: int) -> None:
         raise GroupError(
             f"{name} of experience {index} of the group is {value!r}, not finite in float32; push "
             "a finite one, or push a tombstone for a rollout that failed"
-        )
-
-
-def _check_turns(num_turns: int, index: int) -> None:
-    if not 1 <= num_turns < _INT64_END:
-        raise GroupError(
-            f"num_turns of experience {index} of the group is {num_turns}; send 1 or more, or "
-            "leave it out to have the stretches of its mask counted"
         )
 
 

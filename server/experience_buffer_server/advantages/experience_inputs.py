@@ -14,10 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from experience_buffer.trxp import Item, TensorView
-from experience_buffer_server.advantages import INPUT_FIELDS, Plan
-
-COLUMNS: Final = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
-"""Inputs with one number per response token: a tensor, or a list in `info`."""
+from experience_buffer_server.advantages.plan.specs import COLUMNS, INPUT_FIELDS, Plan
 
 _EXTRA_TENSORS: Final = frozenset({"values", "ref_logprobs"})
 """Those of `COLUMNS` that are no attributes of Trinity-RFT's class, but lie in its `extra`."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from experience_buffer_server.advantages.arrays.values import (
     ExperienceInput,
@@ -16,20 +15,9 @@ from experience_buffer_server.advantages.estimators.custom_functions import Cust
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 Outcomes = list[GroupResult | GroupFailure]
-
-
-class Compute(Protocol):
-    """A launch as `advantages.compute` computes it, but for these arguments."""
-
-    def __call__(
-        self,
-        groups: Sequence[Sequence[ExperienceInput]],
-        *,
-        batches: Sequence[int],
-        counted: Sequence[bool],
-        moments: RunningMoments | None,
-    ) -> Outcomes:
-        """Compute the groups; raise `CustomEstimatorError` where an operator's function fails."""
+Compute = Callable[..., Outcomes]
+"""A launch as `advantages.compute` computes it, but for `groups`, and `batches`, `counted` and
+`moments` by name. It raises `CustomEstimatorError` where an operator's function fails."""
 
 
 def isolate(

@@ -205,20 +205,6 @@ RANGES: dict[str, Draw] = {
 """For each parameter a draw of something else than its default, mostly."""
 
 
-SWITCHES = {
-    "turn_discount": ("turn_rewards",),
-    "kl_estimator": ("kl_coef",),
-    "kl_clip": ("kl_coef",),
-    "tau": ("baseline",),
-    **{
-        f"{stage}_norm_{name}": (f"{stage}_norm_mean", f"{stage}_norm_std")
-        for stage in ("reward", "advantage")
-        for name in ("leave_one_out", "ddof", "eps")
-    },
-}
-"""Parameters that are refused unless one of those beside them turns their stage on."""
-
-
 def draw_parameters(kind: type, seed: int, *, likely: float) -> Mapping[str, Any]:
     """Some of a parameter class's fields, each with the given likelihood."""
     rng = random.Random(seed)
@@ -235,11 +221,13 @@ def draw_parameters(kind: type, seed: int, *, likely: float) -> Mapping[str, Any
 
 
 def without_idle(kind: type, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """Those parameters that the others leave an effect."""
-    values = {**{field.name: field.default for field in dataclasses.fields(kind)}, **drawn}
-    off = {"none", 0.0, "mean"} if "tau" in values else {"none", 0.0}
+    """Those parameters that the others leave an effect: they are refused without."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values = {**{name: field.default for name, field in fields.items()}, **drawn}
+    switches = {name: field.metadata["only_with"] for name, field in fields.items()}
     return {
         name: value
         for name, value in drawn.items()
-        if name not in SWITCHES or any(values[key] not in off for key in SWITCHES[name])
+        if not switches[name]
+        or any(values[key] not in ("none", 0.0, "mean") for key in switches[name])
     }

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from experience_buffer_server.advantages import Column, ExperienceInput, plan
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.values import FLOAT_DTYPES, MASK_DTYPES, GroupError
-from experience_buffer_server.advantages.checks import COLUMNS, check_group, reads_of
+from experience_buffer_server.advantages.checks import check_group, reads_of
 from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages.plan.specs import COLUMNS
 
 CODES = {
     "BOOL": "?", "U8": "B", "I8": "b", "U16": "H", "I16": "h", "U32": "I", "I32": "i", "U64": "Q",

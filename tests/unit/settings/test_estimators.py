@@ -99,8 +99,7 @@ def test_a_buffer_uses_what_the_file_declares(tmp_path: Path) -> None:
     plan = settings.buffers["m"].advantage.plan
     assert plan is not None
     assert plan.parameters.alpha == 2.0  # type: ignore[attr-defined]
-    assert plan.missing({"token_level_reward"}) == ()
-    assert plan.missing({"values"}) == ("reward|token_level_reward",)
+    assert plan.needs == ("reward|token_level_reward",)
     stored = settings.buffers["m"].model_dump_json()
     assert BufferSettings.model_validate_json(stored) == settings.buffers["m"]
     assert "own_module" not in sys.modules

@@ -8,7 +8,6 @@ is to fail. Legend: B experiences, D tokens of all experiences.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import traceback
@@ -34,6 +33,7 @@ from experience_buffer_server.advantages.stages.votes import (
     zero_variance,
 )
 
+from .group_relative import record
 from .registry import Estimator
 from .token_returns import TokenAdvantages
 
@@ -72,13 +72,11 @@ def load_estimators(
         values = dict(section)
         function = _load(name, values.pop("path"))
         spec = custom_spec(name, **values)
+        own = _Own(spec, function)
         if values["computes"] == "tokens":
-            estimator = Estimator(
-                scores=functools.partial(_pass_rewards, spec),
-                tokens=functools.partial(_tokens, spec, function),
-            )
+            estimator = Estimator(scores=own.pass_rewards, tokens=own.tokens)
         else:
-            estimator = Estimator(scores=functools.partial(_scores, spec, function))
+            estimator = Estimator(scores=own.scores)
         loaded[name] = (spec, estimator)
     return loaded
 
@@ -120,98 +118,79 @@ def _check_signature(key: str, path: str, target: Callable[..., Any]) -> None:
         ) from error
 
 
-def _scores(
-    spec: EstimatorSpec,
-    function: Function,
-    rewards_B: Floats,
-    batch: Batch,
-    parameters: RewardParameters,
-    details: GroupDetails,
-) -> Floats:
-    """What takes the rewards' place, shape [B]; as `registry.Scores`."""
-    scores_B = _call(spec, function, rewards_B, batch, parameters, shape=rewards_B.shape)
-    bad = np.flatnonzero(~_fits(scores_B))
-    if bad.size:
-        raise _not_finite(spec, scores_B[bad[0]], int(bad[0]), batch)
-    _record(spec, batch, parameters, details)
-    return scores_B
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Own:
+    """An operator's function, in the forms in which the registry has estimators."""
 
+    spec: EstimatorSpec
+    function: Function
 
-def _pass_rewards(
-    spec: EstimatorSpec,
-    rewards_B: Floats,
-    batch: Batch,
-    parameters: RewardParameters,
-    details: GroupDetails,
-) -> Floats:
-    _record(spec, batch, parameters, details)
-    return rewards_B
+    def scores(
+        self, rewards_B: Floats, batch: Batch, parameters: RewardParameters, details: GroupDetails
+    ) -> Floats:
+        """What takes the rewards' place, shape [B]; as `group_relative.Scores`."""
+        scores_B = self._call(rewards_B, batch, parameters, shape=rewards_B.shape)
+        bad = np.flatnonzero(~_fits(scores_B))
+        if bad.size:
+            raise self._not_finite(scores_B[bad[0]], int(bad[0]), batch)
+        return self.pass_rewards(scores_B, batch, parameters, details)
 
+    def pass_rewards(
+        self, rewards_B: Floats, batch: Batch, parameters: RewardParameters, details: GroupDetails
+    ) -> Floats:
+        """Record what policies on groups read: votes, and whether all their rewards are equal."""
+        if self.spec.compares != "group":
+            return rewards_B
+        raw_B = voting_rewards(batch, parameters)
+        if batch.has_token_rewards.any():
+            raw_B = raw_B + token_reward_sums(batch)
+        votes = votes_of_runs(batch, parameters).votes(raw_B)
+        record(details, votes=votes.sizes, singleton=votes.sizes == 1)
+        if any("reward" in need.split("|") for need in self.spec.needs):
+            record(details, zero_variance=zero_variance(votes))
+        return rewards_B
 
-def _tokens(
-    spec: EstimatorSpec,
-    function: Function,
-    stages: TokenStages,
-    rewards_B: Floats,
-    batch: Batch,
-    parameters: RewardParameters,
-) -> TokenAdvantages:
-    """Advantages of all tokens, which are their returns too; as `registry.TokenStep`."""
-    values_D = _call(spec, function, rewards_B, batch, parameters, shape=batch.mask.shape)
-    bad = np.flatnonzero(~_fits(values_D) & (batch.mask != 0))
-    if bad.size:
-        experience = int(np.searchsorted(batch.offsets, bad[0], side="right")) - 1
-        raise _not_finite(spec, values_D[bad[0]], experience, batch)
-    tokens = stages.from_host(values_D)
-    return TokenAdvantages(advantages=tokens, returns=tokens)
+    def tokens(
+        self, stages: TokenStages, rewards_B: Floats, batch: Batch, parameters: RewardParameters
+    ) -> TokenAdvantages:
+        """Advantages of all tokens, which are their returns too; as `registry.TokenStep`."""
+        values_D = self._call(rewards_B, batch, parameters, shape=batch.mask.shape)
+        bad = np.flatnonzero(~_fits(values_D) & (batch.mask != 0))
+        if bad.size:
+            experience = int(np.searchsorted(batch.offsets, bad[0], side="right")) - 1
+            raise self._not_finite(values_D[bad[0]], experience, batch)
+        tokens = stages.from_host(values_D)
+        return TokenAdvantages(advantages=tokens, returns=tokens)
 
+    def _call(
+        self, rewards_B: Floats, batch: Batch, parameters: Any, *, shape: tuple[int, ...]
+    ) -> Floats:
+        """Call the function; its numbers as an array of ours, without -0.0."""
+        start = f"estimator {self.spec.name!r}"
+        try:
+            result = np.asarray(self.function(_frozen(rewards_B), _frozen_batch(batch), parameters))
+        except Exception as error:
+            # An operator's code may raise anything; it must not take the worker down.
+            raise CustomEstimatorError(f"{start}: {_describe(error)}") from error
+        if result.shape != shape:
+            per = "experience" if shape == rewards_B.shape else "token"
+            raise CustomEstimatorError(
+                f"{start} returned an array of shape {result.shape}; one number per {per} is "
+                f"expected, shape {shape}"
+            )
+        if result.dtype.kind not in "iuf":
+            raise CustomEstimatorError(
+                f"{start} returned an array of {result.dtype}; return real numbers, such as float64"
+            )
+        return result.astype(np.float64) + 0.0
 
-def _call(
-    spec: EstimatorSpec,
-    function: Function,
-    rewards_B: Floats,
-    batch: Batch,
-    parameters: RewardParameters,
-    *,
-    shape: tuple[int, ...],
-) -> Floats:
-    """Call an operator's function; its numbers as an array of ours, without -0.0."""
-    try:
-        result = np.asarray(function(_frozen(rewards_B), _frozen_batch(batch), parameters))
-    except Exception as error:
-        # An operator's code may raise anything; it must not take the worker down.
-        raise CustomEstimatorError(f"estimator {spec.name!r}: {_describe(error)}") from error
-    if result.shape != shape:
-        per = "experience" if shape == rewards_B.shape else "token"
-        raise CustomEstimatorError(
-            f"estimator {spec.name!r} returned an array of shape {result.shape}; one number per "
-            f"{per} is expected, shape {shape}"
+    def _not_finite(self, value: float, experience: int, batch: Batch) -> CustomEstimatorError:
+        group = int(np.searchsorted(batch.group_offsets, experience, side="right")) - 1
+        return CustomEstimatorError(
+            f"estimator {self.spec.name!r} returned {value} for experience "
+            f"{experience - int(batch.group_offsets[group])} of the group; return numbers that are "
+            "finite in float32"
         )
-    if result.dtype.kind not in "iuf":
-        raise CustomEstimatorError(
-            f"estimator {spec.name!r} returned an array of {result.dtype}; return real numbers, "
-            "such as float64"
-        )
-    return result.astype(np.float64) + 0.0
-
-
-def _record(
-    spec: EstimatorSpec, batch: Batch, parameters: RewardParameters, details: GroupDetails
-) -> None:
-    """Record what the policies on groups read: votes, and whether all their rewards are equal."""
-    if spec.compares != "group":
-        return
-    reads_reward = any("reward" in need.split("|") for need in spec.needs)
-    raw_B = voting_rewards(batch, parameters)
-    if batch.has_token_rewards.any():
-        raw_B = raw_B + token_reward_sums(batch)
-    votes = votes_of_runs(batch, parameters).votes(raw_B)
-    are_equal = zero_variance(votes).tolist()
-    for recorded, size, all_equal in zip(details, votes.sizes.tolist(), are_equal, strict=True):
-        recorded["votes"] = size
-        recorded["singleton"] = size == 1
-        if reads_reward:
-            recorded["zero_variance"] = all_equal
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
@@ -228,17 +207,6 @@ def _frozen_batch(batch: Batch) -> Batch:
     }
     columns = {name: _frozen(column) for name, column in batch.columns.items()}
     return dataclasses.replace(batch, columns=columns, problems={}, **views)
-
-
-def _not_finite(
-    spec: EstimatorSpec, value: float, experience: int, batch: Batch
-) -> CustomEstimatorError:
-    group = int(np.searchsorted(batch.group_offsets, experience, side="right")) - 1
-    return CustomEstimatorError(
-        f"estimator {spec.name!r} returned {value} for experience "
-        f"{experience - int(batch.group_offsets[group])} of the group; return numbers that are "
-        "finite in float32"
-    )
 
 
 def _fits(numbers: Floats) -> NDArray[np.bool_]:

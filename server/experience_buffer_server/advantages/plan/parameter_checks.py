@@ -18,6 +18,8 @@ ParameterValue = float | bool | str
 LARGE = 1e9
 _LEAST_EPS = 1e-30
 """Far below any deviation, and far from numbers whose reciprocal is infinite."""
+_OFF = (0, "none", "mean")
+"""What a parameter is while the stage that it turns on is off."""
 
 
 class ParameterError(ValueError):
@@ -36,59 +38,63 @@ class Checkable(Protocol):
 _Kind = TypeVar("_Kind", bound=Checkable)
 
 
+def _declared(default: Any, only_with: tuple[str, ...] = (), **limits: Any) -> Any:
+    return field(default=default, metadata={**limits, "only_with": only_with})
+
+
 def number(
-    default: float, *, minimum: float = 0.0, maximum: float = LARGE, above_minimum: bool = False
-) -> float:
-    """Declare a number within bounds; `above_minimum`: the lower bound itself isn't allowed."""
-    bounds = {"minimum": minimum, "maximum": maximum, "above_minimum": above_minimum}
-    default_field: float = field(default=default, metadata=bounds)
-    return default_field
+    default: float,
+    *,
+    minimum: float = 0.0,
+    maximum: float = LARGE,
+    above_minimum: bool = False,
+    only_with: tuple[str, ...] = (),
+) -> Any:
+    """Declare a number within bounds; `above_minimum`: the lower bound itself isn't allowed.
 
-
-def epsilon(default: float) -> float:
-    """Declare what is added to a deviation of 0 or more, so that 0 divided by it is 0."""
-    return number(default, minimum=_LEAST_EPS, maximum=1.0)
-
-
-def count(default: int, *, minimum: int = 0, maximum: int = 1_000_000_000) -> int:
-    """Declare a whole number within bounds."""
-    bounds = {"minimum": minimum, "maximum": maximum, "whole": True}
-    default_field: int = field(default=default, metadata=bounds)
-    return default_field
-
-
-def switch(default: bool) -> bool:
-    """Declare what is on or off."""
-    default_field: bool = field(default=default, metadata={"switch": True})
-    return default_field
-
-
-def choice(default: str, *options: str) -> str:
-    """Declare one of several texts."""
-    default_field: str = field(default=default, metadata={"options": options})
-    return default_field
-
-
-def refuse_idle(parameters: Checkable, *names: str, without: tuple[str, ...]) -> None:
-    """Refuse parameters that have been set although the stage that reads them is off.
-
-    Args:
-        parameters: The values.
-        names: Parameters of a stage.
-        without: Those that turn it on: it is off while each is 0 or `none`.
-
-    Raises:
-        ParameterError: One of `names` differs from its default, and the stage is off.
+    Here and below, `only_with` names the parameters that turn on the stage that reads it: it is
+    refused where it differs from its default, and each of them is off.
     """
-    if any(getattr(parameters, key) not in (0, "none") for key in without):
-        return
-    for name in names:
-        value = getattr(parameters, name)
-        if value != parameters.__dataclass_fields__[name].default:
-            off = " and ".join(f"{key} is {getattr(parameters, key)!r}" for key in without)
+    bounds = {"minimum": minimum, "maximum": maximum, "above_minimum": above_minimum}
+    return _declared(default, only_with, **bounds)
+
+
+def epsilon(default: float, *, only_with: tuple[str, ...] = ()) -> Any:
+    """Declare what is added to a deviation of 0 or more, so that 0 divided by it is 0."""
+    return number(default, minimum=_LEAST_EPS, maximum=1.0, only_with=only_with)
+
+
+def count(
+    default: int,
+    *,
+    minimum: int = 0,
+    maximum: int = 1_000_000_000,
+    only_with: tuple[str, ...] = (),
+) -> Any:
+    """Declare a whole number within bounds."""
+    return _declared(default, only_with, minimum=minimum, maximum=maximum, whole=True)
+
+
+def switch(default: bool, *, only_with: tuple[str, ...] = ()) -> Any:
+    """Declare what is on or off."""
+    return _declared(default, only_with, switch=True)
+
+
+def choice(default: str, *options: str, only_with: tuple[str, ...] = ()) -> Any:
+    """Declare one of several texts."""
+    return _declared(default, only_with, options=options)
+
+
+def _refuse_idle(parameters: Checkable) -> None:
+    """Raise `ParameterError` where one has been set although the stage that reads it is off."""
+    for known in dataclasses.fields(parameters):
+        value, switches = getattr(parameters, known.name), known.metadata.get("only_with", ())
+        stages = {key: getattr(parameters, key) for key in switches}
+        if stages and value != known.default and all(stage in _OFF for stage in stages.values()):
+            off = " and ".join(f"{key} is {stage!r}" for key, stage in stages.items())
             raise ParameterError(
-                f"{name} is {value!r}, which has no effect while {off}; set "
-                f"{' or '.join(without)} too, or leave {name} out"
+                f"{known.name} is {value!r}, which has no effect while {off}; set "
+                f"{' or '.join(stages)} too, or leave {known.name} out"
             )
 
 
@@ -111,6 +117,7 @@ def checked_parameters(name: str, kind: type[_Kind], given: Mapping[str, Any]) -
             raise ParameterError(_unknown(name, kind, key, sorted(fields)))
         checked[key] = _checked(f"{name}.{key}", value, fields[key].metadata)
     parameters = kind(**checked)
+    _refuse_idle(parameters)
     parameters.check()
     return parameters
 

@@ -16,25 +16,17 @@ from .parameter_checks import (
     count,
     epsilon,
     number,
-    refuse_idle,
     switch,
 )
 
 _LEVELS = ("none", "group", "batch")
-_LEVEL_FIELDS = (
-    "reward_norm_mean", "reward_norm_std", "advantage_norm_mean", "advantage_norm_std",
-)  # fmt: skip
+_REWARD_NORM = ("reward_norm_mean", "reward_norm_std")
+_ADVANTAGE_NORM = ("advantage_norm_mean", "advantage_norm_std")
 
 
 def _levels(parameters: BatchParameters) -> set[str]:
     """The levels at which an estimator's configured normalisations take statistics."""
-    return {getattr(parameters, name, "none") for name in _LEVEL_FIELDS}
-
-
-def _check_norm(parameters: BatchParameters, stage: str) -> None:
-    """Refuse the settings of a normalisation that has no level."""
-    settings = (f"{stage}_leave_one_out", f"{stage}_ddof", f"{stage}_eps")
-    refuse_idle(parameters, *settings, without=(f"{stage}_mean", f"{stage}_std"))
+    return {getattr(parameters, name, "none") for name in (*_REWARD_NORM, *_ADVANTAGE_NORM)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +65,16 @@ class AdvantageParameters(BatchParameters):
     """Over which tokens the mean to subtract is taken."""
     advantage_norm_std: str = choice("none", *_LEVELS)
     """Over which tokens the standard deviation to divide by is taken."""
-    advantage_norm_leave_one_out: bool = switch(False)
+    advantage_norm_leave_one_out: bool = switch(False, only_with=_ADVANTAGE_NORM)
     """A token's own advantage is left out of its mean."""
-    advantage_norm_ddof: int = count(1, maximum=1)
+    advantage_norm_ddof: int = count(1, maximum=1, only_with=_ADVANTAGE_NORM)
     """The standard deviation divides by n - ddof."""
-    advantage_norm_eps: float = epsilon(1e-8)
+    advantage_norm_eps: float = epsilon(1e-8, only_with=_ADVANTAGE_NORM)
     """Added to the standard deviation."""
     advantage_clip: float = number(0.0)
     """Advantages are clamped to [-c, c]; 0: not."""
     cross_batch: str = choice("none", "none", "mean", "mean_std")
     """Normalise once more over all tokens of the batch, ddof 0, variance at least 1e-8."""
-
-    def check(self) -> None:
-        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
-        _check_norm(self, "advantage_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +89,13 @@ class RewardParameters(AdvantageParameters):
     """Each reward is multiplied by it."""
     turn_rewards: str = choice("none", "none", "steps", "concatenated")
     """`steps`: `R_k = r_k + d R_{k+1}` over a run; `concatenated`: `r d^(turns - 1)`."""
-    turn_discount: float = number(1.0, maximum=1.0)
+    turn_discount: float = number(1.0, maximum=1.0, only_with=("turn_rewards",))
     """d: discount per turn."""
     overlong_penalty: float = number(0.0)
     """Most that a response is penalised per `overlong_buffer` tokens too many; 0: not."""
-    overlong_buffer: int = count(0)
+    overlong_buffer: int = count(0, only_with=("overlong_penalty",))
     """Tokens before the limit over which the penalty grows."""
-    max_response_tokens: int = count(0)
+    max_response_tokens: int = count(0, only_with=("overlong_penalty",))
     """The limit of a response's valid tokens; needed with `overlong_penalty`."""
     running_norm: str = choice("none", "none", "std", "mean_std")
     """Divide by the standard deviation of all scores so far, after subtracting their mean or not."""
@@ -117,20 +105,15 @@ class RewardParameters(AdvantageParameters):
     """Over which rewards the mean to subtract is taken."""
     reward_norm_std: str = choice("none", *_LEVELS)
     """Over which rewards the standard deviation to divide by is taken."""
-    reward_norm_leave_one_out: bool = switch(False)
+    reward_norm_leave_one_out: bool = switch(False, only_with=_REWARD_NORM)
     """A reward is left out of its own mean."""
-    reward_norm_ddof: int = count(1, maximum=1)
+    reward_norm_ddof: int = count(1, maximum=1, only_with=_REWARD_NORM)
     """The standard deviation divides by n - ddof."""
-    reward_norm_eps: float = epsilon(1e-5)
+    reward_norm_eps: float = epsilon(1e-5, only_with=_REWARD_NORM)
     """Added to the standard deviation."""
 
     def check(self) -> None:
         """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
-        # Not super(): a dataclass with slots is another class than the one it was made from.
-        AdvantageParameters.check(self)
-        _check_norm(self, "reward_norm")
-        refuse_idle(self, "turn_discount", without=("turn_rewards",))
-        refuse_idle(self, "overlong_buffer", "max_response_tokens", without=("overlong_penalty",))
         if self.reward_scale == 0:
             raise ParameterError("reward_scale is 0, which makes all rewards equal; choose another")
         if self.overlong_penalty and not (self.overlong_buffer and self.max_response_tokens):
@@ -154,15 +137,10 @@ class ReinforceParameters(RewardParameters):
     """What a masked token between valid ones is: a step without reward and value, or no step."""
     kl_coef: float = number(0.0)
     """b: `b * KL` is subtracted from each valid token's reward."""
-    kl_estimator: str = choice("k1", "k1", "k2", "k3")
+    kl_estimator: str = choice("k1", "k1", "k2", "k3", only_with=("kl_coef",))
     """Which estimate of the divergence from the reference policy."""
-    kl_clip: float = number(0.0)
+    kl_clip: float = number(0.0, only_with=("kl_coef",))
     """The KL of a token is clamped to [-c, c]; 0: not."""
-
-    def check(self) -> None:
-        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
-        RewardParameters.check(self)
-        refuse_idle(self, "kl_estimator", "kl_clip", without=("kl_coef",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,17 +195,8 @@ class OpmdParameters(GroupParameters):
 
     baseline: str = choice("mean", "mean", "logavgexp")
     """`mean`, or `tau (logsumexp(r / tau) - log n)`."""
-    tau: float = number(1.0, maximum=1e6, above_minimum=True)
+    tau: float = number(1.0, maximum=1e6, above_minimum=True, only_with=("baseline",))
     """Temperature of `logavgexp`."""
-
-    def check(self) -> None:
-        """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
-        GroupParameters.check(self)
-        if self.baseline == "mean" and self.tau != 1.0:
-            raise ParameterError(
-                f"tau is {self.tau!r}, which has no effect while baseline is 'mean'; set baseline "
-                "to 'logavgexp' too, or leave tau out"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +251,7 @@ class CpgdParameters(RewardParameters):
 
     def check(self) -> None:
         """Raise `ParameterError` for what contradicts another parameter, or has no effect."""
+        # Not super(): a dataclass with slots is another class than the one it was made from.
         RewardParameters.check(self)
         if self.batch_size == 1 and not self.uses_groups:
             raise ParameterError(

@@ -7,7 +7,7 @@ the configuration (`custom.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ INPUT_FIELDS = (
     "env_state_hash",
 )
 """What estimators may read of an experience beside its mask; the order is stored: append only."""
+COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
+"""Those of them with one number per response token: a tensor, or a list in `info`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +112,6 @@ class Plan:
         """Fields an experience must carry; `a|b` is met by either."""
         uses_kl = getattr(self.parameters, "kl_coef", 0.0) > 0
         return (*self.spec.needs, *(("logprobs", "ref_logprobs") if uses_kl else ()))
-
-    def missing(self, present: Collection[str]) -> tuple[str, ...]:
-        """Those of `needs` that an experience with the `present` fields lacks."""
-        return tuple(n for n in self.needs if not set(n.split("|")).intersection(present))
 
 
 def estimator_spec(name: str, custom: Mapping[str, EstimatorSpec] | None = None) -> EstimatorSpec:

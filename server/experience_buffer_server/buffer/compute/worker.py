@@ -32,7 +32,6 @@ from experience_buffer_server.advantages.estimators.custom_functions import (
 )
 from experience_buffer_server.advantages.estimators.registry import Estimator
 from experience_buffer_server.advantages.experience_inputs import (
-    COLUMNS,
     column_tensor,
     info_of,
     input_problem,
@@ -40,6 +39,7 @@ from experience_buffer_server.advantages.experience_inputs import (
 )
 from experience_buffer_server.advantages.isolation import isolate
 from experience_buffer_server.advantages.kernels.devices import warm_up
+from experience_buffer_server.advantages.plan.specs import COLUMNS
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 from experience_buffer_server.runtime.child_process import Parent
 from experience_buffer_server.store.engines import open_reader

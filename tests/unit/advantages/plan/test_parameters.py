@@ -64,17 +64,6 @@ def test_needs(name: str, needs: tuple[str, ...]) -> None:
         assert plan(name, {"kl_coef": 0.1}).needs == (*needs, "logprobs", "ref_logprobs")
 
 
-def test_missing_is_met_by_either_alternative() -> None:
-    gae = plan("gae", {})
-    assert gae.missing({"values", "token_level_reward"}) == ()
-    assert gae.missing({"values", "reward"}) == ()
-    assert gae.missing({"reward"}) == ("values",)
-    assert gae.missing(set()) == ("values", "reward|token_level_reward")
-    assert plan("grpo", {}).missing({"token_level_reward"}) == ("reward",)
-    with_kl = plan("grpo", {"kl_coef": 0.5})
-    assert with_kl.missing({"reward", "logprobs"}) == ("ref_logprobs",)
-
-
 GROUPED = {
     "grpo", "group_norm", "dr_grpo", "rloo", "reinforce_baseline", "opmd", "asymre",
     "step_wise_grpo", "gigpo",

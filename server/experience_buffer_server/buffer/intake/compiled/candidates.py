@@ -15,7 +15,8 @@ import xxhash
 from experience_buffer._codec.frame import head_of
 from experience_buffer.eid import EID
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits, TensorView
-from experience_buffer_server.advantages.experience_inputs import COLUMNS, INPUT_BITS, Needs
+from experience_buffer_server.advantages.experience_inputs import INPUT_BITS, Needs
+from experience_buffer_server.advantages.plan.specs import COLUMNS
 from experience_buffer_server.buffer.intake.admission import (
     check_priority,
     check_reward,
