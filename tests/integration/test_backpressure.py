@@ -359,20 +359,3 @@ def test_metadata_is_bounded_and_what_is_accepted_can_be_read(
 def _extra(fields: dict[str, Any]) -> dict[str, Any]:
     """Tensors beside the three of every experience."""
     return {"extra": fields}
-
-
-def test_room_on_disk_is_used_again(make_server: Callable[..., Server], name: str) -> None:
-    server = make_server(toml="[store]\nmax_map_bytes = 33554432\n")
-    sizes = []
-    with Client(server.address) as client:
-        client.create_buffer(BufferConfig(name, group_by="none", duplicate_horizon_seconds=0.0))
-        for task in range(12):
-            for run in range(12):
-                one = [experience(task, run, info={"text": "z" * 900_000})]
-                assert client.push(one, buffer=name).num_stored == 1
-            for _ in range(12):
-                client.sample(1, buffer=name).ack()
-            sizes.append((server.data / "data.mdb").stat().st_size)
-    assert 12 * 12 * 900_000 > 3 * 33554432, "much more than fits went through it"
-    assert max(sizes) <= 33554432 + 2**20
-    assert max(sizes[4:]) == sizes[3], "it doesn't grow any more"

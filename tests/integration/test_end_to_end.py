@@ -1,4 +1,4 @@
-"""From push to sample over plain gRPC: items, waits, repeats, conflicts, pipelined pushes."""
+"""From push to sample over plain gRPC: items, waits, repeats, conflicts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from tests.integration.plain import (
     ack,
     create,
     decode,
-    error_of,
     experience,
     group,
     push,
-    push_request,
     sample,
     stats,
     statuses,
@@ -106,45 +104,3 @@ def test_the_same_uid_with_other_content_is_refused_alone(stub: Stub, name: str)
         assert outcomes[index].uid == f"7/0/{index if index == 1 else 2}/0/c0ffee"
     rewards = {one.eid.run: one.reward for one in decode(sample(stub, name, 3))}
     assert rewards == {1: 1 / 3, 0: 0.0, 2: 2 / 3}
-
-
-def test_pushes_on_a_stream_are_answered_in_order(stub: Stub, name: str) -> None:
-    create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
-    bad = push_request("no such buffer", group("x", 1))
-    damaged = push_request(name, b"TRXQ" + trxp.encode(group("y", 1))[4:])
-    requests = [push_request(name, group(task, 3)) for task in range(97)]
-    requests[13:13] = [bad, damaged]
-    stream = stub.PushStream(
-        service_pb2.PushStreamRequest(sequence=1000 + index, push=request)
-        for index, request in enumerate(requests)
-    )
-    answers = list(stream)
-    assert [answer.sequence for answer in answers] == list(range(1000, 1099))
-    failures = [answer.error for answer in answers if answer.HasField("error")]
-    assert [failure.code for failure in failures] == [5, 3]
-    assert "no buffer 'no such buffer'" in failures[0].message
-    assert "TRXP" in failures[1].message
-    outcomes = [outcome for answer in answers for outcome in answer.response.outcomes]
-    assert [outcome.status for outcome in outcomes] == [STORED] * 291
-    assert stats(stub, name).num_items == 291
-
-
-def test_a_push_of_many_payloads_is_one_push(stub: Stub, name: str) -> None:
-    create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
-    members = group("a", 6)
-    damaged = b"TRXQ" + trxp.encode(members[:1])[4:]
-    request = push_request(name, members[:1], tombstones=[(members[5].eid, "gone")])
-    request.payloads.extend([trxp.encode(members[1:4]), damaged, trxp.encode(members[3:5])])
-    code, message, _ = error_of(lambda: stub.Push(request))
-    assert (code, "TRXP" in message) == ("INVALID_ARGUMENT", True)
-    assert stats(stub, name).num_items == 0
-    request.payloads[1] = b""
-    outcomes = stub.Push(request).outcomes
-    expected = [*[STORED] * 4, DUPLICATE, STORED, REFUSED]
-    assert statuses(outcomes) == expected
-    numbers = (0, 1, 2, 3, 3, 4, 5)
-    assert [one.uid for one in outcomes] == [members[number].eid.uid for number in numbers]
-    [answer] = stub.PushStream(iter([service_pb2.PushStreamRequest(sequence=7, push=request)]))
-    assert statuses(answer.response.outcomes) == [DUPLICATE] * 6 + [REFUSED]
-    payloads = [one.payload for one in sample(stub, name, 5).experiences]
-    assert payloads == trxp.split(trxp.encode(members[:5]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +13,8 @@ import torch
 
 from experience_buffer import AdvantageConfig, BufferConfig, Client, ConsumerConfig, Experience
 from experience_buffer_server.advantages import ESTIMATORS, plan
-from tests.integration.plain import NUM_RESPONSE, experience
+from tests.integration.plain import NUM_RESPONSE, experience, states
+from tests.integration.server import Stub, eventually
 from tests.unit.advantages import reference
 from tests.unit.advantages.reference_rewards import Member
 
@@ -199,3 +202,39 @@ def test_flags_say_what_is_special(client: Client, name: str) -> None:
     for one in batch.experiences:
         assert one.action_mask is not None
         assert not one.action_mask.any()
+
+
+def test_numbers_that_cannot_be_computed_with_are_quarantined(
+    client: Client, stub: Stub, name: str
+) -> None:
+    """A masked slot may hold NaN, so that the gate lets it pass; here all slots are valid."""
+    gae = AdvantageConfig("gae")
+    client.create_buffer(BufferConfig(name, group_by="none", advantage=gae))
+    values = [0.5] * (NUM_RESPONSE - 1) + [float("nan")]
+    assert client.push([experience(1, 0, info={"values": values})], buffer=name).num_stored == 1
+    eventually(lambda: states(stub, name) == ["quarantined"], "it to be quarantined")
+
+
+def test_a_computation_says_what_it_has_counted_and_of_which_batch(
+    client: Client, name: str
+) -> None:
+    """Counts are whole numbers; the batch is known by its members, as docs/advantages.md says."""
+    parameters: dict[str, Any] = {
+        "running_norm": "mean_std",
+        "batch_size": 2,
+        "cross_batch": "mean",
+    }
+    client.create_buffer(
+        BufferConfig(name=name, group_size=2, advantage=AdvantageConfig("rloo", parameters))
+    )
+    pushed = [experience(task, run) for task in range(2) for run in range(2)]
+    client.push(pushed, buffer=name)
+    client.sample(4, buffer=name, timeout=60)
+    computation = client.get(pushed[0].eid.uid, buffer=name).computation
+    assert computation is not None
+    counts = {"members", "votes", "batch_groups", "batch_members", "running_count"}
+    assert counts <= computation.keys()
+    assert {type(computation[key]) for key in counts} == {int}
+    assert type(computation["mean"]) is float
+    text = json.dumps(sorted(one.eid.uid for one in pushed))
+    assert computation["batch_id"] == hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

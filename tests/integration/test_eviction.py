@@ -13,12 +13,11 @@ from experience_buffer import (
     ConsumerConfig,
     Limiter,
     ResourceExhaustedError,
-    Retention,
     Selector,
     trxp,
 )
 from tests.integration.plain import experience, group, summaries
-from tests.integration.server import Stub, eventually
+from tests.integration.server import Stub
 
 
 def evicting(name: str, remover: Any = "fifo", **config: Any) -> BufferConfig:
@@ -153,27 +152,3 @@ def test_by_default_a_full_buffer_refuses_and_keeps_everything(
     client.update_buffer(name, on_full="evict", remover="lifo")
     client.push(group(2, 2), buffer=name)
     assert tasks(stub, name) == ["0", "2"], "what was there before can leave, too"
-
-
-def test_retention_is_set_live(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(BufferConfig(name, group_by="none"))
-    for version in (1, 2, 3):
-        info = {"model_version": version}
-        client.push([experience(version, 0, info=info)], buffer=name)
-    client.publish_policy_version(4, buffer=name)
-    changed = client.update_buffer(name, retention=Retention(max_lag=2))
-    assert changed.config.retention == Retention(max_lag=2)
-    eventually(lambda: tasks(stub, name) == ["2", "3"], "what is outdated to leave")
-    client.publish_policy_version(5, buffer=name)
-    eventually(lambda: tasks(stub, name) == ["3"], "the next to leave")
-    leased = client.sample(1, buffer=name)
-    client.update_buffer(name, retention=Retention(max_age_seconds=0.2))
-    fresh = client.update_buffer(name, lease_seconds=500.0)
-    assert fresh.config.retention == Retention(max_age_seconds=0.2)
-    client.push([experience(7, 0)], buffer=name)
-    eventually(lambda: tasks(stub, name) == ["3"], "what is old to leave, but for what is leased")
-    leased.nack()
-    eventually(lambda: not stored(stub, name), "what came back to leave")
-    again = client.push([experience(7, 0)], buffer=name)
-    assert again.num_duplicates == 1, "it is remembered"
-    assert client.update_buffer(name, retention=None).config.retention is None

@@ -15,7 +15,6 @@ from experience_buffer import (
     InvalidRequestError,
     MessageTooLargeError,
     ResourceExhaustedError,
-    UnavailableError,
 )
 from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.plain import (
@@ -117,24 +116,6 @@ def test_a_unit_larger_than_a_response_is_left_to_streams(small: Server, name: s
         assert (code, "use SampleStream" in message) == ("RESOURCE_EXHAUSTED", True)
         with Client(small.address) as client, client.stream(1, buffer="groups") as stream:
             assert len(next(stream)) == 2
-
-
-def test_a_stopped_server_is_named(make_server: Callable[..., Server], name: str) -> None:
-    server = make_server()
-    server.kill()
-    with server.stub() as stub:
-        code, message, _ = error_of(lambda: push(stub, name, group(0, 1)))
-        assert (code, server.address in message) == ("UNAVAILABLE", True)
-    with (
-        Client(server.address, timeout=0.5) as client,
-        pytest.raises(UnavailableError, match=server.address) as caught,
-    ):
-        client.push(group(0, 1), buffer=name)
-    assert "check that the server runs" in str(caught.value)
-    server.start()
-    with Client(server.address) as client:
-        client.create_buffer(name)
-        assert client.push(group(0, 1), buffer=name).num_stored == 1
 
 
 def test_a_stream_waits_where_acks_make_room(make_server: Callable[..., Server], name: str) -> None:

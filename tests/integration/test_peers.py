@@ -47,7 +47,7 @@ ELSEWHERE = {
     ],
     "Reverb: no wheel for newer Pythons": ["unit/test_project.py::test_this_python_is_supported"],
     "TransferQueue: runs callables sent to it": [
-        "integration/test_custom_estimator.py::test_no_call_names_code"
+        "unit/settings/test_estimators.py::test_no_buffer_names_a_path"
     ],
     "TransferQueue, Trinity, lerobot: unpickles what arrives": [
         "integration/test_bad_input.py::test_a_damaged_payload_is_refused_as_a_whole",

@@ -57,21 +57,6 @@ def test_an_update_of_an_older_generation_is_ignored(client: Client, name: str) 
     assert client.sample(1, buffer=name).uids == (uid(0, 1),)
 
 
-def test_unknown_experiences_are_named_and_the_others_set(client: Client, name: str) -> None:
-    client.create_buffer(ranked(name))
-    client.push(group(0, 3), buffer=name)
-    batch = client.sample(1, buffer=name)
-    batch.ack()
-    (consumed,) = batch.uids
-    left = next(one.eid.uid for one in group(0, 3) if one.eid.uid != consumed)
-    result = client.update_priorities(
-        {consumed: 1.5, "no/such/0/0/uid": 2.0, left: 3.0}, buffer=name
-    )
-    assert result.num_updated == 1
-    assert set(result.unknown_uids) == {consumed, "no/such/0/0/uid"}
-    assert client.sample(1, buffer=name).uids == (left,)
-
-
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_one_bad_priority_keeps_the_whole_call_out(client: Client, name: str, bad: float) -> None:
     client.create_buffer(ranked(name))
@@ -104,14 +89,6 @@ def test_priorities_can_come_with_the_experience(client: Client, name: str) -> N
     assert client.sample(1, buffer=name).uids == (uid(0, 1),)
     with pytest.raises(PushRefusedError, match="finite number of at least 0"):
         client.push([experience(0, 5, info={"priority": "high"})], buffer=name)
-
-
-def test_ten_thousand_at_once_and_no_more_in_one_request(client: Client, name: str) -> None:
-    """The client splits; each request is one commit."""
-    client.create_buffer(ranked(name))
-    updates = {f"none/{number}/0/0/x": 1.0 for number in range(10_001)}
-    result = client.update_priorities(updates, buffer=name)
-    assert (result.num_updated, len(result.unknown_uids)) == (0, 10_001)
 
 
 def test_updated_weights_are_drawn_with(client: Client, name: str) -> None:

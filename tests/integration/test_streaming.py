@@ -217,17 +217,6 @@ def test_a_cancelled_stream_loses_nothing(client: Client, stub: Stub, name: str)
     assert seen <= set(everything.uids)
 
 
-def test_acks_with_steps_on_a_stream_can_be_rewound(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(alone(name))
-    client.push(group(0, 4), buffer=name)
-    with client.stream(1, buffer=name) as stream:
-        for step in range(3):
-            next(stream).ack(step=step)
-    assert client.rewind(0, buffer=name).num_experiences == 2
-    again = client.sample(3, buffer=name)
-    assert again.uids == tuple(one.eid.uid for one in group(0, 4)[1:])
-
-
 async def test_who_waits_for_ever_gets_its_acks(shared_server: Server, name: str) -> None:
     with Client(shared_server.address, timeout=math.inf) as client:
         client.create_buffer(alone(name))

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from torch import Tensor
 from trinity.common import experience as trinity
 
 from experience_buffer import Client, trxp
-from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
-from tests.integration.plain import REFUSED, STORED, create, push, sample, stats, statuses
+from tests.integration.plain import STORED, create, push, sample, statuses
 from tests.integration.server import Server, Stub
-from tests.unit.client.test_trxp_data import comparable, untagged
 
-DATA = Path(__file__).parents[1] / "data" / "trxp"
-NAMES = sorted(path.stem for path in DATA.glob("*.bin"))
 REWARDS = (0.25, 1.5, -0.75, 0.1, 0.1, 2.0, -1.0)
 NUM_PROMPT, NUM_RESPONSE = 5, 17
 
@@ -154,90 +146,3 @@ def test_their_dpo_pairs_pass_through(stub: Stub, name: str) -> None:
     assert one.payload == pair.serialize()
     received = trinity.Experience.deserialize(one.payload)
     assert (received.chosen.tolist(), received.rejected.tolist()) == ([*range(5)], [*range(7)])
-
-
-# --- the recorded payloads
-
-REQUEST_ERRORS = {
-    "legacy_single_pickle": "legacy pickles are never loaded",
-    "neg_header_short": "15 bytes are too few",
-    "neg_magic_lower": "doesn't begin with `TRXP`",
-    "neg_magic_only": "4 bytes are too few",
-    "neg_meta_cut": "the payload has 249",
-    "neg_meta_len_huge": "exceeds the limit",
-    "neg_pickle_calls_getcwd": "not a dict of version",
-    "neg_tensor_len_zero": "add up to 477 bytes",
-    "neg_version_2": "TRXP version 2",
-}
-"""Payloads that are refused as a whole."""
-ITEM_REFUSALS = {
-    "neg_items_missing_tokens": "items[0].tokens",
-    "numpy_arrays": "value.tolist()",
-    "python_types_in_info": "value.real",
-}
-"""Payloads whose one experience is refused."""
-EMPTY = ("neg_empty", "empty_batch")
-CONFLICTS = {"eid_with_slashes": 1}
-"""Payloads in which another identity has the uid of the first: that many are reported."""
-
-
-def test_every_recorded_payload_is_covered() -> None:
-    assert len(NAMES) == 35
-    assert {*REQUEST_ERRORS, *ITEM_REFUSALS, *EMPTY} < set(NAMES)
-
-
-@pytest.mark.parametrize("file", NAMES)
-def test_a_recorded_payload_behaves_as_described(stub: Stub, name: str, file: str) -> None:
-    create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
-    payload = (DATA / f"{file}.bin").read_bytes()
-    document = json.loads((DATA / f"{file}.json").read_text(encoding="utf-8"))
-    if file in REQUEST_ERRORS:
-        with pytest.raises(grpc.RpcError) as caught:
-            push(stub, name, payload)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert REQUEST_ERRORS[file] in (caught.value.details() or "")
-        return
-    outcomes = push(stub, name, payload)
-    if file in EMPTY:
-        assert outcomes == []
-    elif file in ITEM_REFUSALS:
-        assert statuses(outcomes) == [REFUSED]
-        assert outcomes[0].reason == types_pb2.REFUSAL_REASON_INVALID
-        assert ITEM_REFUSALS[file] in outcomes[0].message
-    else:
-        num_conflicts = CONFLICTS.get(file, 0)
-        num_stored = document["num_items"] - num_conflicts
-        reasons = [outcome.reason for outcome in outcomes[num_stored:]]
-        assert reasons == [types_pb2.REFUSAL_REASON_CONFLICT] * num_conflicts
-        check_stored(stub, name, outcomes[:num_stored], document["items"][:num_stored])
-    assert stats(stub, name).num_items == statuses(outcomes).count(STORED)
-
-
-def check_stored(
-    stub: Stub,
-    name: str,
-    outcomes: list[types_pb2.PushOutcome],
-    items: list[dict[str, Any]],
-) -> None:
-    """Each described experience is stored and comes back as described."""
-    assert [(one.status, one.message) for one in outcomes] == [(STORED, "")] * len(items)
-    assert [outcome.uid for outcome in outcomes] == [item["uid"] for item in items]
-    response = sample(stub, name, len(items))
-    for one, item in zip(response.experiences, items, strict=True):
-        received = trinity.Experience.deserialize(one.payload)
-        assert (one.uid, received.eid.uid) == (item["uid"], item["uid"])
-        tensors = {key: getattr(received, key) for key in item["tensors"]}
-        wanted = dict(item["tensors"])
-        for key, described in (item["multi_modal_inputs"] or {}).items():
-            tensors[f"image {key}"] = received.multi_modal_inputs[key]
-            wanted[f"image {key}"] = described
-        for key, tensor in tensors.items():
-            data = tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            assert hashlib.sha256(data).hexdigest() == wanted[key]["sha256"], key
-            assert list(tensor.shape) == wanted[key]["shape"]
-            assert str(tensor.dtype) == f"torch.{wanted[key]['dtype']}"
-        for key, value in item["meta"].items():
-            assert comparable(getattr(received, key)) == untagged(value), key
-        found = stub.Get(service_pb2.GetRequest(buffer=name, uid=one.uid))
-        keys = [found.summary.tid, found.summary.rid, found.summary.sid]
-        assert keys == [item["tid"], item["rid"], item["sid"]]
