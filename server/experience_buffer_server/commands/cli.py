@@ -58,6 +58,11 @@ def serve(
     from experience_buffer_server.runtime.memory import keep_large_blocks
 
     try:
+        if memory and data is not None:
+            raise ConfigurationError(
+                f"--memory stores nothing in --data {data}: give one of them, --data to keep what is "
+                "stored, --memory to try things out"
+            )
         settings = load_settings(
             config,
             server={
