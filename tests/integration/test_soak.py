@@ -66,7 +66,6 @@ def samples(**growth: float) -> list[Sample]:
             payload_bytes=1000,
             depths={},
             oldest_open_seconds=0.0,
-            fsync_seconds=0.001,
             slowest_fsync_seconds=0.002,
         )
         for second in range(240)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experience_buffer import Client, Stats
-from tests.soak.clients import WORKERS, events
+from tests.soak.clients import WORKERS
 from tests.soak.plan import LATE, QUEUE, REPLAY, Plan
 
 
@@ -46,12 +46,12 @@ def audit(plan: Plan, client: Client, *, metrics: str) -> Audit:
         metrics: The server's, as text.
     """
     num_evicted = _evicted(metrics)
-    pushed = {role: _pushed(events(plan, role)) for role in WORKERS}
+    pushed = {role: _pushed(plan.events(role)) for role in WORKERS}
     queued = pushed["worker S"].acked | pushed["worker M"].acked
     offered = pushed["worker S"].tried | pushed["worker M"].tried
-    trained = Counter(timeline(events(plan, "trainer")))
-    logged = {uid for one in events(plan, "logger") if "uids" in one for uid in one["uids"]}
-    learned = {uid for one in events(plan, "critic") if "uids" in one for uid in one["uids"]}
+    trained = Counter(timeline(plan.events("trainer")))
+    logged = {uid for one in plan.events("logger") if "uids" in one for uid in one["uids"]}
+    learned = {uid for one in plan.events("critic") if "uids" in one for uid in one["uids"]}
     replayed = pushed["replay worker"]
     stats = client.get_stats()
     held = {one.name: one.num_items for one in stats.buffers}

@@ -21,7 +21,7 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.journal import Journal
 from tests.soak.plan import IDLE, QUEUE, REPLAY, REPLAY_ITEMS, Plan, paced, replay_consumer
-from tests.soak.workers import SIZES, members
+from tests.soak.workers import members
 
 _TICKS_PER_SECOND: Final = 10.0
 _SELECTORS: Final = (
@@ -84,7 +84,7 @@ def make_and_delete(operator: Operator) -> None:
     """Create a buffer that had no like before, fill it a little, and delete it."""
     name = f"scratch-{operator.turn('scratch')}"
     operator.client.create_buffer(BufferConfig(name, group_by="none"))
-    operator.client.push(members(SIZES["S"], name, 0, range(3)), buffer=name)
+    operator.client.push(members("S", name, 0, range(3)), buffer=name)
     operator.client.sample(1, buffer=name, timeout=5.0)
     operator.client.delete_buffer(name, force=True)
 

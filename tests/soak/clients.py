@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from tests import journal
 from tests.integration.server import eventually
 from tests.lives import Lives
 from tests.soak import chores, consumers, workers
@@ -76,7 +75,7 @@ class Clients:
         self._kill_time = time.monotonic() + self._chance.uniform(*_BETWEEN_KILLS)
 
     def _has_pushed(self, role: str) -> bool:
-        return any(one["event"] == "pushed" for one in events(self._plan, role))
+        return any(one["event"] == "pushed" for one in self._plan.events(role))
 
     def check(self) -> None:
         """Fail if one has ended that wasn't killed.
@@ -119,8 +118,3 @@ class Clients:
             # One that is stuck is killed with the rest.
             self._lives[role].end(END_SECONDS)
             del self._lives[role]
-
-
-def events(plan: Plan, role: str) -> list[dict[str, Any]]:
-    """What the lives of a role have written down."""
-    return list(journal.events(plan.journal_path(role)))

@@ -20,7 +20,7 @@ from experience_buffer import (
     RetryOptions,
     Selector,
 )
-from tests.journal import Journal
+from tests import journal
 
 QUEUE: Final = "queue"
 """Groups that a trainer learns from and a logger reads one by one; everything is consumed."""
@@ -54,12 +54,15 @@ class Plan:
         retry = RetryOptions(initial_backoff_seconds=0.05, max_backoff_seconds=0.5)
         return Client(self.address, timeout=30.0, options=ClientOptions(retry=retry))
 
-    def journal(self, role: str) -> Journal:
+    def journal(self, role: str) -> journal.Journal:
         """The journal that all lives of a role write."""
-        return Journal(self.journal_path(role))
+        return journal.Journal(self._journal_path(role))
 
-    def journal_path(self, role: str) -> Path:
-        """Where it is."""
+    def events(self, role: str) -> list[dict[str, Any]]:
+        """What the lives of a role have written down."""
+        return list(journal.events(self._journal_path(role)))
+
+    def _journal_path(self, role: str) -> Path:
         return self.folder / f"journal-{role.replace(' ', '-')}"
 
     @property

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from matplotlib.figure import Figure
 
 from tests.soak.run import Outcome
 from tests.soak.verdict import MEBI, Call, percentile
 from tests.soak.watch import Sample
+
+T = TypeVar("T", Sample, Call)
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2b6cb0", "#dd6b20", "#2f855a", "#a0aec0", "#c53030"
 _COLOURS: Final = {"server": BLUE, "writer": ORANGE, "compute": GREEN}
@@ -40,20 +42,18 @@ def _memory(axes: Any, run: Outcome) -> None:
 
 def _descriptors(axes: Any, run: Outcome) -> None:
     _lines(axes, run, lambda one, name: one.processes[name].num_descriptors)
-    for name, colour in _COLOURS.items():
-        threads = [
-            one.processes[name].num_threads if name in one.processes else None
-            for one in run.watch.samples
-        ]
-        axes.plot(run.minutes, threads, color=colour, linewidth=0.9, linestyle=":")
+    _lines(axes, run, lambda one, name: one.processes[name].num_threads, style=":")
     axes.plot([], [], color=GREY, linestyle=":", label="threads")
     axes.set_title("Descriptors, and threads")
 
 
-def _lines(axes: Any, run: Outcome, value: Callable[[Sample, str], float]) -> None:
+def _lines(
+    axes: Any, run: Outcome, value: Callable[[Sample, str], float], style: str = "-"
+) -> None:
     for name, colour in _COLOURS.items():
         values = [value(one, name) if name in one.processes else None for one in run.watch.samples]
-        axes.plot(run.minutes, values, color=colour, linewidth=1.2, label=name)
+        label = name if style == "-" else None
+        axes.plot(run.minutes, values, color=colour, linestyle=style, linewidth=1.2, label=label)
 
 
 def _disk(axes: Any, run: Outcome) -> None:
@@ -70,7 +70,10 @@ def _latency(axes: Any, run: Outcome) -> None:
     for kind, colour in _CALL_COLOURS.items():
         calls = [call for call in run.calls if call.kind == kind]
         for percent, style in ((50, ":"), (99, "-")):
-            values = [1e3 * percentile(_within(calls, start), percent) for start in starts]
+            values = [
+                1e3 * percentile([call.seconds for call in _within(calls, start)], percent)
+                for start in starts
+            ]
             label = f"{kind} p99" if percent == 99 else None
             axes.plot(
                 _middles(run), values, color=colour, linestyle=style, linewidth=1.2, label=label
@@ -85,14 +88,7 @@ def _depths(axes: Any, run: Outcome) -> None:
     names = {"for the logger": ORANGE, "for the trainer": BLUE, "open groups": GREEN, "leases": RED}
     for name, colour in names.items():
         most = [
-            max(
-                (
-                    one.depths[name]
-                    for one in run.watch.samples
-                    if 0 <= one.time - start < BIN_SECONDS
-                ),
-                default=0,
-            )
+            max((one.depths[name] for one in _within(run.watch.samples, start)), default=0)
             for start in _bins(run)
         ]
         axes.plot(_middles(run), most, color=colour, linewidth=1.2, label=name)
@@ -120,18 +116,10 @@ def _frame(axes: Any, run: Outcome) -> None:
         low, high = axes.get_ylim()
         axes.set_ylim(low, high * (high / low) ** (_HEADROOM - 1))
     axes.axvspan(0, run.minute(run.warm), color=GREY, alpha=0.12, linewidth=0)
-    for kill in run.kills:
-        # Horizontally in minutes, vertically in shares of the axes.
-        axes.plot(
-            run.minute(kill.time),
-            0.0,
-            marker="|",
-            color=RED,
-            markersize=7,
-            alpha=0.7,
-            transform=axes.get_xaxis_transform(),
-            clip_on=False,
-        )
+    minutes = [run.minute(kill.time) for kill in run.kills]
+    # Horizontally in minutes, vertically in shares of the axes.
+    place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    axes.plot(minutes, [0.0] * len(minutes), "|", color=RED, markersize=7, alpha=0.7, **place)
     axes.legend(loc="upper left", frameon=False, ncols=2, fontsize=8)
 
 
@@ -145,5 +133,5 @@ def _middles(run: Outcome) -> list[float]:
     return [run.minute(start + BIN_SECONDS / 2) for start in _bins(run)]
 
 
-def _within(calls: Sequence[Call], start: float) -> list[float]:
-    return [call.seconds for call in calls if start <= call.time < start + BIN_SECONDS]
+def _within(timed: Sequence[T], start: float) -> list[T]:
+    return [one for one in timed if 0 <= one.time - start < BIN_SECONDS]

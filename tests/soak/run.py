@@ -8,16 +8,16 @@ import random
 import signal
 import threading
 import time
-import urllib.request
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from experience_buffer import Client
 from tests.integration.server import DEFAULT_MODULE, Server, eventually
 from tests.soak.audit import Audit, audit
-from tests.soak.clients import CONSUMERS, OPERATOR, WORKERS, Clients, Kill, events
+from tests.soak.clients import CONSUMERS, OPERATOR, WORKERS, Clients, Kill
 from tests.soak.plan import LATE, QUEUE, REPLAY, Plan, buffers
 from tests.soak.verdict import Call, Limits, Line, judge
 from tests.soak.watch import Watch
@@ -47,7 +47,7 @@ class Outcome:
     watch: Watch
     calls: list[Call]
     kills: list[Kill]
-    chores: dict[str, int]
+    chores: Counter[str]
     """How often each was done."""
     audit: Audit
     lines: list[Line]
@@ -105,9 +105,19 @@ def soak(
                 clients.finish_pushing()
                 _drain(client)
                 clients.check()
-            outcome = _conclude(plan, client, watch, clients.kills, start, end, limits or Limits())
+            found, calls, lines = _conclude(plan, client, watch, start, end, limits or Limits())
         assert server.stop() == 0, f"the server didn't end well:\n{server.tail()}"
-        return outcome
+        return Outcome(
+            start=start,
+            warm=start + warm_up(end - start),
+            end=end,
+            watch=watch,
+            calls=calls,
+            kills=clients.kills,
+            chores=Counter(one["chore"] for role in OPERATOR for one in plan.events(role)),
+            audit=found,
+            lines=lines,
+        )
     finally:
         server.close()
 
@@ -167,87 +177,40 @@ def _num_leases(client: Client, *, but: str = "") -> int:
 
 
 def _conclude(
-    plan: Plan,
-    client: Client,
-    watch: Watch,
-    kills: list[Kill],
-    start: float,
-    end: float,
-    limits: Limits,
-) -> Outcome:
+    plan: Plan, client: Client, watch: Watch, start: float, end: float, limits: Limits
+) -> tuple[Audit, list[Call], list[Line]]:
     with contextlib.suppress(AssertionError):
         # Those of clients that were killed in the end.
         eventually(lambda: not _num_leases(client), "no lease", seconds=_DRAIN_SECONDS)
-    (trainer,) = [
-        one for one in client.get_stats(QUEUE).buffers[0].consumers if one.name == "trainer"
-    ]
-    client.declare_safe(trainer.last_step or 0, buffer=QUEUE)
-    found = audit(plan, client, metrics=_scrape(plan))
+    consumers = {one.name: one for one in client.get_stats(QUEUE).buffers[0].consumers}
+    client.declare_safe(consumers["trainer"].last_step or 0, buffer=QUEUE)
+    found = audit(plan, client, metrics=watch.server.metrics())
     calls = [call for role in (*WORKERS, *CONSUMERS) for call in _calls(plan, role)]
     warm = start + warm_up(end - start)
     window = min(WINDOW_SECONDS, (end - warm) / 3)
-    lines = judge(watch.samples, calls, begin=warm, end=end, window=window, limits=limits)
-    lines.append(
-        Line(
-            what="groups beyond their deadline",
-            found=f"{watch.stuck_seconds:.1f} s",
-            limit="0 s",
-            ok=not watch.stuck_seconds,
-        )
-    )
-    lines.append(
-        Line(
-            what=f"lost or stuck, of {found.num_acked:,} pushed",
-            found="; ".join(found.problems) or "none",
-            limit="none",
-            ok=not found.problems,
-        )
-    )
-    return Outcome(
-        start=start,
-        warm=warm,
-        end=end,
-        watch=watch,
-        calls=calls,
-        kills=kills,
-        chores=_chores(plan),
-        audit=found,
-        lines=lines,
-    )
+    stuck, lost = watch.stuck_seconds, "; ".join(found.problems)
+    lines = [
+        *judge(watch.samples, calls, begin=warm, end=end, window=window, limits=limits),
+        Line("groups beyond their deadline", f"{stuck:.1f} s", "0 s", not stuck),
+        Line(f"lost or stuck, of {found.num_acked:,} pushed", lost or "none", "none", not lost),
+    ]
+    return found, calls, lines
 
 
 def _calls(plan: Plan, role: str) -> list[Call]:
     return [
         Call(kind=_KINDS[one["event"]], time=one["time"], seconds=one["seconds"])
-        for one in events(plan, role)
+        for one in plan.events(role)
         if one["event"] in _KINDS
     ]
-
-
-def _chores(plan: Plan) -> dict[str, int]:
-    done: dict[str, int] = {}
-    for role in OPERATOR:
-        for one in events(plan, role):
-            done[one["chore"]] = done.get(one["chore"], 0) + 1
-    return done
-
-
-def _scrape(plan: Plan) -> str:
-    """The server's metrics."""
-    with urllib.request.urlopen(plan.metrics_url, timeout=10) as answer:
-        text: str = answer.read().decode("utf-8")
-    return text
 
 
 def write_lines(outcome: Outcome, path: Path) -> None:
     """Write samples, kills and the verdict as lines of JSON, times in seconds since the start."""
     entries: list[dict[str, Any]] = []
-    for sample in outcome.watch.samples:
-        entries.append({"kind": "sample", **sample.as_dict()})
-    entries += [{"kind": "kill", "time": one.time, "role": one.role} for one in outcome.kills]
+    entries += [{"kind": "sample", **asdict(one)} for one in outcome.watch.samples]
+    entries += [{"kind": "kill", **asdict(one)} for one in outcome.kills]
     for entry in entries:
         entry["time"] -= outcome.start
-    for line in outcome.lines:
-        judged = {"what": line.what, "found": line.found, "limit": line.limit, "ok": line.ok}
-        entries.append({"kind": "verdict", **judged})
+    entries += [{"kind": "verdict", **asdict(line)} for line in outcome.lines]
     path.write_text("".join(json.dumps(one) + "\n" for one in entries), encoding="utf-8")

@@ -30,7 +30,7 @@ class Limits:
     """p99 of the last minute over that of the first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """One thing that was judged."""
 
@@ -98,7 +98,7 @@ def judge(
     """
     seen = [sample for sample in samples if begin <= sample.time <= end]
     if len(seen) < 4:
-        return [Line(what="samples", found=f"{len(seen)}", limit="4", ok=False)]
+        return [Line("samples", f"{len(seen)}", "4", False)]
     first = [sample for sample in seen if sample.time < begin + window]
     last = [sample for sample in seen if sample.time > end - window]
     lines = []
@@ -118,41 +118,28 @@ def _judge_process(
     limits: Limits,
 ) -> list[Line]:
     if any(name not in sample.processes for sample in seen):
-        return [Line(what=f"{name}: alive", found="it was gone", limit="always", ok=False)]
+        return [Line(f"{name}: alive", "it was gone", "always", False)]
     slope = 60 * theil_sen([(one.time, one.processes[name].memory_bytes) for one in seen])
-    lines = [
-        Line(
-            what=f"{name}: memory per minute",
-            found=f"{slope / 1e6:+.2f} MB",
-            limit=f"{limits.memory_per_minute / 1e6:.2f} MB",
-            ok=slope < limits.memory_per_minute,
-        )
-    ]
+    most = limits.memory_per_minute
+    found, limit = f"{slope / 1e6:+.2f} MB", f"{most / 1e6:.2f} MB"
+    lines = [Line(f"{name}: memory per minute", found, limit, slope < most)]
     counts: Mapping[str, Callable[[Sample], int]] = {
         "descriptors": lambda one: one.processes[name].num_descriptors,
         "threads": lambda one: one.processes[name].num_threads,
     }
     for what, count in counts.items():
         before, after = statistics.median(map(count, first)), statistics.median(map(count, last))
+        found, limit = f"{before:g} → {after:g}", f"+{limits.num_descriptors}"
         lines.append(
-            Line(
-                what=f"{name}: {what}",
-                found=f"{before:g} → {after:g}",
-                limit=f"+{limits.num_descriptors}",
-                ok=after - before <= limits.num_descriptors,
-            )
+            Line(f"{name}: {what}", found, limit, after - before <= limits.num_descriptors)
         )
     return lines
 
 
 def _judge_file(seen: Sequence[Sample], limits: Limits) -> Line:
     growth = seen[-1].file_bytes - seen[0].file_bytes
-    return Line(
-        what="disk: growth of the store's file",
-        found=f"{growth / MEBI:.0f} MiB",
-        limit=f"{limits.file_growth / MEBI:.0f} MiB",
-        ok=growth <= limits.file_growth,
-    )
+    found, limit = f"{growth / MEBI:.0f} MiB", f"{limits.file_growth / MEBI:.0f} MiB"
+    return Line("disk: growth of the store's file", found, limit, growth <= limits.file_growth)
 
 
 def _compare_disk(first: Sequence[Sample], last: Sequence[Sample]) -> Line:
@@ -160,12 +147,8 @@ def _compare_disk(first: Sequence[Sample], last: Sequence[Sample]) -> Line:
     before, after = (
         percentile([one.slowest_fsync_seconds for one in part], 90) for part in (first, last)
     )
-    return Line(
-        what="for comparison: bare fsync, p90 of each second's slowest",
-        found=f"{after / before:.2f} ({1e3 * before:.1f} → {1e3 * after:.1f} ms)",
-        limit="",
-        ok=True,
-    )
+    found = f"{after / before:.2f} ({1e3 * before:.1f} → {1e3 * after:.1f} ms)"
+    return Line("for comparison: bare fsync, p90 of each second's slowest", found, "", True)
 
 
 def _judge_calls(
@@ -176,9 +159,9 @@ def _judge_calls(
     last = [call.seconds for call in of_kind if end - window < call.time <= end]
     before, after = percentile(first, 99), percentile(last, 99)
     ratio = after / before if before else math.inf
+    found = f"{ratio:.2f} ({1e3 * before:.1f} → {1e3 * after:.1f} ms)"
+    # Of none at all it is NaN, and fails.
+    ok = ratio <= limits.latency_ratio
     return Line(
-        what=f"{kind}: p99 at the end over p99 at the start",
-        found=f"{ratio:.2f} ({1e3 * before:.1f} → {1e3 * after:.1f} ms)",
-        limit=f"{limits.latency_ratio:g}",
-        ok=ratio <= limits.latency_ratio,  # Of none at all it is NaN, and fails.
+        f"{kind}: p99 at the end over p99 at the start", found, f"{limits.latency_ratio:g}", ok
     )

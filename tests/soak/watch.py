@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import statistics
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from experience_buffer import Client
 from experience_buffer.values import BufferStats
@@ -20,7 +18,7 @@ from tests.soak.plan import GROUP_DEADLINE_SECONDS, LATE, QUEUE, REPLAY
 SLACK_SECONDS: Final = 2.0
 """From a deadline until its group must be closed: the server's clock ticks ten times a second."""
 _PROBES_PER_SAMPLE: Final = 8
-_MODULES: Final = {"writer": b"lmdb.writer_process", "compute": b"compute.worker"}
+_MODULES: Final = {"writer": "lmdb.writer_process", "compute": "compute.worker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +46,8 @@ class Sample:
     depths: dict[str, int]
     oldest_open_seconds: float
     """Age of the oldest group of the queue that is open; 0: there is none."""
-    fsync_seconds: float
-    """The median of some small writes to the same disk, each with its fsync."""
     slowest_fsync_seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+    """Of some small writes to the same disk, each with its fsync."""
 
 
 @dataclass(slots=True)
@@ -69,7 +62,7 @@ class Watch:
 
     def look(self) -> Sample:
         """Take one sample."""
-        probes = self._probe()
+        slowest = self._slowest_fsync()
         stats = {one.name: one for one in self.client.get_stats().buffers}
         sample = Sample(
             time=time.monotonic(),
@@ -78,38 +71,34 @@ class Watch:
             payload_bytes=sum(one.num_bytes for one in stats.values()),
             depths=_depths(stats),
             oldest_open_seconds=self._oldest_open(),
-            fsync_seconds=statistics.median(probes),
-            slowest_fsync_seconds=max(probes),
+            slowest_fsync_seconds=slowest,
         )
         self.samples.append(sample)
         return sample
 
     def _pids(self) -> dict[str, int]:
-        pid = self.server.pid
-        pids = {"server": pid}
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        for child in map(int, children):
-            # One that takes a snapshot may have ended since.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                command = Path(f"/proc/{child}/cmdline").read_bytes()
-                pids |= {name: child for name, module in _MODULES.items() if module in command}
-        return pids
+        children = {
+            name: child
+            for name, module in _MODULES.items()
+            for child in self.server.children(module)
+        }
+        return {"server": self.server.pid} | children
 
     def _oldest_open(self) -> float:
         waiting = self.client.list(buffer=QUEUE, state="waiting_for_group", page_size=200)
         return max((time.time() - one.push_time for one in waiting), default=0.0)
 
-    def _probe(self) -> list[float]:
+    def _slowest_fsync(self) -> float:
         """Seconds that the disk alone takes."""
-        seconds, pause = [], threading.Event()
+        slowest, pause = 0.0, threading.Event()
         with self.probe_path.open("wb", buffering=0) as file:
             for _ in range(_PROBES_PER_SAMPLE):
                 began = time.monotonic()
                 file.write(bytes(4096))
                 os.fsync(file.fileno())
-                seconds.append(time.monotonic() - began)
+                slowest = max(slowest, time.monotonic() - began)
                 pause.wait(0.02)
-        return seconds
+        return slowest
 
     @property
     def stuck_seconds(self) -> float:

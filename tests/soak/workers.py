@@ -19,15 +19,8 @@ ABANDONED_EVERY: Final = 19
 _TEXT: Final = "The quick brown fox jumps over the lazy dog. " * 45
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Lengths of one experience, in tokens."""
-
-    num_prompt: int
-    num_response: int
-
-
-SIZES: Final = {"S": Size(128, 384), "M": Size(512, 1536)}
+SIZES: Final = {"S": (128, 384), "M": (512, 1536)}
+"""Tokens of one experience, in its prompt and in its response."""
 
 
 @dataclass(slots=True)
@@ -46,17 +39,18 @@ class Version:
 
 
 def members(
-    size: Size, batch: str, task: int, runs: Iterable[int], version: int | None = None
+    size: str, batch: str, task: int, runs: Iterable[int], version: int | None = None
 ) -> list[Experience]:
     """Some members of one group."""
     info = {} if version is None else {"model_version": version}
+    num_prompt, num_response = SIZES[size]
     return [
         Experience(
             eid=EID(batch=batch, task=task, run=run, step=0, suffix=f"{run:06x}"),
-            tokens=torch.full((size.num_prompt + size.num_response,), task % 32000),
-            logprobs=torch.full((size.num_response,), -0.5),
-            action_mask=torch.ones(size.num_response, dtype=torch.bool),
-            prompt_length=size.num_prompt,
+            tokens=torch.full((num_prompt + num_response,), task % 32000),
+            logprobs=torch.full((num_response,), -0.5),
+            action_mask=torch.ones(num_response, dtype=torch.bool),
+            prompt_length=num_prompt,
             reward=float((task + run) % 3),
             response_text=_TEXT,
             info=dict(info),
@@ -83,7 +77,7 @@ def push_groups(plan: Plan, role: str, *, size: str, buffer: str, per_second: fl
             task, half = divmod(number, len(halves))
             if half and task % ABANDONED_EVERY == 0:
                 continue
-            pushed = members(SIZES[size], batch, task, halves[half], version.number)
+            pushed = members(size, batch, task, halves[half], version.number)
             journal.write("pushing", uids=[one.eid.uid for one in pushed])
             result = client.push(pushed, buffer=buffer, raise_on_refused=False)
             _note(journal, result, time.monotonic() - due)
