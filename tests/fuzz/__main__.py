@@ -12,9 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -91,9 +90,7 @@ def _process(what: str, target: str, folder: Path, runs: int, seed: int) -> tupl
     command += ["--runs", str(runs), "--seed", str(seed)]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     path = folder / f"{what}.json"
-    known = {each.name for each in fields(Report)}
-    values: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    report = Report(**{name: value for name, value in values.items() if name in known})
+    report = Report(**json.loads(path.read_text("utf-8"))) if path.exists() else Report()
     for hang in folder.glob("hang-*"):
         report.findings["a hang"] = corpus.save_finding(target, hang.read_bytes()).name
     if done.returncode:

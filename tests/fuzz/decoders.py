@@ -225,6 +225,3 @@ def _compiled() -> CompiledReader:
 @cache
 def _stored() -> bytes:
     return trxp.split(one())[0]
-
-
-__all__ = ["DECODERS", "Target"]

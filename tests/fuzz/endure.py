@@ -6,18 +6,15 @@ F/endure.json is the report, written every few seconds.
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
-import json
 import random
 import time
-from pathlib import Path
 from typing import Final
 
-from tests.fuzz.findings import Watch
-from tests.fuzz.meter import Meter, confine
-from tests.fuzz.targets import MUTATIONS, make_target
+from tests.fuzz.findings import Watch, arguments
+from tests.fuzz.meter import confine
+from tests.fuzz.targets import MUTATIONS
 
 MAX_INPUT_BYTES: Final = 64 * 1024
 _HANG_SECONDS: Final = 20
@@ -47,31 +44,23 @@ class Inputs:
 
 def main() -> None:
     """Run the target so many times."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("target")
-    parser.add_argument("--runs", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    asked = parser.parse_args()
+    asked = arguments()
     first = [path.read_bytes() for path in sorted((asked.folder / "corpus").iterdir())]
     inputs = Inputs(asked.target, first, asked.seed)
-    meter = Meter(make_target(asked.target))
-    watch = Watch(asked.target, meter)
+    watch = Watch(asked.target, asked.folder / "endure.json")
     confine()
     gc.freeze()
-    report = asked.folder / "endure.json"
     due = 0.0
     for data in first:
         watch.run(data)
-    while meter.num_inputs < asked.runs:
+    while watch.num_inputs < asked.runs:
         if time.monotonic() >= due:
             due = time.monotonic() + _REPORT_SECONDS
-            report.write_text(json.dumps(watch.finished().as_json()), encoding="utf-8")
+            watch.write()
             # An input that never ends: where it was, and the end of this process.
             faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
-        data = inputs.next()
-        watch.run(data)
-    report.write_text(json.dumps(watch.finished().as_json()), encoding="utf-8")
+        watch.run(inputs.next())
+    watch.write()
 
 
 if __name__ == "__main__":

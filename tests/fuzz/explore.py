@@ -7,11 +7,8 @@ limits are judged there alone, since instrumented code is ten times as slow.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import atheris
@@ -20,10 +17,10 @@ with atheris.instrument_imports(
     include=["experience_buffer", "experience_buffer_server"],
     exclude=["experience_buffer.v1", "experience_buffer_server.advantages"],
 ):
-    from tests.fuzz.findings import Watch
-    from tests.fuzz.meter import Meter, confine
+    from tests.fuzz.findings import Watch, arguments
+    from tests.fuzz.meter import confine
     from tests.fuzz.mutations import Mutation
-    from tests.fuzz.targets import MUTATIONS, make_target
+    from tests.fuzz.targets import MUTATIONS
 
 MAX_INPUT_BYTES: Final = 4096
 _HANG_SECONDS: Final = 20
@@ -42,23 +39,16 @@ def _mutator(structured: Mutation) -> Any:
 
 def main() -> None:
     """Run the target until it has had so many inputs."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("target")
-    parser.add_argument("--runs", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    asked = parser.parse_args()
-    meter = Meter(make_target(asked.target))
-    watch = Watch(asked.target, meter, judge_limits=False)
+    asked = arguments()
+    watch = Watch(asked.target, asked.folder / "explore.json", judge_limits=False)
 
     def run(data: bytes) -> None:
         watch.run(data)
         # libFuzzer ends the process without a word to Python.
-        if meter.num_inputs % 1000 == 0 or meter.num_inputs >= asked.runs:
-            text = json.dumps(watch.finished().as_json())
-            (asked.folder / "explore.json").write_text(text, encoding="utf-8")
+        if watch.num_inputs % 1000 == 0 or watch.num_inputs >= asked.runs:
+            watch.write()
 
-    arguments = [
+    options = [
         sys.argv[0],
         f"-runs={asked.runs}",
         f"-seed={asked.seed}",
@@ -68,7 +58,7 @@ def main() -> None:
         f"-artifact_prefix={asked.folder}/hang-",
         str(asked.folder / "corpus"),
     ]
-    atheris.Setup(arguments, run, custom_mutator=_mutator(MUTATIONS[asked.target]))
+    atheris.Setup(options, run, custom_mutator=_mutator(MUTATIONS[asked.target]))
     confine()
     atheris.Fuzz()
 

@@ -70,48 +70,71 @@ class Context:
         return ()
 
 
-class World:
-    """One store with its buffers and handlers, on one event loop."""
+class ServiceTarget:
+    """The target: inputs through the handlers over one store, which is renewed now and then."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-store-")
+        self._num_inputs = 0
+        self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(self._open())
 
-    async def open(self) -> None:
+    def __call__(self, data: bytes) -> None:
+        """Run one input.
+
+        Raises:
+            Exception: Anything that a handler lets out but a typed error.
+        """
+        self._num_inputs += 1
+        self._loop.run_until_complete(self._calls(data))
+
+    def close(self) -> None:
+        """Close the store and remove it."""
+        self._loop.run_until_complete(self._close())
+        self._loop.close()
+        self._folder.cleanup()
+
+    async def _open(self) -> None:
         """Make the store and the buffers."""
-        path = self.folder / "store"
+        path = Path(self._folder.name) / "store"
         shutil.rmtree(path, ignore_errors=True)
         settings = Settings(store={"path": path}, buffers=_CONFIG)
         metrics = Metrics()
-        self.store = await LmdbStore.open(path, durability="interval", initial_map_bytes=16 << 20)
+        self._store = await LmdbStore.open(path, durability="interval", initial_map_bytes=16 << 20)
         computer = Computer(ComputeSection(device="cpu"), str(path), metrics)
-        self.registry = Registry(settings, self.store, computer, metrics)
-        await self.registry.load()
+        self._registry = Registry(settings, self._store, computer, metrics)
+        await self._registry.load()
         snapshots = Snapshots(settings.snapshots, path, metrics)
-        backend = Backend(self.registry, self.store, settings.server, asyncio.Event(), snapshots)
-        self.service = Service(backend)
+        backend = Backend(self._registry, self._store, settings.server, asyncio.Event(), snapshots)
+        self._service = Service(backend)
         self._readers = readers(max_payloads=settings.server.max_push_items)
         self._settings = settings
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Close the store."""
-        await self.registry.drain()
-        await self.store.close()
+        await self._registry.drain()
+        await self._store.close()
 
-    async def clear(self) -> None:
+    async def _clear(self) -> None:
         """Remove all buffers and make the first ones again."""
-        for buffer in self.registry.all():
-            await self.registry.delete(buffer.name, force=True)
+        for buffer in self._registry.all():
+            await self._registry.delete(buffer.name, force=True)
         await self._complete()
 
     async def _complete(self) -> None:
         """Make the first buffers that a call has deleted."""
-        there = {buffer.name for buffer in self.registry.all()}
+        there = {buffer.name for buffer in self._registry.all()}
         for name, settings in self._settings.buffers.items():
             if name not in there:
-                await self.registry.create(name, settings)
+                await self._registry.create(name, settings)
 
-    async def run(self, data: bytes) -> None:
+    async def _calls(self, data: bytes) -> None:
         """Make the calls of an input, one after the other."""
+        if self._num_inputs % _HARD_RESET_INPUTS == 0:
+            await self._close()
+            await self._open()
+        elif self._num_inputs % _SOFT_RESET_INPUTS == 0:
+            await self._clear()
         calls = unpack(data)
         while calls:
             number, _ = calls[0]
@@ -121,7 +144,7 @@ class World:
                 count += 1
             await self._call(method, [message for _, message in calls[:count]])
             calls = calls[count:]
-        self.registry.tick(clock.now())
+        self._registry.tick(clock.now())
         await self._complete()
 
     async def _call(self, method: Method, messages: list[bytes]) -> None:
@@ -130,7 +153,7 @@ class World:
             requests = [read(message) for message in messages]
         except DecodeError:
             return
-        handler = getattr(self.service, method.name)
+        handler = getattr(self._service, method.name)
         try:
             async with asyncio.timeout(_WAIT_SECONDS):
                 if method.is_stream:
@@ -147,7 +170,7 @@ class World:
             return
         except (ExperienceBufferError, StoreError) as error:
             _check_status(as_client_error(error))
-        assert not self.store.failed.is_set(), self.store.failure
+        assert not self._store.failed.is_set(), self._store.failure
 
 
 def _check_answer(answer: Message | bytes) -> None:
@@ -168,37 +191,3 @@ async def _each(requests: list[Any]) -> AsyncIterator[Any]:
         yield request
         # So that what is delivered against credits has a chance to come before the stream ends.
         await asyncio.sleep(0)
-
-
-class ServiceTarget:
-    """The target: inputs through the handlers, in a world that is renewed now and then."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-store-")
-        self._world = World(Path(self._folder.name))
-        self._loop.run_until_complete(self._world.open())
-        self._num_inputs = 0
-
-    def __call__(self, data: bytes) -> None:
-        """Run one input.
-
-        Raises:
-            Exception: Anything that a handler lets out but a typed error.
-        """
-        self._num_inputs += 1
-        if self._num_inputs % _HARD_RESET_INPUTS == 0:
-            self._loop.run_until_complete(self._renew())
-        elif self._num_inputs % _SOFT_RESET_INPUTS == 0:
-            self._loop.run_until_complete(self._world.clear())
-        self._loop.run_until_complete(self._world.run(data))
-
-    async def _renew(self) -> None:
-        await self._world.close()
-        await self._world.open()
-
-    def close(self) -> None:
-        """Close the store and remove it."""
-        self._loop.run_until_complete(self._world.close())
-        self._loop.close()
-        self._folder.cleanup()
