@@ -75,7 +75,6 @@ class Blocking:
 
 
 def connect(address: str, **options: Any) -> Any:
-    """An `AsyncClient`, to be used as a `Client`."""
     return Blocking(AsyncClient(address, **options))
 
 

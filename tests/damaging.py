@@ -32,15 +32,24 @@ def flip(path: Path, table: Table, key: bytes, *, place: float = 0.5) -> None:
         place: Where in the row, 0 to below 1.
     """
     stored = raw(path, table, key)
+    _flip(path, stored, int(place * len(stored)), 0x10)
+    assert raw(path, table, key) != stored
+
+
+def flip_key(path: Path, table: Table, key: bytes, *, byte: int, bit: int) -> None:
+    """Flip one bit of a row's key where it lies in the file, and of its older copies there."""
+    _flip(path, key + raw(path, table, key), byte, bit)
+
+
+def _flip(path: Path, stored: bytes, byte: int, bit: int) -> None:
     file = path / "data.mdb"
     data = bytearray(file.read_bytes())
     start = data.find(stored)
-    assert start >= 0, f"{table.name} {key!r} isn't in one piece in the file"
+    assert start >= 0, f"{stored!r} isn't in one piece in the file"
     while start >= 0:
-        data[start + int(place * len(stored))] ^= 0x10
+        data[start + byte] ^= bit
         start = data.find(stored, start + 1)
     file.write_bytes(data)
-    assert raw(path, table, key) != stored
 
 
 def large(path: Path, key: bytes) -> Extent:
@@ -62,16 +71,3 @@ def flip_large(path: Path, key: bytes, *, place: float = 0.5) -> None:
         [byte] = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte ^ 0x10]))
-
-
-def flip_key(path: Path, table: Table, key: bytes, *, byte: int, bit: int) -> None:
-    """Flip one bit of a row's key where it lies in the file, and of its older copies there."""
-    row = key + raw(path, table, key)
-    file = path / "data.mdb"
-    data = bytearray(file.read_bytes())
-    start = data.find(row)
-    assert start >= 0, f"{table.name} {key!r} isn't in one piece in the file"
-    while start >= 0:
-        data[start + byte] ^= bit
-        start = data.find(row, start + 1)
-    file.write_bytes(data)

@@ -51,7 +51,6 @@ class Forked:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Its exit status, if it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
@@ -70,7 +69,6 @@ class Forked:
             return self.returncode
 
     def kill(self) -> None:
-        """SIGKILL, if it hasn't ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -144,7 +142,6 @@ class Nursery:
 
 @functools.cache
 def nursery() -> Nursery:
-    """This process's nursery."""
     made = Nursery()
     atexit.register(made.close)
     return made

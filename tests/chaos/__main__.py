@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from tests.chaos.epoch import run
 from tests.chaos.points import Point, matrix, schedule, unreached
 from tests.chaos.report import Report
-from tests.chaos.run import run
 from tests.chaos.small_disk import check_small_disk
 from tests.faults.shim import build
 
@@ -29,7 +29,6 @@ _SHOWN = 3
 
 
 def main() -> int:
-    """Run and report."""
     options = _parse()
     chance = random.Random(options.seed)
     points = schedule(options.kills, chance)
@@ -77,10 +76,10 @@ def _parse() -> argparse.Namespace:
 
 def judge_reach(points: Sequence[Point], report: Report) -> None:
     """Say which kinds of points never came; that none of a whole group did is a problem."""
-    missing = unreached(points, +report.points)
-    if missing.kinds:
-        _say(f"\n*** NEVER REACHED, so nothing is known of: {', '.join(missing.kinds)} ***")
-    report.problems += [f"no process died at any of the {name}" for name in missing.groups]
+    kinds, groups = unreached(points, +report.points)
+    if kinds:
+        _say(f"\n*** NEVER REACHED, so nothing is known of: {', '.join(kinds)} ***")
+    report.problems += [f"no process died at any of the {name}" for name in groups]
 
 
 def _tell(report: Report) -> None:

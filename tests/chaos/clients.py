@@ -27,7 +27,6 @@ class Clients:
         self.all: list[Lives] = []
 
     def start(self, address: str) -> None:
-        """Start them, and wait until all have begun."""
         place = (address, self._folder)
         for number in range(NUM_PUSHERS):
             name = f"pusher-{number}"
@@ -44,7 +43,6 @@ class Clients:
 
     @property
     def learner(self) -> Lives:
-        """The one that begins anew from a checkpoint."""
         return self.all[-1]
 
     def check(self) -> None:

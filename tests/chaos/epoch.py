@@ -1,4 +1,4 @@
-"""One store under load, its server killed at one point after the other, then drained and compared."""
+"""Stores under load, their servers killed at one point after the other, then drained and compared."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Final, Literal
@@ -141,7 +142,6 @@ class Epoch:
 
     @property
     def _has_died(self) -> bool:
-        """Whether the point has been reached."""
         return self._deaths.exists() or bool(self._faults.killed_at)
 
     # --- deaths
@@ -194,7 +194,8 @@ class Epoch:
         if point.victim == "power":
             self.server.wait(_END_SECONDS)
             for file, undo in self._faults.files:
-                loss = fail_power(file, undo, self._chance)
+                # How much there is to lose differs: what is chosen next is not to depend on it.
+                loss = fail_power(file, undo, random.Random(self._chance.random()))
                 self.report.lost_sectors[file.name] += loss.num_lost_sectors
             if self._chance.random() < _VERIFIED_SHARE:
                 self._verify()
@@ -285,6 +286,40 @@ class Epoch:
         audit.check(self._left)
         self.report.counts.add(audit.counts)
         self.report.problems += audit.problems
+
+
+def run(
+    points: Sequence[Point],
+    *,
+    folder: Path,
+    library: Path,
+    seed: int,
+    epoch_kills: int,
+    sabotage: str = "",
+    say: Callable[[str], object] = lambda text: None,
+) -> Report:
+    """Go through the points in epochs; a sound epoch's files are removed."""
+    total = Report()
+    for number, start in enumerate(range(0, len(points), epoch_kills)):
+        began = time.monotonic()
+        place = folder / f"epoch-{number}"
+        part = list(points[start : start + epoch_kills])
+        durability: Durability = "interval" if number % 4 == 3 else "commit"
+        if durability == "interval":
+            part = [point.without_syncs() for point in part]
+        epoch = Epoch(place, library, seed + number, durability=durability, sabotage=sabotage)
+        report = epoch.run(part)
+        total.add(report, where=f"epoch {number} (seed {seed + number})")
+        say(
+            f"epoch {number} ({durability}): {sum(report.kills.values())} kills, "
+            f"{report.counts.acked_experiences} experiences, {report.counts.deliveries} deliveries, "
+            f"{len(report.problems)} problems, {time.monotonic() - began:.0f} s"
+        )
+        if not report.problems:
+            shutil.rmtree(place)
+        elif sabotage:
+            break
+    return total
 
 
 def _shortened(text: str) -> str:

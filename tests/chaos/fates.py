@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ class Fate:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a push of it was begun."""
         return self.asked_time < NEVER
 
     @property
@@ -62,18 +60,12 @@ class Fates:
         """How often a group's seal or drop was begun, by task."""
 
     def read(self, worker: int) -> None:
-        """Take over what one worker wrote down."""
         for entry in events(self._folder / f"pusher-{worker}"):
             if "verb" not in entry:
                 continue
-            operation = _operation(self._seed, worker, entry["index"])
-            call = work.Call(
-                entry["verb"],
-                operation.buffer,
-                operation.task,
-                operation.variant,
-                entry["part"],
-            )
+            operation = work.operation(self._seed, worker, entry["index"])
+            what = (operation.buffer, operation.task, operation.variant)
+            call = work.Call(entry["verb"], *what, entry["part"])
             if call.verb == "push":
                 self._note_push(operation, call, entry)
             else:
@@ -139,8 +131,3 @@ def _wrong_status(status: str, fate: Fate) -> str:
     if status == "stored" and fate.acked:
         return "stored by a push after it had been acknowledged before"
     return ""
-
-
-@functools.lru_cache(maxsize=100_000)
-def _operation(seed: int, worker: int, index: int) -> work.Operation:
-    return work.operation(seed, worker, index)

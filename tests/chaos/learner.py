@@ -30,7 +30,6 @@ class Learner:
         self._journal = Journal(folder / "learner")
 
     def run(self) -> None:
-        """Train until killed."""
         while True:
             try:
                 self._live()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -43,8 +43,6 @@ _SYNC_PHASES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A moment to die at."""
-
     name: str
     victim: Victim
     process: Literal["", "server", "writer", "snapshot"] = ""
@@ -96,16 +94,6 @@ _GROUPS: Final = {
     "writer": "moments in the writer",
     "snapshot": "snapshots",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Unreached:
-    """What a run was to hit and never did."""
-
-    kinds: Sequence[str]
-    """Such as "commit of ack"."""
-    groups: Sequence[str]
-    """Such as "snapshots"."""
 
 
 _COMMITS: Final = {
@@ -189,48 +177,28 @@ def matrix() -> list[Point]:
         for phase, victim in growth.items()
     ]
     for name, module, method, phase, where, count in _CALLS:
-        _check_exists(module, method)
-        points.append(
-            Point(
-                f"{name}: {phase}",
-                "server",
-                "server",
-                method,
-                f"{_PACKAGE}.{module}",
-                phase,
-                where,
-                count,
-                needs="trainer" if name == "rewind" else "",
-            )
-        )
+        code = (method, _existing(module, method), phase, where, count)
+        needs: Literal["", "trainer"] = "trainer" if name == "rewind" else ""
+        points.append(Point(f"{name}: {phase}", "server", "server", *code, needs))
     for name, module, method, phase in _SNAPSHOTS:
-        _check_exists(module, method)
-        points.append(
-            Point(
-                f"{name}: {phase}",
-                "both",
-                "snapshot",
-                method,
-                f"{_PACKAGE}.{module}",
-                phase,
-                max_count=1,
-                needs="snapshot",
-            )
-        )
+        code = (method, _existing(module, method), phase, "", 1)
+        points.append(Point(f"{name}: {phase}", "both", "snapshot", *code, "snapshot"))
     return points
 
 
-def _check_exists(module: str, method: str) -> None:
+def _existing(module: str, method: str) -> str:
+    """The whole name of a module that has this method."""
     try:
         owner: Any = importlib.import_module(f"{_PACKAGE}.{module}")
         for part in method.split("."):
             owner = getattr(owner, part)
     except (ModuleNotFoundError, AttributeError) as error:
         raise LookupError(f"points.py names {module}:{method}, which is gone: {error}") from error
+    return f"{_PACKAGE}.{module}"
 
 
-def unreached(points: Iterable[Point], reached: Iterable[str]) -> Unreached:
-    """Which of the points' kinds and groups never came.
+def unreached(points: Iterable[Point], reached: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Which kinds (such as "commit of ack") and which groups (such as "snapshots") never came.
 
     Args:
         points: Those that were asked for.
@@ -240,7 +208,7 @@ def unreached(points: Iterable[Point], reached: Iterable[str]) -> Unreached:
     came = {name.partition(":")[0] for name in reached}
     groups = {point.kind: point.group for point in points}
     lived = {group for kind, group in groups.items() if kind in came}
-    return Unreached(sorted(groups.keys() - came), sorted(set(groups.values()) - lived))
+    return sorted(groups.keys() - came), sorted(set(groups.values()) - lived)
 
 
 def schedule(num_kills: int, chance: random.Random) -> list[Point]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(slots=True)
 class Counts:
-    """How much was compared."""
-
     acked_pushes: int = 0
     acked_experiences: int = 0
     repeated_pushes: int = 0
@@ -38,8 +36,6 @@ class Counts:
 
 @dataclass
 class Report:
-    """What a run has done and found."""
-
     counts: Counts = field(default_factory=Counts)
     kills: Counter[str] = field(default_factory=Counter)
     """By victim; those of workers and trainers are beside the servers'."""

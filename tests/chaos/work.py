@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 
@@ -33,30 +33,32 @@ _RUNS: Final = {"single": (0,), "half": (0, 2), "other": (1, 3), "whole": (0, 1,
 Kind = Literal[
     "queue", "delete", "whole", "halves", "sealed", "dropped", "replay", "steps", "fresh"
 ]
-_WEIGHTS: Final[dict[Kind, int]] = {
-    "queue": 26,
-    "delete": 6,
-    "whole": 18,
-    "halves": 14,
-    "sealed": 7,
-    "dropped": 7,
-    "replay": 16,
-    "steps": 8,
-    "fresh": 12,
-}
-_BUFFERS: Final[dict[Kind, str]] = {
-    "queue": "queue",
-    "delete": "queue",
-    "replay": "replay",
-    "steps": "steps",
-    "fresh": "fresh",
+
+
+class _Plan(NamedTuple):
+    weight: int
+    """How often it comes, compared with the others."""
+    buffer: str
+    parts: tuple[str, ...]
+    """What is pushed, in order."""
+    end: Literal["", "delete", "seal", "drop"] = ""
+
+
+_PLANS: Final[dict[Kind, _Plan]] = {
+    "queue": _Plan(26, "queue", ("half",)),
+    "delete": _Plan(6, "queue", ("single",), "delete"),
+    "whole": _Plan(18, "groups", ("whole",)),
+    "halves": _Plan(14, "groups", ("half", "other")),
+    "sealed": _Plan(7, "groups", ("half",), "seal"),
+    "dropped": _Plan(7, "groups", ("half",), "drop"),
+    "replay": _Plan(16, "replay", ("single",)),
+    "steps": _Plan(8, "steps", ("whole",)),
+    "fresh": _Plan(12, "fresh", ("single",)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operation."""
-
     verb: Literal["push", "delete", "seal", "drop"]
     buffer: str
     task: str
@@ -70,7 +72,6 @@ class Call:
 
     @property
     def uids(self) -> list[str]:
-        """Their uids."""
         return [uid(self.task, run) for run in self.runs]
 
 
@@ -87,43 +88,30 @@ class Operation:
     @property
     def buffer(self) -> str:
         """Where its experiences go."""
-        return _BUFFERS.get(self.kind, "groups")
+        return _PLANS[self.kind].buffer
 
     @property
     def key(self) -> str:
-        """Key of its group."""
         return f"{BATCH}/{self.task}"
-
-    @property
-    def parts(self) -> list[str]:
-        """What is pushed, in order."""
-        if self.kind in ("whole", "steps"):
-            return ["whole"]
-        if self.kind == "halves":
-            return ["half", "other"]
-        return ["single" if self.kind in ("replay", "delete", "fresh") else "half"]
 
     @property
     def runs(self) -> list[int]:
         """All members pushed."""
-        return [run for part in self.parts for run in _RUNS[part]]
+        return [run for part in _PLANS[self.kind].parts for run in _RUNS[part]]
 
     def calls(self) -> Iterator[Call]:
-        """The calls, in order."""
-        for part in self.parts:
+        plan = _PLANS[self.kind]
+        for part in plan.parts:
             yield Call("push", self.buffer, self.task, self.variant, part)
-        if self.kind == "delete":
-            yield Call("delete", self.buffer, self.task, self.variant, self.parts[0])
-        if self.kind == "sealed":
-            yield Call("seal", self.buffer, self.task)
-        if self.kind == "dropped":
-            yield Call("drop", self.buffer, self.task)
+        if plan.end:
+            part = plan.parts[0] if plan.end == "delete" else ""
+            yield Call(plan.end, self.buffer, self.task, self.variant, part)
 
 
+@functools.lru_cache(maxsize=100_000)
 def operation(seed: int, worker: int, index: int) -> Operation:
-    """The operation of a worker with this number."""
     chance = random.Random(f"{seed} {worker} {index}")
-    [kind] = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+    [kind] = chance.choices(list(_PLANS), [plan.weight for plan in _PLANS.values()])
     back = chance.randint(1, REPEATED_BACK)
     repeats = index - back if index >= back and chance.random() < 0.15 else -1
     # What was deleted can be pushed anew, and would then be new.
@@ -133,7 +121,6 @@ def operation(seed: int, worker: int, index: int) -> Operation:
 
 
 def uid(task: str, run: int) -> str:
-    """A member's uid."""
     return f"{BATCH}/{task}/{run}/0/{SUFFIX}"
 
 
@@ -186,7 +173,6 @@ def is_large(variant: int) -> bool:
 
 
 def buffers() -> list[config_pb2.BufferConfig]:
-    """The buffers of a run."""
     queue = config_pb2.BufferConfig(
         name="queue",
         group_by=config_pb2.GROUP_BY_NONE,

@@ -54,7 +54,6 @@ class Pusher:
         self._journal = Journal(path)
 
     def run(self) -> None:
-        """Work until told to stop."""
         index = self._first
         while not self._stop.exists():
             operation = work.operation(self._seed, self._worker, index)
@@ -121,7 +120,6 @@ class Trainer:
         )
 
     def run(self) -> None:
-        """Train until killed."""
         number = acked = 0
         while True:
             batch, asked, _ = ask(self._stub.Sample, self._request)
@@ -160,7 +158,6 @@ class Trainer:
 
 
 def push(address: str, folder: Path, worker: int, seed: int) -> None:
-    """Work until told to stop."""
     with _stub(address) as stub:
         Pusher(stub, folder, worker, seed).run()
 

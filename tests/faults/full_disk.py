@@ -28,7 +28,6 @@ MEBI: Final = 1 << 20
 
 
 def large(number: int) -> Experience:
-    """An experience of a mebibyte."""
     return experience(number, 0, response_text=f"{number:4}" * (MEBI // 4))
 
 

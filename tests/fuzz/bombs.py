@@ -7,6 +7,7 @@ and are replayed by `make test`.
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 from collections.abc import Callable
@@ -30,13 +31,17 @@ def top(items: object, **changes: Any) -> bytes:
 
 def table(num_items: int) -> bytes:
     """A tensor section with four tokens for each of so many experiences."""
-    entries = [
-        f'"{index}:tokens":{{"dtype":"I32","shape":[4],"data_offsets":[{16 * index},{16 * index + 16}]}}'
-        for index in range(num_items)
-    ]
-    text = ("{" + ",".join(entries) + "}").encode()
+    ends = range(16, 16 * num_items + 1, 16)
+    entries = [{"dtype": "I32", "shape": [4], "data_offsets": [end - 16, end]} for end in ends]
+    header = {f"{index}:tokens": entry for index, entry in enumerate(entries)}
+    return safetensors(header, bytes(16 * num_items))
+
+
+def safetensors(header: dict[str, Any], data: bytes, *, spelling: Any = (",", ":")) -> bytes:
+    """A safetensors file of this header and these data, whatever they are."""
+    text = json.dumps(header, separators=spelling, ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
-    return struct.pack("<Q", len(text)) + text + bytes(16 * num_items)
+    return struct.pack("<Q", len(text)) + text + data
 
 
 def meta(**changes: Any) -> dict[str, Any]:

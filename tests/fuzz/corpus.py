@@ -81,7 +81,6 @@ def regressions(target: str) -> list[bytes]:
 
 
 def save_finding(target: str, data: bytes) -> Path:
-    """Keep an input that is a finding."""
     REGRESSIONS.mkdir(parents=True, exist_ok=True)
     path = REGRESSIONS / f"{target}-{hashlib.sha256(data).hexdigest()[:12]}.bin"
     path.write_bytes(data)

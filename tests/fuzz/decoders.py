@@ -56,7 +56,6 @@ def metadata(data: bytes) -> None:
 
 
 def tensors(data: bytes) -> None:
-    """The tensor table."""
     with _documented(TrxpError):
         table = safetensors.read(memoryview(data), max_header_bytes=8 * 1024 * 1024)
         written = b"".join(safetensors.write(table))
@@ -126,7 +125,6 @@ def rewrite(data: bytes) -> None:
 
 
 def packed(data: bytes) -> None:
-    """A packed batch as a trainer reads it."""
     with _documented(TrxpError):
         batch = PackedBatch.parse(data)
         _ = (batch.uids, batch.groups, batch.flags, repr(batch))

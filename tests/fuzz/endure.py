@@ -43,7 +43,6 @@ class Inputs:
 
 
 def main() -> None:
-    """Run the target so many times."""
     asked = arguments()
     first = [path.read_bytes() for path in sorted((asked.folder / "corpus").iterdir())]
     inputs = Inputs(asked.target, first, asked.seed)

@@ -38,7 +38,6 @@ def _mutator(structured: Mutation) -> Any:
 
 
 def main() -> None:
-    """Run the target until it has had so many inputs."""
     asked = arguments()
     watch = Watch(asked.target, asked.folder / "explore.json", judge_limits=False)
 

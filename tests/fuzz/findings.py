@@ -61,7 +61,6 @@ class Watch:
             self._note(_place(error), data, error)
 
     def write(self) -> None:
-        """Write the report up to now."""
         meter = self._meter
         report = Report(
             num_inputs=meter.num_inputs,

@@ -30,8 +30,6 @@ _MAX_DEPTH: Final = 4
 
 
 class Method(NamedTuple):
-    """One RPC."""
-
     name: str
     request: type[Message]
     is_stream: bool
@@ -66,7 +64,6 @@ _RANGES: Final = {
 
 
 def pack(calls: list[tuple[int, bytes]]) -> bytes:
-    """Calls as one input."""
     return b"".join(_HEAD.pack(number, len(data)) + data for number, data in calls)
 
 

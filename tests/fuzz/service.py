@@ -58,7 +58,6 @@ class Context:
         return 0.1
 
     def peer(self) -> str:
-        """As gRPC names it."""
         return "ipv4:127.0.0.1:4711"
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
@@ -66,7 +65,6 @@ class Context:
         callback(self)
 
     def invocation_metadata(self) -> tuple[()]:
-        """None."""
         return ()
 
 
@@ -89,13 +87,11 @@ class ServiceTarget:
         self._loop.run_until_complete(self._calls(data))
 
     def close(self) -> None:
-        """Close the store and remove it."""
         self._loop.run_until_complete(self._close())
         self._loop.close()
         self._folder.cleanup()
 
     async def _open(self) -> None:
-        """Make the store and the buffers."""
         path = Path(self._folder.name) / "store"
         shutil.rmtree(path, ignore_errors=True)
         settings = Settings(store={"path": path}, buffers=_CONFIG)
@@ -111,7 +107,6 @@ class ServiceTarget:
         self._settings = settings
 
     async def _close(self) -> None:
-        """Close the store."""
         await self._registry.drain()
         await self._store.close()
 

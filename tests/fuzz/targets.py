@@ -23,7 +23,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
 
 
 def make_target(name: str) -> Target:
-    """The target of this name."""
     if name == "requests":
         # Imports all of the server, which no decoder needs.
         from tests.fuzz.service import ServiceTarget

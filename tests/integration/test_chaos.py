@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.epoch import run
 from tests.chaos.points import Point, matrix
 from tests.chaos.report import Report
-from tests.chaos.run import run
 from tests.faults.shim import build
 
 KINDS = [

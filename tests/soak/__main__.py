@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Run a soak; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of load")
     parser.add_argument("--output", type=Path, default=Path("soak-output"))

@@ -58,7 +58,6 @@ def look(operator: Operator) -> None:
 
 
 def scrape(operator: Operator) -> None:
-    """Read the metrics."""
     with urllib.request.urlopen(operator.plan.metrics_url, timeout=10) as answer:
         answer.read()
 
@@ -70,7 +69,6 @@ def change_limits(operator: Operator) -> None:
 
 
 def change_selectors(operator: Operator) -> None:
-    """Choose in another order."""
     selector = _SELECTORS[operator.turn("selectors") % len(_SELECTORS)]
     operator.client.update_buffer(REPLAY, consumers=(replay_consumer(selector),))
 
@@ -117,8 +115,6 @@ def take_snapshot(operator: Operator) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """Something done again and again."""
-
     name: str
     every_seconds: float
     do: Callable[[Operator], None]

@@ -36,8 +36,6 @@ OPERATOR: Final[Mapping[str, Callable[..., None]]] = {"operator": chores.operate
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The death of one process."""
-
     time: float
     """By `time.monotonic`."""
     role: str

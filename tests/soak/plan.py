@@ -59,7 +59,6 @@ class Plan:
         return journal.Journal(self._journal_path(role))
 
     def events(self, role: str) -> list[dict[str, Any]]:
-        """What the lives of a role have written down."""
         return list(journal.events(self._journal_path(role)))
 
     def _journal_path(self, role: str) -> Path:
@@ -71,12 +70,10 @@ class Plan:
         return not (self.folder / "stop-pushing").exists()
 
     def stop_pushing(self) -> None:
-        """Let the workers end."""
         (self.folder / "stop-pushing").touch()
 
 
 def buffers() -> tuple[BufferConfig, ...]:
-    """The buffers of a soak."""
     common: dict[str, Any] = {"duplicate_horizon_seconds": HORIZON_SECONDS, "lease_seconds": 60.0}
     return (
         BufferConfig(

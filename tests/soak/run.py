@@ -36,8 +36,6 @@ _KINDS: Final = {"pushed": "push", "sampled": "sample", "acked": "ack"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a soak found."""
-
     start: float
     """When the load began, by `time.monotonic`."""
     warm: float
@@ -58,12 +56,10 @@ class Outcome:
         return [self.minute(sample.time) for sample in self.watch.samples]
 
     def minute(self, time: float) -> float:
-        """Minutes since the load began."""
         return (time - self.start) / 60
 
     @property
     def ok(self) -> bool:
-        """Whether all of it is as it should be."""
         return all(line.ok for line in self.lines)
 
 

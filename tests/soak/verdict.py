@@ -32,8 +32,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that was judged."""
-
     what: str
     found: str
     limit: str
@@ -42,8 +40,6 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a client."""
-
     kind: str
     time: float
     """When it was answered, by `time.monotonic`."""

@@ -23,8 +23,6 @@ _MODULES: Final = {"writer": "lmdb.writer_process", "compute": "compute.worker"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of the server."""
-
     memory_bytes: int
     """Of its own, beyond the page cache (RssAnon)."""
     num_descriptors: int
@@ -33,8 +31,6 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look."""
-
     time: float
     """By `time.monotonic`."""
     processes: dict[str, Process]
@@ -61,7 +57,6 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
 
     def look(self) -> Sample:
-        """Take one sample."""
         slowest = self._slowest_fsync()
         stats = {one.name: one for one in self.client.get_stats().buffers}
         sample = Sample(

@@ -41,7 +41,6 @@ class Version:
 def members(
     size: str, batch: str, task: int, runs: Iterable[int], version: int | None = None
 ) -> list[Experience]:
-    """Some members of one group."""
     info = {} if version is None else {"model_version": version}
     num_prompt, num_response = SIZES[size]
     return [

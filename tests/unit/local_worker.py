@@ -23,7 +23,6 @@ class LocalWorker:
         self.gone = False
 
     async def request(self, message: Any) -> Any:
-        """Compute a launch."""
         if self.gone:
             raise ChildGoneError("closed", was_running=False)
         request = msgpack.unpackb(msgpack.packb(message))

@@ -6,10 +6,10 @@ that are one object in one payload and several in another, and lengths that don'
 
 from __future__ import annotations
 
-import json
-import pickle
-import struct
+import math
 from typing import Any
+
+from tests.fuzz.bombs import frame, safetensors, top
 
 _KEYS = (
     "eid", "reward", "truncate_status", "info", "metrics", "prompt_length", "response_text",
@@ -50,25 +50,16 @@ def section(tensors: Table, *, spelling: Any = (",", ":"), ranked: bool = True) 
     for name in names:
         dtype, shape = tensors[name]
         begin = end
-        count = 1
-        for size in shape:
-            count *= size
-        end += count * _SIZES[dtype]
+        end += math.prod(shape) * _SIZES[dtype]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=spelling, ensure_ascii=False).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)
-    return struct.pack("<Q", len(text)) + text + bytes(place * 7 % 251 for place in range(end))
+    return safetensors(header, bytes(place * 7 % 251 for place in range(end)), spelling=spelling)
 
 
 def payload(metas: list[Any], tensors: bytes) -> bytes:
-    """A whole payload."""
-    top = {"version": 1, "num_items": len(metas), "items": metas}
-    pickled = pickle.dumps(top, protocol=5)
-    return struct.pack("<4sBQQ", b"TRXP", 1, len(pickled), len(tensors)) + pickled + tensors
+    return frame(top(metas), tensors)
 
 
 def one(*, spelling: Any = (",", ":"), ranked: bool = True, meta_: Any = None, **t: Any) -> bytes:
-    """A payload of one experience."""
     tensors = section(table(0, **t), spelling=spelling, ranked=ranked)
     return payload([meta(0) if meta_ is None else meta_], tensors)
 

@@ -82,7 +82,7 @@ def prepare(arguments: Sequence[str]) -> None:
     """Change this process as the plan says, if the plan is about it."""
     plan: dict[str, Any] = json.loads(os.environ["CHAOS_PLAN"])
     if "experience_buffer_server.store.lmdb.writer_process" in arguments:
-        _start_small()
+        _open_with(initial_map_bytes=_SMALL_MAP_BYTES)
         if plan.get("sabotage"):
             _SABOTAGES[plan["sabotage"]]()
         if plan.get("process") == "writer":
@@ -106,12 +106,13 @@ def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
 # --- the writer process
 
 
-def _start_small() -> None:
+def _open_with(**changes: Any) -> None:
+    """Open the store with other options than the writer's."""
     from experience_buffer_server.store.lmdb.engine import Engine
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def start(engine: Any, path: Any, **options: Any) -> None:
-            original(engine, path, **options | {"initial_map_bytes": _SMALL_MAP_BYTES})
+            original(engine, path, **options | changes)
 
         return start
 
@@ -222,19 +223,6 @@ def _die_in_call(plan: dict[str, Any]) -> None:
 # --- broken promises
 
 
-def _no_sync() -> None:
-    """Commits don't wait for the disk: what the writer does with a fsync taken out."""
-    from experience_buffer_server.store.lmdb.engine import Engine
-
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def start(engine: Any, path: Any, **options: Any) -> None:
-            original(engine, path, **options | {"sync": False})
-
-        return start
-
-    _wrap(Engine, "__init__", make)
-
-
 def _early_ack() -> None:
     """Batches are answered before their commit instead of after it."""
     from experience_buffer_server.store.lmdb import writer_protocol
@@ -253,4 +241,8 @@ def _early_ack() -> None:
     _wrap(Engine, "write", make)
 
 
-_SABOTAGES: dict[str, Callable[[], None]] = {"nosync": _no_sync, "early-ack": _early_ack}
+_SABOTAGES: dict[str, Callable[[], None]] = {
+    # Commits don't wait for the disk: what the writer does with a fsync taken out.
+    "nosync": functools.partial(_open_with, sync=False),
+    "early-ack": _early_ack,
+}

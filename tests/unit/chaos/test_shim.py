@@ -108,6 +108,7 @@ def test_what_no_sync_has_made_durable_may_be_lost_and_nothing_else(disk: Disk) 
     half = SIZE // SECTOR_BYTES
     disk.write("put(0, b'a', 2); writer.sync(); put(1, b'b', 2)")
     for loss in disk.fail_power_often(30):
+        assert disk.num_notes()[NAME] == 0, "forgotten: they hold for this failure only"
         found = letters(disk.file.read_bytes())
         assert found[:half] == b"a" * half
         over, behind = found[half : 2 * half], found[2 * half :]
@@ -128,6 +129,15 @@ def test_what_was_synced_stays(disk: Disk) -> None:
         assert disk.fail_power(seed)[NAME] == Loss(0, 0, False)
     half = SIZE // SECTOR_BYTES
     assert letters(disk.file.read_bytes()) == b"b" * half + b"c" * half
+
+
+def test_a_note_that_was_not_finished_is_of_a_write_that_was_not_begun(disk: Disk) -> None:
+    disk.write("put(0, b'a'); put(0, b'b')")
+    (undo,) = [undo for file, undo in disk.faults.files if file == disk.file]
+    data = undo.read_bytes()
+    for length, num_notes in {len(data): 2, len(data) - 1: 1, 32: 1, 31: 0, 0: 0}.items():
+        undo.write_bytes(data[:length])
+        assert disk.num_notes()[NAME] == num_notes
 
 
 def test_a_later_process_makes_durable_what_one_that_died_has_left(disk: Disk) -> None:
