@@ -9,10 +9,13 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from experience_buffer.eid import EID
 from experience_buffer_server.store.interface import MAX_KEY_BYTES, GroupRow, Payload, Record
+
+_T = TypeVar("_T")
 
 
 class Reason(StrEnum):
@@ -107,6 +110,22 @@ _NEW = _State()
 _STORED = _changed(_NEW, "durable", True)
 
 
+class _Shared(property, Generic[_T]):
+    """A value of an entry that is in its shared state. Read without a call of Python."""
+
+    def __init__(self, name: str) -> None:
+        def change(entry: Entry, value: _T) -> None:
+            entry._state = _changed(entry._state, name, value)
+
+        super().__init__(attrgetter(f"_state.{name}"), change)
+
+    if TYPE_CHECKING:
+
+        def __get__(self, entry: Any, kind: type | None = None, /) -> _T: ...  # type: ignore[override]
+
+        def __set__(self, entry: Any, value: _T, /) -> None: ...
+
+
 class Entry:
     """One stored experience or tombstone in memory.
 
@@ -123,6 +142,22 @@ class Entry:
     """Its removal is on its way to the disk, or has got there."""
     magnitude: float
     """Mean of |advantage| over its response tokens; 0 until it is computed."""
+    durable = _Shared[bool]("durable")
+    """Its commit is on disk."""
+    acked = _Shared[frozenset[str]]("acked")
+    """Consumers that have consumed it."""
+    computing = _Shared[bool]("computing")
+    """Its advantages are being computed or stored."""
+    counted = _Shared[bool]("counted")
+    """The running moments have counted its reward."""
+    changing = _Shared[bool]("changing")
+    """An annotation of it, or of a member of its group, is on its way to the disk."""
+    generation = _Shared[int]("generation")
+    """Counts its annotations: what was computed before one is void."""
+    missing = _Shared[tuple[str, ...]]("missing")
+    """Fields that the estimator needs and that are to come with an annotation."""
+    quarantine = _Shared[str]("quarantine")
+    """Why it can't be delivered."""
 
     def __init__(self, record: Record, group: Group | None, *, durable: bool = False) -> None:
         self.record = record
@@ -130,78 +165,6 @@ class Entry:
         self.available = self.leaving = False
         self.magnitude = 0.0
         self._state = _STORED if durable else _NEW
-
-    @property
-    def durable(self) -> bool:
-        """Its commit is on disk."""
-        return self._state.durable
-
-    @durable.setter
-    def durable(self, durable: bool) -> None:
-        self._state = _changed(self._state, "durable", durable)
-
-    @property
-    def acked(self) -> frozenset[str]:
-        """Consumers that have consumed it."""
-        return self._state.acked
-
-    @acked.setter
-    def acked(self, consumers: frozenset[str]) -> None:
-        self._state = _changed(self._state, "acked", consumers)
-
-    @property
-    def computing(self) -> bool:
-        """Its advantages are being computed or stored."""
-        return self._state.computing
-
-    @computing.setter
-    def computing(self, computing: bool) -> None:
-        self._state = _changed(self._state, "computing", computing)
-
-    @property
-    def counted(self) -> bool:
-        """The running moments have counted its reward."""
-        return self._state.counted
-
-    @counted.setter
-    def counted(self, counted: bool) -> None:
-        self._state = _changed(self._state, "counted", counted)
-
-    @property
-    def changing(self) -> bool:
-        """An annotation of it, or of a member of its group, is on its way to the disk."""
-        return self._state.changing
-
-    @changing.setter
-    def changing(self, changing: bool) -> None:
-        self._state = _changed(self._state, "changing", changing)
-
-    @property
-    def generation(self) -> int:
-        """Counts its annotations: what was computed before one is void."""
-        return self._state.generation
-
-    @generation.setter
-    def generation(self, generation: int) -> None:
-        self._state = _changed(self._state, "generation", generation)
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Fields that the estimator needs and that are to come with an annotation."""
-        return self._state.missing
-
-    @missing.setter
-    def missing(self, fields: tuple[str, ...]) -> None:
-        self._state = _changed(self._state, "missing", fields)
-
-    @property
-    def quarantine(self) -> str:
-        """Why it can't be delivered."""
-        return self._state.quarantine
-
-    @quarantine.setter
-    def quarantine(self, reason: str) -> None:
-        self._state = _changed(self._state, "quarantine", reason)
 
     @property
     def damage(self) -> str:
