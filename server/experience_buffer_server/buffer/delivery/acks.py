@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.leasing import Leasing, row_of
 from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import WriteBatch
@@ -28,7 +29,6 @@ class Acks:
         self._state = state
         self._offers = offers
         self._leasing = leasing
-        self._retirement = state.retirement
         self._changes = state.changes
         self._ending: dict[int, asyncio.Future[asyncio.Future[None] | None]] = {}
         """By lease, acks on their way to the disk; each brings the removal that follows, if any."""
@@ -53,7 +53,7 @@ class Acks:
         """
         lease = self._leasing.find(lease_id, ("open", "ending", "acked"))
         if lease.state == "open":
-            problem_with = functools.partial(self._retirement.problem_with, lease.consumer)
+            problem_with = functools.partial(self._problem_with, lease.consumer)
             _check(lease, step, rank, problem_with, self._state.name)
             parts = {rank: step} | lease.acked_parts if rank is not None else {}
             if len(parts) == lease.world_size:
@@ -73,6 +73,12 @@ class Acks:
                 # It may fail, and is owed then: the ack stands all the same.
                 await asyncio.wait([removal])
         return lease
+
+    def _problem_with(self, consumer: str, step: int) -> str:
+        """Why a consumer can't acknowledge with this training step; empty if it can."""
+        reader = self._state.consumers.get(consumer)
+        # A removed one has no timeline, and its leases are on their way back.
+        return "" if reader is None else reader.timeline.problem_with(step)
 
     async def settle(self, consumer: str) -> None:
         """Wait until no ack of a consumer is on its way to the disk."""
@@ -112,22 +118,25 @@ class Acks:
         seqs = [seq for unit in lease.units for seq in unit.seqs]
         batch = self._changes.batch()
         batch.put_lease(self._state.id, row_of(lease, state="acked"))
-        leaving = self._retirement.note_consumed(batch, seqs, lease.consumer, step=step)
+        leaving = departure.note_consumed(self._state, batch, seqs, lease.consumer, step=step)
         lease.state = "ending"
 
         def stored() -> asyncio.Future[None] | None:
             del self._ending[lease.id]
             self._state.progress.ack_ended(seqs, lease.consumer)
             self._offers.consumed(lease, self._leasing.close(lease, "acked"))
-            self._retirement.forget(leaving)
+            departure.forget(self._state, leaving)
             self._state.metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
             return None if self._state.closed else self._leave_if_done(seqs)
 
         def failed(error: BaseException) -> None:
             del self._ending[lease.id]
             lease.state = "open"
-            self._retirement.revert_consumed(seqs, lease.consumer, leaving, step=step)
-            self._retirement.blame_again(lease.units, lease.consumer)
+            departure.revert_consumed(self._state, seqs, lease.consumer, leaving, step=step)
+            # Deliveries before it count as before: without the one that goes on.
+            for unit in lease.units:
+                times = unit.num_deliveries - 1
+                self._state.progress.set_deliveries(unit.seqs, lease.consumer, times)
 
         self._ending[lease.id] = self._changes.submit(batch, stored, failed)
 
@@ -137,18 +146,18 @@ class Acks:
         Returns:
             The removal, if there is one.
         """
-        done = self._retirement.done_among(seqs)
+        done = departure.done_among(self._state, seqs)
         if not done:
             return None
         batch = self._changes.batch()
-        leaving = self._retirement.leave(batch, done, "consumed")
+        leaving = departure.leave(self._state, batch, done, "consumed")
 
         def failed(error: BaseException) -> None:
-            self._retirement.stay(leaving, "consumed")
+            departure.stay(self._state, leaving, "consumed")
             self._changes.owe_again(self._leave_if_done, [entry.record.seq for entry in done])
             _log.warning("%d consumed experiences can't be removed yet: %s", len(done), error)
 
-        return self._changes.submit(batch, lambda: self._retirement.forget(leaving), failed)
+        return self._changes.submit(batch, lambda: departure.forget(self._state, leaving), failed)
 
 
 def _check(

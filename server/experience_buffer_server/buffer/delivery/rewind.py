@@ -15,6 +15,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.acks import Acks
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import Entry
@@ -43,7 +44,6 @@ class Timelines:
         self._state = state
         self._offers = offers
         self._progress = state.progress
-        self._retirement = state.retirement
         self._leasing = leasing
         self._acks = acks
         self._changes = state.changes
@@ -146,10 +146,10 @@ class Timelines:
             if seq in entries:
                 self._progress.note_safe(entries[seq], consumer.name, acked_step)
         self._progress.put_consumer(batch, consumer)
-        leaving = self._retirement.leave_if_done(batch, list(entries.values()))
+        leaving = departure.leave_if_done(self._state, batch, list(entries.values()))
 
         def stored() -> int:
-            self._retirement.forget(leaving)
+            departure.forget(self._state, leaving)
             return len(released)
 
         def failed(error: BaseException) -> None:
@@ -159,7 +159,7 @@ class Timelines:
                 if seq in entries:
                     self._progress.note_unsafe(entries[seq], consumer.name, acked_step)
             self._progress.note_behind(entries)
-            self._retirement.stay(leaving, "consumed")
+            departure.stay(self._state, leaving, "consumed")
 
         return self._changes.submit(batch, stored, failed)
 

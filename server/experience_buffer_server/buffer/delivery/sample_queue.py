@@ -20,6 +20,7 @@ from experience_buffer_server.buffer.delivery.batch_picking import (
     words_beyond,
     words_of_window,
 )
+from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import (
     Consumer,
@@ -239,14 +240,16 @@ class Line:
             if consumer.settings.limiter is not None:
                 consumer.tally.passed_over(key, consumer.settings.limiter.plan)
         self._state.progress.put_consumer(batch, consumer)
-        leaving = self._state.retirement.pass_over(batch, entries, consumer.name)
+        for entry in entries:
+            self._state.progress.pass_over(entry, consumer.name)
+        leaving = departure.leave_if_done(self._state, batch, entries)
 
         def failed(error: BaseException) -> None:
             # Passed over in memory all the same: after a restart it is judged again.
-            self._state.retirement.stay(leaving, "consumed")
+            departure.stay(self._state, leaving, "consumed")
             self._state.events.postpone(leaving)
 
-        self._state.changes.spawn(batch, lambda: self._state.retirement.forget(leaving), failed)
+        self._state.changes.spawn(batch, lambda: departure.forget(self._state, leaving), failed)
 
     # --- why a call waits
 

@@ -108,7 +108,7 @@ class Eviction:
 
     def returned(self, units: Iterable[Unit]) -> None:
         """Leases of these units end: those that couldn't leave because of them may be chosen."""
-        if not len(self._parked):
+        if not self._parked:
             return
         for entry in self._contents.by_seqs(seq for unit in units for seq in unit.seqs):
             if (key := unit_key(entry)) in self._parked:
@@ -122,7 +122,7 @@ class Eviction:
         if key in self._units:
             self._units.remove(key)
         self._damaged.pop(key, None)
-        self._parked.discard(key)
+        self._parked.pop(key, None)
 
     def make_room(self, num_items: int, num_bytes: int, *, partly: bool = False) -> Freed:
         """Remove units until so many experiences and bytes are freed.
@@ -207,7 +207,7 @@ class Eviction:
             members = members_of(self._state, key)
             if self._units is None or not members or key in self._units or key in self._damaged:
                 continue
-            self._parked.discard(key)
+            self._parked.pop(key, None)
             if _is_damaged(members):
                 self._damaged[key] = None
             else:

@@ -1,8 +1,8 @@
 """Leaving without being consumed: discarded, deleted, or dropped with a group.
 
 A unit that leaves is a whole group where there are groups, else one experience. Its number is the id of
-the group, or the seq of the experience. Who may be removed is decided here; what removal means for rows and memories is the retirement's
-business. Belongs to one buffer and its event loop.
+the group, or the seq of the experience. Who may be removed is decided here; what removal means for rows and memories is in
+`state.departure`. Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from experience_buffer_server.buffer.delivery.offers import Offers
+from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.departure import LeaveReason
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
@@ -45,41 +46,21 @@ def is_held(state: BufferState, members: Sequence[Entry]) -> bool:
     return any(not state.is_idle(entry) or state.is_wanted(entry) for entry in members)
 
 
-class Parked:
-    """Units that couldn't leave, by number, the longest parked first. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._since: OrderedDict[int, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._since)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._since
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._since)
+class Parked(OrderedDict[int, float]):
+    """Units that couldn't leave, by number, the longest parked first, with the time. Not thread-safe."""
 
     def add(self, key: int, now: float) -> None:
         """Park a unit; `now` is in seconds and never less than before."""
-        self._since[key] = now
-        self._since.move_to_end(key)
-
-    def discard(self, key: int) -> None:
-        """Forget a unit, if it is here."""
-        self._since.pop(key, None)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._since.clear()
+        self[key] = now
+        self.move_to_end(key)
 
     def take_due(self, now: float) -> Iterator[int]:
         """Take those that have been here for a while, one at a time; some may be added meanwhile."""
-        while self._since:
-            key = next(iter(self._since))
-            if now - self._since[key] < _PAUSE_SECONDS:
+        while self:
+            key = next(iter(self))
+            if now - self[key] < _PAUSE_SECONDS:
                 return
-            del self._since[key]
+            del self[key]
             yield key
 
 
@@ -90,7 +71,6 @@ class Removal:
         self._state = state
         self._offers = offers
         self._contents = state.contents
-        self._retirement = state.retirement
         self._changes = state.changes
 
     async def remove_free(self, entries: Sequence[Entry]) -> None:
@@ -101,7 +81,7 @@ class Removal:
         """
         held = [entry for entry in entries if self._state.is_leased(entry)]
         if held:
-            self._retirement.give_up(held)
+            departure.give_up(self._state, held)
         free = [entry for entry in entries if not self._state.is_leased(entry)]
         await self._submit_removal(free, "discarded")
 
@@ -168,7 +148,7 @@ class Removal:
         entries = self._contents.by_seqs(seqs)
         self.discard(entries)
         # Others may hold them still.
-        self._retirement.give_up([entry for entry in entries if not entry.leaving])
+        departure.give_up(self._state, [entry for entry in entries if not entry.leaving])
         # Tombstones of a dropped group aren't in its unit, and nobody else may come back for them.
         groups = (self._contents.groups.by_id(unit.key) for unit in units)
         for group in groups:
@@ -184,10 +164,10 @@ class Removal:
     ) -> asyncio.Future[None]:
         """Remove durable entries that nobody holds; what follows from how it ends comes last."""
         batch = self._changes.batch()
-        leaving = self._retirement.leave(batch, entries, reason)
+        leaving = departure.leave(self._state, batch, entries, reason)
 
         def on_disk() -> None:
-            self._retirement.forget(leaving)
+            departure.forget(self._state, leaving)
             # What they kept from being whole, or from being computed, may go on without them.
             for group in groups_of(leaving):
                 self._state.events.check_whole(group)
@@ -195,7 +175,7 @@ class Removal:
                 stored()
 
         def refused(error: BaseException) -> None:
-            self._retirement.stay(leaving, reason)
+            departure.stay(self._state, leaving, reason)
             if failed is not None:
                 failed()
 

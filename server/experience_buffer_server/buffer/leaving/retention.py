@@ -188,7 +188,7 @@ class Retention:
             if this.is_over:
                 self._parked.add(key, now)
             else:
-                self._parked.discard(key)
+                self._parked.pop(key, None)
                 self._look(key, this)
         self._remove(this)
         return others

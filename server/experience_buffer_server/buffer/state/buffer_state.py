@@ -13,9 +13,8 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.departure import Retirement
 from experience_buffer_server.buffer.state.events import BufferEvents
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.buffer.state.legal_states import illegal
 from experience_buffer_server.buffer.state.progress import Progress
 from experience_buffer_server.buffer.state.units import key_of, members_of, unit_of
@@ -65,7 +64,8 @@ class BufferState:
         self.consumers: dict[str, Consumer] = {}
         """By name; rooms have views of it."""
         self.progress = Progress(row.id, self.contents, self.consumers, changes)
-        self.retirement = Retirement(row.id, self.contents, self.consumers, self.progress, changes)
+        self.noted_seq = 0
+        """Up to here the store knows without any record which seqs were given."""
         self.leases = LeaseTable()
         self.leases.reserve(row.lease_floor)
 
@@ -136,6 +136,20 @@ class BufferState:
 
     def _put_row(self, batch: WriteBatch, _: Sequence[int]) -> None:
         batch.put_buffer(self.row)
+
+    def owe_groups(self, groups: Iterable[Group]) -> None:
+        """The rows of groups are to be stored again, of those that aren't leaving."""
+        self.changes.owe(self._put_groups, groups)
+
+    def _put_groups(self, batch: WriteBatch, groups: Sequence[Group]) -> None:
+        for group in groups:
+            if self.contents.groups.by_id(group.row.id) is not group:
+                continue
+            if any(not entry.leaving for entry in group.members):
+                batch.put_group(self.id, group.row)
+            else:
+                # A row that is stored after its removal would stay for ever.
+                self.owe_groups([group])
 
     # --- consumers
 

@@ -278,9 +278,9 @@ async def test_no_step_is_too_early_for_a_consumer_that_was_removed(world: World
     await buffer.push(push((1, 0), (1, 1)))
     await consume(buffer, 1, "actor", step=5)
     await buffer.flow.timelines.declare_safe(buffer.state.consumers["actor"], 5)
-    assert buffer.state.retirement.problem_with("actor", 3)
+    assert buffer.flow.acks._problem_with("actor", 3)
     await buffer.change_settings(settings(consumers=["critic"]))
-    assert not buffer.state.retirement.problem_with("actor", 3)
+    assert not buffer.flow.acks._problem_with("actor", 3)
 
 
 async def test_a_lease_of_another_life_of_the_buffer_counts_as_none(world: World) -> None:

@@ -12,6 +12,7 @@ from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
+from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_call import sample
@@ -198,7 +199,7 @@ async def test_numbers_are_noted_once_for_many_removals(world: World) -> None:
     noted = []
     for run in (0, 1, 4, 3):
         batch = world.store.batch()
-        buffer.state.retirement.leave(batch, [entry_of(buffer, 1, run)], "deleted")
+        departure.leave(buffer.state, batch, [entry_of(buffer, 1, run)], "deleted")
         noted.append(sum(kind == Kind.LAST_SEQ for kind, *_ in batch.operations))
         await buffer.push(push((2, run)))
     assert noted == [1, 0, 0, 0]
