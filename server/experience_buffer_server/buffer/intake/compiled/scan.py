@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 from experience_buffer._codec.payload import Buffer
 from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.facts import note_facts
-from experience_buffer_server.buffer.intake.compiled.metadata import read_metadata
+from experience_buffer_server.buffer.intake.compiled.metadata import read_int, read_metadata
 from experience_buffer_server.buffer.intake.compiled.primitives import (
     Array,
     compiled,
@@ -36,7 +36,6 @@ from experience_buffer_server.buffer.intake.compiled.primitives import (
     put_uint,
     uint,
 )
-from experience_buffer_server.buffer.intake.compiled.scalars import read_int
 from experience_buffer_server.buffer.intake.compiled.tables import read_table, write_table
 from experience_buffer_server.buffer.intake.compiled.workspace import BOUNDS_TYPE, Bounds
 
