@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from experience_buffer import errors
-from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1 import types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
 from experience_buffer_server.buffer.intake.annotation import Annotation
@@ -17,11 +17,11 @@ from experience_buffer_server.rpc.batch_assembly import read_payload, sampled
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.server import ConfigurationError, Settings
 from tests.refusing_store import Refusals
-from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.buffer.delivery.test_damage import lose
 from tests.unit.buffer.intake.test_annotate import RLOO, annotate
 from tests.unit.buffer_verbs import entry_of, pushed
-from tests.unit.builders import World, push, sampling, settings, settle, uid, want
+from tests.unit.builders import World, push, settings, settle, uid, want
+from tests.unit.sample_calls import granting, serving
 
 pytestmark = pytest.mark.on_disk
 
@@ -173,26 +173,12 @@ async def test_a_packed_stream_keeps_to_the_smallest_batch(
 ) -> None:
     """However many frames it takes: a packed batch is read before anything of it is sent."""
     monkeypatch.setattr("experience_buffer_server.rpc.batch_sender.FRAME_BYTES", 200)
-    backend = await serving(world)
-    buffer = backend.buffer("b")
+    backend, buffer = await serving(world)
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await lose(world, buffer, (1, 1), (1, 2))
 
-    async def said() -> Any:
-        yield service_pb2.SampleStreamRequest(
-            open=service_pb2.SampleStreamOpen(
-                buffer="b",
-                consumer="trainer",
-                batch_size=3,
-                min_batch_size=2,
-                timeout_seconds=0.01,
-                format=types_pb2.SAMPLE_FORMAT_PACKED,
-            )
-        )
-        yield service_pb2.SampleStreamRequest(credits=1)
-        await asyncio.Event().wait()
-
-    stream = cast(Any, sampling(backend, said()))
+    asked = {"batch_size": 3, "min_batch_size": 2, "timeout_seconds": 0.01}
+    stream = granting(backend, 1, format=types_pb2.SAMPLE_FORMAT_PACKED, **asked)
     first = await anext(stream)
     assert first.WhichOneof("message") == "waiting"
     await buffer.push(push((1, 3)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 
 from experience_buffer import EID, Experience, trxp
-from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.intake.admission import PayloadReader
@@ -22,7 +21,6 @@ from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.buffer.restore import restore
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.buffer import BufferSettings
@@ -75,15 +73,6 @@ def push(*members: tuple[int, int], dead: Sequence[tuple[int, int]] = (), size: 
     )
 
 
-async def sampling(
-    backend: Backend, requests: AsyncIterator[Any]
-) -> AsyncGenerator[service_pb2.SampleStreamResponse]:
-    """What a sample stream answers, as messages."""
-    async with contextlib.aclosing(SampleSession(backend, requests).responses()) as responses:  # type: ignore[type-var]
-        async for data in responses:
-            yield service_pb2.SampleStreamResponse.FromString(data)
-
-
 def want(batch_size: int, **changes: Any) -> Want:
     values: dict[str, Any] = {
         "batch_size": batch_size,
@@ -99,12 +88,20 @@ def settings(**changes: Any) -> BufferSettings:
     return BufferSettings.model_validate(changes)
 
 
+async def turns(count: int = 1) -> None:
+    """Let all else that is ready have so many turns of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what another process or thread brings about, and leave it the processor."""
+    """Wait turn by turn; then for what a process or thread brings about, which gets the processor."""
     deadline = time.monotonic() + 60
-    while not condition():
+    for turn in itertools.count():
+        if condition():
+            return
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0 if turn < 1000 else 0.001)
 
 
 async def settle(buffer: Buffer, *, after: float | None = None) -> None:

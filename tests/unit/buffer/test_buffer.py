@@ -17,7 +17,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import AdvantageRow
 from tests.unit.buffer_verbs import consume, leased, pushed, sampled, take
-from tests.unit.builders import World, experience, payload, push, settings, settle, uid
+from tests.unit.builders import World, experience, payload, push, settings, settle, turns, uid
 
 BOTH = [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}]
 GROUPS = [{"name": "critic", "unit": "group"}]
@@ -91,8 +91,7 @@ async def test_a_cancelled_sample_leaves_no_lease(world: World) -> None:
     await buffer.push(push((1, 0), (1, 1)))
     for num_steps in range(6):
         call = asyncio.ensure_future(take(buffer, 2, timeout_seconds=60.0))
-        for _ in range(num_steps):
-            await asyncio.sleep(0)
+        await turns(num_steps)
         if not call.done():
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -330,8 +329,7 @@ async def test_a_changed_policy_holds_for_what_is_overdue_already(world: World) 
 async def test_a_member_deleted_while_its_group_is_computed(world: World, num_steps: int) -> None:
     buffer = await world.computing(group_size=3, consumers=GROUPS, advantage={"estimator": "rloo"})
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
-    for _ in range(num_steps):
-        await asyncio.sleep(0)
+    await turns(num_steps)
     await buffer.delete([entry for entry in buffer.state.contents if entry.record.run == 1])
     await settle(buffer)
     lease = await leased(buffer, 1, "critic")

@@ -15,7 +15,7 @@ from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inve
 from experience_buffer_server.store.lmdb.verify.check import check
 from tests.refusing_store import Refusals
 from tests.scenarios.test_coming_and_going import restarted
-from tests.unit.builders import World, push, settings
+from tests.unit.builders import World, push, settings, until
 
 NUM_TASKS, NUM_RUNS = 5, 2
 
@@ -69,8 +69,7 @@ async def begun(
     refusals = Refusals(world.store)
     held = refusals.held = asyncio.Event()
     deleting = asyncio.ensure_future(registry.delete("old", force=True))
-    while "" not in left(world):
-        await asyncio.sleep(0)
+    await until(lambda: "" in left(world))
     return deleting, refusals, held
 
 
@@ -93,8 +92,7 @@ async def test_a_crash_on_the_way_leaves_what_fits_together(
 ) -> None:
     commits = Commits(world, num_commits)
     deleting = asyncio.ensure_future(registry.delete("old", force=True))
-    while commits.num <= num_commits and not deleting.done():
-        await asyncio.sleep(0)
+    await until(lambda: commits.num > num_commits or deleting.done())
     deleting.cancel()
     await world.store.close()
     assert problem_of(check(world.path)) == ""
@@ -104,8 +102,7 @@ async def test_a_crash_on_the_way_leaves_what_fits_together(
     again = world.registry()
     await again.load()
     assert names(again) == ["new"]
-    while "" in left(world):
-        await asyncio.sleep(0)
+    await until(lambda: "" not in left(world))
     assert left(world) == {"new": NUM_TASKS * NUM_RUNS}
     fresh = await again.create("old", settings())
     assert (fresh.id > 2, fresh.num_items) == (True, 0)
@@ -145,8 +142,7 @@ async def test_a_server_that_stops_goes_on_with_it_at_its_next_start(
     await draining
     assert left(world)[""] > 0
     again = await restarted(world)
-    while "" in left(world):
-        await asyncio.sleep(0)
+    await until(lambda: "" not in left(world))
     assert names(again) == ["new"]
 
 

@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.buffer_verbs import consume, take
-from tests.unit.builders import World, push, settings, settle, uid
+from tests.unit.builders import World, push, settings, settle, uid, until
 
 
 class Flaky:
@@ -59,8 +59,7 @@ async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> No
     Flaky(world).num_to_fail = 1
     update = asyncio.ensure_future(registry.update("math", {"consumers": ["actor"]}))
     await asyncio.sleep(0)
-    while not buffer.state.consumers["critic"].closed:
-        await asyncio.sleep(0)
+    await until(lambda: buffer.state.consumers["critic"].closed)
     with pytest.raises(errors.ConsumerNotFoundError, match=r"it has \['actor'\]"):
         await take(buffer, 1, "critic")
     await buffer.nack(returned, reason="too late")
@@ -170,8 +169,7 @@ async def test_a_refused_change_stays_refused_though_the_row_is_stored_again(wor
     registry = await registered(world, {"name": "actor"})
     Flaky(world).num_to_fail = 1
     update = asyncio.ensure_future(registry.update("math", {"group_size": 7}))
-    while registry.get("math").settings.group_size != 7:
-        await asyncio.sleep(0)
+    await until(lambda: registry.get("math").settings.group_size == 7)
     await registry.get("math").publish(3)
     with pytest.raises(StoreFullError):
         await update

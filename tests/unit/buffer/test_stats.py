@@ -12,7 +12,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.rpc.messages import stats_message
 from tests.unit.buffer_verbs import consume, leased, sampled
-from tests.unit.builders import World, push, uid
+from tests.unit.builders import World, push, uid, until
 
 GROUPS: dict[str, Any] = {"group_size": 2, "consumers": [{"name": "trainer", "unit": "group"}]}
 
@@ -167,8 +167,7 @@ async def test_a_wait_is_counted_by_what_kept_it(world: World) -> None:
     consumers = [{"name": "trainer", "limiter": {"min_size": 3}}]
     buffer = await world.create(group_by="none", consumers=consumers)
     asked = asyncio.ensure_future(_sample(buffer, 2))
-    while not buffer.state.consumer("trainer").waiters:
-        await asyncio.sleep(0)
+    await until(lambda: buffer.state.consumer("trainer").waiters)
     began = time.monotonic()
     await buffer.push(push((1, 0), (2, 0)))
     assert not asked.done()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-from typing import Any
-
 import pytest
 
-from experience_buffer import ExperienceNotFoundError, trxp
+from experience_buffer import ExperienceNotFoundError
 from experience_buffer.v1 import service_pb2
-from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc import inspection, messages
-from tests.unit.builders import World, experience, push, settle, uid
+from tests.unit.buffer_verbs import pushed
+from tests.unit.builders import World, push, settle, uid
+from tests.unit.work import counted_lines
 
 
 async def test_what_is_leaving_is_not_found_rather_than_damaged(world: World) -> None:
@@ -38,23 +35,10 @@ async def test_what_leaves_together_takes_time_by_its_number_alone(world: World)
 
 
 async def lines_of_a_deletion(world: World, num_groups: int) -> int:
-    """How many lines of Python are run: the same on every machine, which seconds are not."""
     buffer = await world.create(num_groups, group_size=1)
-    members = [experience(task, 0) for task in range(num_groups)]
-    await buffer.push(Push(payloads=[trxp.encode(members)]))
+    await buffer.push(pushed(*((task, 0) for task in range(num_groups))))
     state = messages.state_number(buffer.state_of(next(iter(buffer.state.contents))))
     wanted = service_pb2.DeleteRequest(filter=service_pb2.Filter(state=state))
-    num_lines = 0
-
-    def count(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal num_lines
-        num_lines += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
+    with counted_lines() as lines:
         assert (await inspection.delete(buffer, wanted)).num_deleted == num_groups
-    finally:
-        sys.settrace(before)
-    return num_lines
+    return lines.num

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
 
 import pytest
 
-from experience_buffer import errors, trxp
+from experience_buffer import errors
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.runtime.response_bytes import Hold
 from experience_buffer_server.store.interface import StoreFullError
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.refusing_store import Refusals
-from tests.unit.buffer.delivery.test_bounds import serving
-from tests.unit.builders import World, experience, push, uid
+from tests.unit.buffer_verbs import pushed
+from tests.unit.builders import World, push, turns, uid, until
+from tests.unit.sample_calls import called, calling, serving
 
 pytestmark = pytest.mark.on_disk
 
@@ -44,24 +42,8 @@ class Slow(Refusals):
         return read(*given)
 
 
-class Asked:
-    """A call, and what it holds."""
-
-    def __init__(self, backend: Backend, form: int, **more: Any) -> None:
-        self.holds: list[Hold] = []
-        wish: dict[str, Any] = {"buffer": "b", "consumer": "trainer", "batch_size": 2} | more
-        request = service_pb2.SampleRequest(format=cast(Any, form), **wish)
-        self.task = asyncio.ensure_future(
-            sample(backend, request, timeout_seconds=0.01, until_sent=self.holds.append)
-        )
-
-    async def response(self) -> service_pb2.SampleResponse:
-        return service_pb2.SampleResponse.FromString(await self.task)
-
-
 async def slow(world: World, *members: tuple[int, int]) -> tuple[Backend, Buffer, Slow]:
-    backend = await serving(world)
-    buffer = backend.buffer("b")
+    backend, buffer = await serving(world)
     await buffer.push(push(*members))
     return backend, buffer, Slow(world.lmdb)
 
@@ -71,18 +53,18 @@ async def test_reading_does_not_wait_for_the_disk_and_the_answer_does(
     world: World, form: int
 ) -> None:
     backend, buffer, store = await slow(world, (1, 0), (1, 1))
-    asked = Asked(backend, form)
+    holds: list[Hold] = []
+    asked = calling(backend, batch_size=2, format=form, holds=holds)
     await asyncio.wait_for(store.read.wait(), 10)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     (lease,) = buffer.state.leases.of_consumer("trainer")
-    assert (asked.task.done(), lease.is_stored, lease.state) == (False, False, "open")
+    assert (asked.done(), lease.is_stored, lease.state) == (False, False, "open")
     store.let.set()
-    response = await asked.response()
+    response = service_pb2.SampleResponse.FromString(await asked)
     assert (response.lease.id, response.num_units, lease.is_stored) == (lease.id, 2, True)
     if form == PACKED:
         assert PackedBatch.parse(response.packed).uids == [uid(1, 0), uid(1, 1)]
-    assert len(asked.holds) == 1
+    assert len(holds) == 1
 
 
 @FORMATS
@@ -90,13 +72,12 @@ async def test_a_lease_that_finds_no_room_is_not_delivered(world: World, form: i
     backend, buffer, store = await slow(world, (1, 0), (1, 1))
     store.let.set()
     store.num_next = 1
-    asked = Asked(backend, form)
     with pytest.raises(StoreFullError):
-        await asked.response()
+        await called(backend, batch_size=2, format=form)
     await buffer.drain()
     consumer = buffer.state.consumers["trainer"]
     assert (len(consumer.ready), len(consumer.out), consumer.num_leased) == (2, 0, 0)
-    response = await Asked(backend, form).response()
+    response = await called(backend, batch_size=2, format=form)
     assert response.num_units == 2
 
 
@@ -104,13 +85,12 @@ async def test_a_lease_that_finds_no_room_is_not_delivered(world: World, form: i
 async def test_what_cannot_be_answered_is_offered_again(world: World, form: int) -> None:
     backend, buffer, store = await slow(world)
     store.let.set()
-    large = experience(1, 0, response_text="x" * 70_000)
-    await buffer.push(Push(payloads=[trxp.encode([large])]))
+    await buffer.push(pushed((1, 0), response_text="x" * 70_000))
     backend.limits = backend.limits.model_copy(update={"max_message_bytes": 65_600})
     store.held = store.let = asyncio.Event()
-    asked = Asked(backend, form, batch_size=1)
+    asked = calling(backend, format=form)
     with pytest.raises(errors.ResourceExhaustedError, match="one item takes"):
-        await asyncio.wait_for(asked.task, 10)
+        await asyncio.wait_for(asked, 10)
     store.let.set()
     await buffer.drain()
     consumer = buffer.state.consumers["trainer"]
@@ -124,30 +104,29 @@ async def test_a_response_takes_no_more_than_a_message_may(world: World, form: i
     """With all that travels beside the batch."""
     backend, buffer, store = await slow(world, (1, 0))
     store.let.set()
-    num_bytes = len(await Asked(backend, form, batch_size=1).task)
+    num_bytes = len(await calling(backend, format=form))
     for most in (num_bytes, num_bytes - 1):
         (lease,) = buffer.state.leases.of_consumer("trainer")
         buffer.give_back([lease.id], "undeliverable")
         backend.limits = backend.limits.model_copy(update={"max_message_bytes": most})
-        asked = Asked(backend, form, batch_size=1)
+        asked = calling(backend, format=form)
         if most == num_bytes:
-            assert len(await asked.task) == most
+            assert len(await asked) == most
     with pytest.raises(errors.ResourceExhaustedError, match=f"one item takes {num_bytes} bytes"):
-        await asked.task
+        await asked
     await buffer.drain()
 
 
 @pytest.mark.parametrize("when", ["reading", "storing"])
 async def test_a_call_that_goes_away_leaves_no_lease(world: World, when: str) -> None:
     backend, buffer, store = await slow(world, (1, 0), (1, 1))
-    asked = Asked(backend, PACKED)
+    asked = calling(backend, batch_size=2, format=PACKED)
     if when == "storing":
         await asyncio.wait_for(store.read.wait(), 10)
-    while not buffer.state.leases.of_consumer("trainer"):
-        await asyncio.sleep(0)
-    asked.task.cancel()
+    await until(lambda: buffer.state.leases.of_consumer("trainer"))
+    asked.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked.task
+        await asked
     store.let.set()
     await buffer.drain()
     consumer = buffer.state.consumers["trainer"]
@@ -156,12 +135,12 @@ async def test_a_call_that_goes_away_leaves_no_lease(world: World, when: str) ->
 
 async def test_a_lease_that_was_returned_meanwhile_is_not_delivered(world: World) -> None:
     backend, buffer, store = await slow(world, (1, 0), (1, 1))
-    asked = Asked(backend, PACKED)
+    asked = calling(backend, batch_size=2, format=PACKED)
     await asyncio.wait_for(store.read.wait(), 10)
     (lease,) = buffer.state.leases.of_consumer("trainer")
     buffer.give_back([lease.id], "rewound")
     store.let.set()
-    response = await asked.response()
+    response = service_pb2.SampleResponse.FromString(await asked)
     assert not response.HasField("lease")
     assert not response.packed
     assert "returned before it was sent" in response.shortfall

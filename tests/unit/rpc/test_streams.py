@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,37 +14,23 @@ from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.compiled.candidates import CompiledReader
-from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
+from experience_buffer_server.buffer.intake.push_reading import PushStatus
 from experience_buffer_server.rpc import push_stream, sample_stream
 from experience_buffer_server.rpc.batch_sender import Sending
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import PushRequest, PushStreamRequest, read_push_stream
 from experience_buffer_server.rpc.push_stream import PushSession
 from experience_buffer_server.rpc.sample_stream import SampleSession
-from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.settings.buffer import MEBI
-from experience_buffer_server.settings.server import SnapshotsSection
 from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES
-from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
-from tests.unit.buffer_verbs import leased
-from tests.unit.builders import World, experience, payload, push, sampling, settings
-
-Request = service_pb2.SampleStreamRequest
+from tests.unit.buffer_verbs import leased, pushed
+from tests.unit.builders import World, experience, payload, push, settings, turns, until
+from tests.unit.sample_calls import Request, fill, frame_of, granting, opening, sampling, saying
 
 
 @pytest.fixture
 async def backend(world: World) -> Backend:
-    registry = world.registry()
-    await registry.create("math", settings())
-    snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
-    return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
-
-
-async def saying(messages: Iterable[Any], hold: asyncio.Event | None = None) -> AsyncIterator[Any]:
-    for message in messages:
-        yield message
-    if hold is not None:
-        await hold.wait()
+    return await world.backend()
 
 
 def streamed(number: int, buffer: str = "math") -> PushStreamRequest:
@@ -54,26 +39,15 @@ def streamed(number: int, buffer: str = "math") -> PushStreamRequest:
     return read_push_stream(message.SerializeToString(), max_payloads=4096)
 
 
-def opening(**fields: Any) -> Request:
-    given: dict[str, Any] = {"buffer": "math", "consumer": "trainer", "batch_size": 1} | fields
-    return Request(open=service_pb2.SampleStreamOpen(**given))
-
-
-def granting(backend: Backend, credits: int, asked: Request | None = None) -> Any:
-    """A sample stream that is open and has so many credits."""
-    said = [asked or opening(), Request(credits=credits)]
-    return sampling(backend, saying(said, asyncio.Event()))
-
-
 async def large_batches(backend: Backend, packed: bool) -> tuple[Buffer, Any]:
     """A buffer of eight experiences of 4 MiB, and a stream with a credit for each."""
     await backend.registry.create("large", settings(group_by="none"))
     buffer = backend.buffer("large")
     for run in range(8):
-        large = experience(1, run, extra={"x": torch.zeros(4 * MEBI, dtype=torch.uint8)})
-        await buffer.push(Push(payloads=[trxp.encode([large])]))
-    asked = opening(buffer="large", format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
-    return buffer, granting(backend, 8, asked)
+        extra = {"x": torch.zeros(4 * MEBI, dtype=torch.uint8)}
+        await buffer.push(pushed((1, run), extra=extra))
+    form = int(packed) * types_pb2.SAMPLE_FORMAT_PACKED
+    return buffer, granting(backend, 8, buffer="large", format=form)
 
 
 def lent(memory: bytearray) -> PushRequest:
@@ -138,7 +112,9 @@ async def test_a_large_one_that_a_client_changes_is_stored_as_it_was_too(
 
 async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Backend) -> None:
     requests = [streamed(number, name) for number, name in enumerate(["math", "none", "math"] * 50)]
-    written = [answer async for answer in PushSession(backend, saying(requests)).responses()]
+    written = [
+        answer async for answer in PushSession(backend, saying(requests, ends=True)).responses()
+    ]
     answers = list(map(service_pb2.PushStreamResponse.FromString, written))
     assert [answer.sequence for answer in answers] == list(range(150))
     assert {answer.error.code for answer in answers[1::3]} == {5}
@@ -146,11 +122,10 @@ async def test_pushes_are_answered_in_order_each_with_its_own_error(backend: Bac
 
 
 async def test_a_drain_ends_both_streams(backend: Backend) -> None:
-    hold = asyncio.Event()
     sessions = [
-        PushSession(backend, saying([], hold)).responses(),
-        sampling(backend, saying([opening(), Request(credits=1)], hold)),
-        sampling(backend, saying([], hold)),
+        PushSession(backend, saying([])).responses(),
+        granting(backend, 1),
+        sampling(backend, saying([])),
     ]
     waits = [asyncio.ensure_future(anext(session, None)) for session in sessions]
     await asyncio.sleep(0)
@@ -206,7 +181,7 @@ async def test_a_stream_that_is_cancelled_stops_reading(backend: Backend) -> Non
 async def test_a_wrong_message_ends_the_stream_with_its_status(
     backend: Backend, message: Request
 ) -> None:
-    stream = sampling(backend, saying([opening(), message], asyncio.Event()))
+    stream = sampling(backend, saying([opening(), message]))
     with pytest.raises(errors.InvalidRequestError, match="unexpected message"):
         await asyncio.wait_for(anext(stream), 10)
 
@@ -217,7 +192,7 @@ async def test_more_credits_than_a_thousand_all_count(backend: Backend) -> None:
         await buffer.push(push(*((task, run) for run in range(97))))
     stream = granting(backend, 1300)
     for _ in range(1300):
-        assert (await asyncio.wait_for(anext(stream), 10)).frame.last
+        assert (await frame_of(stream)).last
     await stream.aclose()
     await buffer.drain()
     assert len(buffer.state.leases) == 0
@@ -239,15 +214,13 @@ async def test_a_stream_remembers_no_lease_that_a_call_has_ended(
         await buffer.push(push(*((task, run) for run in range(97))))
     stream = granting(backend, 291)
     for number in range(291):
-        lease = (await asyncio.wait_for(anext(stream), 10)).frame.lease
+        lease = (await frame_of(stream)).lease
         if number:
             await buffer.ack(lease.id)
     assert len(made[0]._leases) <= 66
     await stream.aclose()
     await buffer.drain()
-    async with asyncio.timeout(10):
-        while len(buffer.state.leases):
-            await asyncio.sleep(0)
+    await until(lambda: not len(buffer.state.leases))
 
 
 async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend: Backend) -> None:
@@ -255,13 +228,11 @@ async def test_a_closed_stream_gives_its_leases_back_and_leaves_no_task(backend:
     await buffer.push(push(*((1, run) for run in range(20))))
     before = asyncio.all_tasks()
     stream = granting(backend, 20)
-    lease_id = (await anext(stream)).frame.lease.id
+    lease_id = (await frame_of(stream)).lease.id
     await buffer.ack(lease_id)
     await stream.aclose()
     # Its tasks end in the next turns, and then their leases are given back.
-    async with asyncio.timeout(10):
-        while len(buffer.state.leases):
-            await asyncio.sleep(0)
+    await until(lambda: not len(buffer.state.leases))
     await buffer.drain()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -274,9 +245,9 @@ async def test_a_lease_of_another_stream_can_be_acked(backend: Backend) -> None:
     buffer = backend.buffer("math")
     await buffer.push(push((1, 0)))
     first = granting(backend, 1)
-    lease_id = (await anext(first)).frame.lease.id
+    lease_id = (await frame_of(first)).lease.id
     ack = Request(ack=service_pb2.AckLeases(ids=[lease_id, 999]))
-    answers = sampling(backend, saying([opening(), ack]))
+    answers = sampling(backend, saying([opening(), ack], ends=True))
     results = [answer.lease_result async for answer in answers]
     assert [(r.lease_id, r.error.code) for r in results] == [(lease_id, 0), (999, 5)]
     await first.aclose()
@@ -307,11 +278,11 @@ async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
     buffer = backend.buffer("math")
     await buffer.push(push(*((1, run) for run in range(7))))
     stream = granting(backend, 7)
-    ids = [(await asyncio.wait_for(anext(stream), 10)).frame.lease.id for _ in range(7)]
+    ids = [(await frame_of(stream)).lease.id for _ in range(7)]
     await buffer.drain()
     monkeypatch.setattr(world.store, "commit", ending_together(world.store.commit, 7))
     ack = Request(ack=service_pb2.AckLeases(ids=[*ids[:4], 999, *ids[4:]]))
-    answers = sampling(backend, saying([opening(), ack]))
+    answers = sampling(backend, saying([opening(), ack], ends=True))
     results = [answer.lease_result async for answer in answers]
     monkeypatch.undo()
     assert [result.lease_id for result in results] == [*ids[:4], 999, *ids[4:]]
@@ -353,10 +324,9 @@ async def test_each_credit_is_leased_as_it_comes(
         assert not first.done()
         assert len(buffer.state.leases) == number
         requests.put_nowait(Request(credits=1))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
     frames = [(await asyncio.wait_for(first, 10)).frame]
-    frames += [(await asyncio.wait_for(anext(stream), 10)).frame for _ in range(2)]
+    frames += [await frame_of(stream) for _ in range(2)]
     runs = [frame.experiences[0].uid.split("/")[2] for frame in frames]
     assert runs == ["0", "1", "2"]
     assert len(buffer.state.leases) == 3
@@ -378,7 +348,7 @@ async def test_a_batch_that_is_not_sent_yet_has_its_credit(
     """While it waits for memory; where bytes count, the next one waits for what this one spends."""
     buffer = backend.buffer("math")
     await buffer.push(push(*((1, run) for run in range(7))))
-    held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
+    go = fill(backend)
     requests: asyncio.Queue[Request] = asyncio.Queue()
     stream = sampling(backend, said_one_by_one(requests))
     for request in (opening(), *[Request(byte_credits=1)] * (num_leases == 1)):
@@ -392,10 +362,9 @@ async def test_a_batch_that_is_not_sent_yet_has_its_credit(
         assert not first.done()
         assert len(buffer.state.leases) == num_said
         requests.put_nowait(credit)
-    held[0].release()
+    go()
     assert (await asyncio.wait_for(first, 10)).frame.num_units == 1
     await stream.aclose()
-    held[1].release()
     await buffer.drain()
 
 
@@ -408,7 +377,7 @@ async def test_a_deleted_buffer_ends_its_streams_and_knows_no_lease(backend: Bac
     buffer = backend.buffer("math")
     await buffer.push(push((1, 0)))
     stream = granting(backend, 2)
-    lease_id = (await anext(stream)).frame.lease.id
+    lease_id = (await frame_of(stream)).lease.id
     assert await backend.registry.delete("math", force=True) == 1
     with pytest.raises(errors.BufferNotFoundError):
         await asyncio.wait_for(anext(stream), 10)
@@ -424,8 +393,7 @@ async def test_a_stream_reads_no_more_than_its_reader_takes(backend: Backend, pa
     num_batches, size = 0, 4 * MEBI
     while num_batches < 7:
         message = await asyncio.wait_for(anext(stream), 10)
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         # This one is being sent, and at most the next one is read.
         assert size <= backend.responses.held.total < 2 * size + 2 * packed * size
         num_batches += message.frame.last
@@ -442,7 +410,7 @@ async def test_a_frame_takes_no_more_than_a_message_may(backend: Backend, packed
     await backend.buffer("math").push(push(*((1, run) for run in range(97))))
     await backend.buffer("math").push(push(*((2, run) for run in range(97))))
     asked = opening(batch_size=194, format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
-    said = saying([asked, Request(credits=1)], asyncio.Event())
+    said = saying([asked, Request(credits=1)])
     stream: Any = SampleSession(backend, said).responses()
     sizes = [len(await anext(stream))]
     while not sizes or sum(sizes) < 194 * len(payload((1, 0))) * 3 // 4:
@@ -455,16 +423,15 @@ async def test_a_frame_takes_no_more_than_a_message_may(backend: Backend, packed
 
 async def test_a_stream_waits_for_the_bytes_of_others(backend: Backend) -> None:
     await backend.buffer("math").push(push((1, 0)))
-    held = [backend.responses.take(caller_of(), 2**40) for _ in range(2)]
+    go = fill(backend)
     stream: Any = granting(backend, 1)
     first = asyncio.ensure_future(anext(stream))
     for _ in range(100):
         await asyncio.sleep(0)
     assert not first.done()
-    held[0].release()
+    go()
     assert (await asyncio.wait_for(first, 10)).frame.num_units == 1
     # What it holds goes with it.
     await stream.aclose()
-    held[1].release()
     assert backend.responses.held.total == 0
     await backend.buffer("math").drain()

@@ -19,7 +19,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.unit.buffer.intake.test_annotate import advantages, annotate
 from tests.unit.buffer_verbs import change, entry_of, leased, pushed
-from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, uid
+from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, turns, uid, until
 
 RUNNING: dict[str, Any] = {
     "group_size": 2,
@@ -40,10 +40,7 @@ def num_counted(buffer: Buffer) -> int:
 
 
 async def in_flight(world: World) -> None:
-    deadline = time.monotonic() + 60
-    while not world.computer._in_flight:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
+    await until(lambda: world.computer._in_flight)
 
 
 @pytest.mark.parametrize("event", ["annotate", "delete"])
@@ -119,8 +116,7 @@ async def test_an_experience_deleted_while_it_is_annotated_leaves_nothing(world:
     await buffer.push(push((1, 0), (1, 1)))
     change_it = Annotation(uid=uid(1, 0), info={"a": "b" * 1000})
     annotating = asyncio.ensure_future(buffer.annotate([change_it]))
-    for _ in range(2):
-        await asyncio.sleep(0)
+    await turns(2)
     entry = entry_of(buffer, 1, 0)
     deleting = asyncio.ensure_future(buffer.delete([entry]))
     ((outcome,), _) = await asyncio.gather(annotating, deleting)
@@ -225,10 +221,7 @@ async def test_a_deleted_buffer_lets_its_results_go(
     await buffer.push(push((1, 0), (1, 1)))
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "commit", lambda batch: full())
-        deadline = time.monotonic() + 60
-        while not buffer.flow.computing._waiting:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0)
+        await until(lambda: buffer.flow.computing._waiting)
         await buffer.drain()
     buffer.close()
     await settle(buffer)

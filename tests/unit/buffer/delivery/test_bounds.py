@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
-from experience_buffer import errors, trxp
+from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
-from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.rpc import batch_assembly
-from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.rpc.service import Service
-from experience_buffer_server.settings.server import SnapshotsSection
-from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
-from tests.unit.buffer_verbs import consume, leased, sampled
-from tests.unit.builders import World, experience, push, sampling, settings, uid
+from tests.unit.buffer_verbs import change, consume, leased, of_version, pushed, sampled
+from tests.unit.builders import World, push, settings, settle, uid
+from tests.unit.sample_calls import called, frame_of, granting, serving
+from tests.unit.work import counted_comparisons, counted_lines
 
 # --- messages
 
@@ -35,21 +30,9 @@ async def pushed_long(world: World, config: dict[str, Any], num_tokens: int) -> 
     """8 groups of 2 experiences with responses of some length, ready to be sampled."""
     buffer = await world.computing(group_size=2, **config)
     for task in range(8):
-        members = [
-            experience(
-                task,
-                run,
-                tokens=torch.arange(3 + num_tokens),
-                logprobs=-torch.rand(num_tokens),
-            )
-            for run in (0, 1)
-        ]
-        await buffer.push(Push(payloads=[trxp.encode(members)]))
-    deadline = time.monotonic() + 60
-    while len(buffer.state.consumers["trainer"].ready) < 16:
-        assert time.monotonic() < deadline
-        await buffer.drain()
-        await asyncio.sleep(0)
+        tokens, logprobs = torch.arange(3 + num_tokens), -torch.rand(num_tokens)
+        await buffer.push(pushed((task, 0), (task, 1), tokens=tokens, logprobs=logprobs))
+    await settle(buffer)
     return buffer
 
 
@@ -106,80 +89,38 @@ async def test_what_the_server_could_not_send_is_not_blamed(world: World) -> Non
     assert (await leased(buffer, 1)).units[0].num_deliveries == 1
 
 
-class Caller:
-    """All that a unary call is asked for."""
-
-    def time_remaining(self) -> None:
-        """It has no deadline."""
-
-    def add_done_callback(self, callback: object) -> None:
-        """It doesn't end."""
-
-
-async def serving(world: World) -> Backend:
-    registry = world.registry()
-    await registry.create("b", settings(consumers=[{"name": "trainer", "max_deliveries": 1}]))
-    snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
-    return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
-
-
-async def ask(
-    backend: Backend, *, streaming: bool, kept: list[AsyncGenerator[Any]] | None = None
-) -> object:
-    """Ask for up to 8 units: a call, or a stream's first message; the stream ends unless kept."""
-    wish: dict[str, Any] = {"buffer": "b", "consumer": "trainer", "batch_size": 8}
-    wish |= {"min_batch_size": 1, "timeout_seconds": 0.001}
-    if not streaming:
-        request = service_pb2.SampleRequest(**wish)
-        data = await Service(backend).Sample(request, cast(Any, Caller()))
-        return service_pb2.SampleResponse.FromString(data)
-
-    async def said() -> AsyncIterator[service_pb2.SampleStreamRequest]:
-        yield service_pb2.SampleStreamRequest(open=service_pb2.SampleStreamOpen(**wish))
-        yield service_pb2.SampleStreamRequest(credits=1)
-        await asyncio.Event().wait()
-
-    stream = cast(AsyncGenerator[Any], sampling(backend, said()))
-    if kept is not None:
-        kept.append(stream)
-    return await asyncio.wait_for(anext(stream), 30)
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_lost_payload_quarantines_nobody(world: World, streaming: bool) -> None:
     """It alone is set aside; what was leased with it is delivered, for the first time."""
-    backend = await serving(world)
-    buffer = backend.buffer("b")
+    backend, buffer = await serving(world)
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
     batch = world.store.batch()
     batch.remove(buffer.id, next(iter(buffer.state.contents)).record)
     await world.store.commit(batch)
-    kept: list[AsyncGenerator[Any]] = []
-    answer: Any = await ask(backend, streaming=streaming, kept=kept)
+    asked = {"batch_size": 8, "min_batch_size": 1, "timeout_seconds": 0.001}
+    stream = granting(backend, 1, **asked)
+    answer = await (frame_of(stream) if streaming else called(backend, **asked))
     await buffer.drain()
-    batch = answer.frame if streaming else answer
-    assert [one.uid for one in batch.experiences] == [uid(1, 1), uid(1, 2)]
-    assert [one.num_deliveries for one in batch.experiences] == [1, 1]
-    assert batch.num_units == 2
-    assert batch.shortfall.endswith("; 1 more was set aside: damaged on the disk")
+    assert [one.uid for one in answer.experiences] == [uid(1, 1), uid(1, 2)]
+    assert [one.num_deliveries for one in answer.experiences] == [1, 1]
+    assert answer.num_units == 2
+    assert answer.shortfall.endswith("; 1 more was set aside: damaged on the disk")
     consumer = buffer.state.consumers["trainer"]
     assert (len(consumer.ready), consumer.num_leased) == (0, 2)
     assert consumer.quarantined == {}
-    for stream in kept:
-        await stream.aclose()
+    await stream.aclose()
 
 
 async def test_a_unit_too_large_for_a_message_is_not_quarantined(world: World) -> None:
-    backend = await serving(world)
+    backend, buffer = await serving(world)
     backend.limits = world.limits.model_copy(update={"max_message_bytes": 65_536})
-    buffer = backend.buffer("b")
-    large = experience(1, 0, info={"text": "z" * 70_000})
-    await buffer.push(Push(payloads=[trxp.encode([large])]))
+    buffer = buffer
+    await buffer.push(pushed((1, 0), info={"text": "z" * 70_000}))
     with pytest.raises(errors.ResourceExhaustedError, match="one item takes"):
-        await ask(backend, streaming=False)
+        await called(backend)
     await buffer.drain()
     assert not buffer.state.consumers["trainer"].quarantined
-    assert await ask(backend, streaming=True)
+    assert await frame_of(granting(backend, 1))
 
 
 # --- a limiter that changes
@@ -191,10 +132,6 @@ def limited(samples_per_insert: float | None, **changes: Any) -> dict[str, Any]:
     return {"name": "trainer", "limiter": limiter if samples_per_insert else None} | (
         changes or replay
     )
-
-
-async def change(buffer: Buffer, *consumers: dict[str, Any]) -> None:
-    await buffer.change_settings(settings(consumers=list(consumers)))
 
 
 def difference(buffer: Buffer) -> float:
@@ -222,7 +159,7 @@ async def test_another_ratio_does_not_judge_the_past(
 ) -> None:
     buffer = await with_a_past(world)
     for ratio in ratios:
-        await change(buffer, limited(ratio))
+        await change(buffer, consumers=[limited(ratio)])
         await buffer.drain()
     for _ in range(2):
         assert difference(buffer) == 0
@@ -233,7 +170,7 @@ async def test_another_ratio_does_not_judge_the_past(
 
 async def test_the_same_ratio_goes_on_counting(world: World) -> None:
     buffer = await with_a_past(world)
-    await change(buffer, limited(4) | {"max_deliveries": 3})
+    await change(buffer, consumers=[limited(4) | {"max_deliveries": 3}])
     assert buffer.state.consumers["trainer"].tally.departed_samples == 96
 
 
@@ -244,7 +181,7 @@ async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) ->
     await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
     await consume(buffer, 4)
     await buffer.push(push((2, 0)))
-    await change(buffer, limited(0.5, max_deliveries=0), other)
+    await change(buffer, consumers=[limited(0.5, max_deliveries=0), other])
     await buffer.drain()
     assert difference(buffer) == 0.5
     buffer = await world.restart(buffer)
@@ -319,21 +256,18 @@ async def test_a_stale_group_leaves_as_a_whole_or_not_at_all(world: World, holds
     assert (await sampled(buffer, 1, "actor", timeout_seconds=0.0))[0] is None
 
 
-def of_version(version: int, *members: tuple[int, int]) -> Push:
-    info = {"model_version": version}
-    return Push(payloads=[trxp.encode([experience(*member, info=info) for member in members])])
-
-
 # --- work
 
 
-async def test_dropping_what_is_stale_takes_time_in_proportion(world: World) -> None:
+async def test_dropping_what_is_stale_takes_work_in_proportion(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     buffer = await world.create()
     await buffer.push(push((1, 0)))
     (entry,) = buffer.state.contents
-    await leased(buffer, 1)
-    entries = [Entry(entry.record, None, durable=True) for _ in range(20_000)]
-    began = time.process_time()
-    units = [[entry] for entry in entries]
-    assert buffer.flow.drop_stale(units, "trainer") == units
-    assert time.process_time() - began < 1.0
+    await leased(buffer)
+    units = [[Entry(entry.record, None, durable=True)] for _ in range(200)]
+    compared = counted_comparisons(monkeypatch, Entry)
+    with counted_lines() as lines:
+        assert buffer.flow.drop_stale(units, "trainer") == units
+    assert compared.num + lines.num < 50 * len(units)

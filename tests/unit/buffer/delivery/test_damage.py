@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import pytest
 
 from experience_buffer import errors
-from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1 import types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
 from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.rpc.sample_call import sample
-from experience_buffer_server.runtime.response_bytes import Hold
 from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.store.batch import Kind
 from experience_buffer_server.store.interface import Record
-from tests.unit.buffer.delivery.test_bounds import serving
 from tests.unit.buffer_verbs import entry_of, leased
-from tests.unit.builders import World, push, sampling, uid
+from tests.unit.builders import World, push, uid
+from tests.unit.sample_calls import called, frame_of, granting, serving
 
 
 async def lose(world: World, buffer: Buffer, *members: tuple[int, int]) -> None:
@@ -35,18 +31,10 @@ async def lose(world: World, buffer: Buffer, *members: tuple[int, int]) -> None:
     await world.store.commit(batch)
 
 
-async def called(backend: Backend, **more: Any) -> service_pb2.SampleResponse:
-    request = service_pb2.SampleRequest(buffer="b", consumer="trainer", **more)
-    holds: list[Hold] = []
-    data = await sample(backend, request, timeout_seconds=0.01, until_sent=holds.append)
-    return service_pb2.SampleResponse.FromString(data)
-
-
 @pytest.mark.parametrize("name", ["TRXP", "PACKED"])
 async def test_too_small_a_rest_is_sampled_anew(world: World, name: str) -> None:
     """A caller that wants 2 or nothing never gets 1; what comes next takes the place."""
-    backend = await serving(world)
-    buffer = backend.buffer("b")
+    backend, buffer = await serving(world)
     await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
     await lose(world, buffer, (1, 1), (1, 2))
     form = types_pb2.SampleFormat.Value(f"SAMPLE_FORMAT_{name}")
@@ -68,22 +56,12 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experience_buffer_server.rpc.batch_sender.FRAME_BYTES", 1)
-    backend = await serving(world)
-    buffer = backend.buffer("b")
+    backend, buffer = await serving(world)
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
     await lose(world, buffer, (1, 2))
 
-    async def said() -> Any:
-        yield service_pb2.SampleStreamRequest(
-            open=service_pb2.SampleStreamOpen(
-                buffer="b", consumer="trainer", batch_size=3, min_batch_size=3
-            )
-        )
-        yield service_pb2.SampleStreamRequest(credits=1)
-        await asyncio.Event().wait()
-
-    stream = cast(Any, sampling(backend, said()))
-    frames = [(await anext(stream)).frame for _ in range(3)]
+    stream = granting(backend, 1, batch_size=3, min_batch_size=3)
+    frames = [await frame_of(stream) for _ in range(3)]
     assert [[one.uid for one in frame.experiences] for frame in frames] == [
         [uid(1, 0)], [uid(1, 1)], [],
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from experience_buffer.errors import ResourceExhaustedError
 from experience_buffer_server.buffer.buffer import Buffer
-from tests.unit.builders import World, push, want
+from tests.unit.builders import World, push, until, want
 
 
 async def sample(buffer: Buffer, size: int, seconds: float = 0.0) -> tuple[int, str]:
@@ -156,8 +156,7 @@ async def test_calls_that_are_served_at_once_keep_to_the_window_together(
     await asyncio.sleep(0.01)
     pushing = asyncio.create_task(buffer.push(push(*((1, run) for run in range(8)))))
     trainer = buffer.state.consumers["trainer"]
-    while not trainer.promised:
-        await asyncio.sleep(0)
+    await until(lambda: trainer.promised)
     if first_goes_away:
         first.cancel()
     else:

@@ -20,7 +20,7 @@ from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.store.interface import DamagedRecordError
 from tests.refusing_store import Refusals
 from tests.unit.buffer_verbs import entry_of, pushed, take
-from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid
+from tests.unit.builders import NUM_RESPONSE, World, experience, settle, turns, uid, until
 
 GAE: dict[str, Any] = {
     "group_size": 2,
@@ -128,8 +128,7 @@ async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 1)) == [0.0] * NUM_RESPONSE
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=3.0))
-    while not any(entry.changing for entry in buffer.state.contents):
-        await asyncio.sleep(0)
+    await until(lambda: any(entry.changing for entry in buffer.state.contents))
     assert not await take(buffer)
     assert await changing == (None, "")
     await settle(buffer)
@@ -146,8 +145,7 @@ async def test_nobody_gets_advantages_of_before_an_annotation(world: World) -> N
     await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
     # The job is on its way to the worker, which starts for it.
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=5.0))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns(2)
     assert not any(entry.available for entry in buffer.state.contents)
     await changing
     await settle(buffer)
@@ -329,8 +327,7 @@ async def test_nothing_is_computed_from_before_an_annotation_on_its_way(world: W
     await buffer.push(pushed((1, 1), reward=None))
     await annotate(buffer, uid(1, 1), info={"note": "still without a reward"})
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 1), reward=1.0))
-    while not any(entry.changing for entry in buffer.state.contents):
-        await asyncio.sleep(0)
+    await until(lambda: any(entry.changing for entry in buffer.state.contents))
     for entry in buffer.state.contents:
         entry.missing = ()
     buffer.flow.advance(list(buffer.state.contents))

@@ -26,7 +26,7 @@ from experience_buffer_server.store.interface import LeaseRow, WriteBatch
 from experience_buffer_server.store.lmdb import commit_backlog
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from experience_buffer_server.store.lmdb.store import LmdbStore
-from tests.unit.builders import World, experience, payload, settings
+from tests.unit.builders import World, experience, payload, settings, turns
 
 pytestmark = pytest.mark.on_disk
 
@@ -97,8 +97,7 @@ async def test_a_push_pauses_where_nothing_is_in_its_payloads(backend: Backend) 
 
 async def test_the_rules_of_its_end_hold_for_all_of_a_push(backend: Backend) -> None:
     pushing = asyncio.create_task(backend.push(request(1)))
-    for _ in range(2 * loop_turns._NUM_STEPS):
-        await asyncio.sleep(0)
+    await turns(2 * loop_turns._NUM_STEPS)
     await backend.registry.get("math").publish(2)
     found = {outcome.reason for outcome in (await pushing).outcomes}
     assert found == {Reason.FUTURE_VERSION}

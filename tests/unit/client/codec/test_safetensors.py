@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 
 import pytest
 import torch
@@ -253,11 +252,12 @@ def test_half_a_surrogate_pair_is_no_name() -> None:
         safetensors.write([("\ud800", TensorView("U8", (0,), memoryview(b"")))])
 
 
-def test_sizes_of_too_many_dimensions_are_not_multiplied() -> None:
+def test_sizes_of_too_many_dimensions_are_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their product would take half a minute of a server's time."""
     sizes = b",".join([b"9" * 18] * 200_000)
     data = file(b'{"a":{"dtype":"U8","shape":[' + sizes + b'],"data_offsets":[0,1]}}', b"a")
-    begun = time.process_time()
+    multiplied: list[object] = []
+    monkeypatch.setattr(safetensors, "prod", multiplied.append)
     with pytest.raises(TrxpError, match="200000 dimensions"):
         safetensors.read(memoryview(data), max_header_bytes=len(data))
-    assert time.process_time() - begun < 10
+    assert not multiplied
