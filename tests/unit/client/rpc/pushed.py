@@ -27,3 +27,10 @@ def payload(run: int) -> bytes:
 
 def of_kind(script: Any, kind: type) -> list[Any]:
     return [request for request in script.requests if isinstance(request, kind)]
+
+
+def item_of(payload: bytes) -> trxp.Item:
+    """The one experience of a payload."""
+    [item] = trxp.read(payload)
+    assert isinstance(item, trxp.Item)
+    return item

@@ -9,28 +9,24 @@ from experience_buffer import (
     AnnotateRefusedError,
     ClientOptions,
     InvalidRequestError,
-    RetryOptions,
     UnavailableError,
 )
+from tests.unit.client.rpc.pushed import FAST
 
-OPTIONS = ClientOptions(
-    max_push_bytes=2000,
-    retry=RetryOptions(initial_backoff_seconds=0.01, max_backoff_seconds=0.05),
-)
+OPTIONS = ClientOptions(max_push_bytes=2000, retry=FAST.retry)
 MANY: dict[str, dict[str, Any]] = {
     f"3/5/{run}/0/a": {"values": torch.full((100,), float(run)), "reward": run} for run in range(7)
 }
 
 
 @pytest.fixture
-def annotate(server: tuple[Any, str], connect: Any) -> Any:
+def annotate(connected: Any) -> Any:
     """The verb of either client."""
-    with connect(server[1], options=OPTIONS) as client:
+    with connected(options=OPTIONS) as client:
         yield client.annotate
 
 
-def test_it_splits_retries_and_joins(server: tuple[Any, str], annotate: Any) -> None:
-    script = server[0]
+def test_it_splits_retries_and_joins(script: Any, annotate: Any) -> None:
     script.failures += [UnavailableError("starting"), UnavailableError("connection lost")]
     result = annotate(MANY, buffer="math")
     assert [outcome.uid for outcome in result.outcomes] == list(MANY)
@@ -43,11 +39,9 @@ def test_it_splits_retries_and_joins(server: tuple[Any, str], annotate: Any) -> 
     ]
 
 
-def test_refused_ones_raise_after_the_others_are_stored(
-    server: tuple[Any, str], annotate: Any
-) -> None:
+def test_refused_ones_raise_after_the_others_are_stored(script: Any, annotate: Any) -> None:
     bad = "3/5/2/0/a"
-    server[0].refuse = lambda uid: uid == bad
+    script.refuse = lambda uid: uid == bad
     with pytest.raises(
         AnnotateRefusedError, match=r"1 annotations.* 3/5/2/0/a: delivered"
     ) as caught:
@@ -60,8 +54,8 @@ def test_refused_ones_raise_after_the_others_are_stored(
     assert annotate(MANY, raise_on_refused=False) == result
 
 
-def test_nothing_is_sent_when_one_cannot_be(server: tuple[Any, str], annotate: Any) -> None:
+def test_nothing_is_sent_when_one_cannot_be(script: Any, annotate: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"annotations\['u'\]\['values'\]"):
         annotate({**MANY, "u": {"values": "high"}})
     assert annotate({}).outcomes == ()
-    assert server[0].requests == []
+    assert script.requests == []

@@ -31,11 +31,8 @@ from experience_buffer import (
 from tests.unit.client.rpc.pushed import FAST, experience, payload
 
 
-def test_push_returns_outcomes_at_the_callers_positions(
-    script: Any, buffer: Client, connect: Any
-) -> None:
-    options = ClientOptions(max_push_items=3, retry=FAST.retry)
-    with connect(buffer.address, options=options) as client:
+def test_push_returns_outcomes_at_the_callers_positions(script: Any, connected: Any) -> None:
+    with connected(options=ClientOptions(max_push_items=3)) as client:
         result = client.push(
             [experience(run) for run in range(7)],
             tombstones=[Tombstone(EID(3, 5, 11)), Tombstone(EID(3, 5, 13))],
@@ -118,14 +115,13 @@ def test_raw_payload_goes_as_it_is(script: Any, buffer: Client) -> None:
     assert [outcome.index for outcome in result.outcomes] == [0, 1]
 
 
-def test_one_experience_over_the_limit_names_it(buffer: Client, connect: Any) -> None:
-    options = ClientOptions(max_message_bytes=64 * 1024)
-    large = experience(1, length=30_000)
+def test_one_experience_over_the_limit_names_it(connected: Any) -> None:
+    many = [experience(0), experience(1, length=30_000), experience(2)]
     with (
-        connect(buffer.address, options=options) as client,
+        connected(options=ClientOptions(max_message_bytes=64 * 1024)) as client,
         pytest.raises(MessageTooLargeError, match=r"experience 1 takes .*max_message_bytes"),
     ):
-        client.push([experience(0), large, experience(2)])
+        client.push(many)
 
 
 def test_a_single_experience_is_refused_with_what_to_give(script: Any, buffer: Client) -> None:
@@ -296,17 +292,9 @@ def test_get_says_how_advantages_were_computed(script: Any, buffer: Client) -> N
     assert found.experience.eid.uid == uid
 
 
-def test_stats_say_what_computing_waits_for(script: Any, buffer: Client) -> None:
-    [stats] = buffer.get_stats().buffers
-    assert stats.num_waiting_for_fields == 7
-    assert stats.computing_waits_for == "values of 7 experiences"
-
-
 def test_a_snapshot_is_told(script: Any, buffer: Client) -> None:
     taken = buffer.snapshot("before-rewind")
-    assert taken.name == "snapshot-before-rewind"
-    assert (taken.num_bytes, taken.num_experiences, taken.seconds) == (3, 5, 7.0)
-    assert (taken.create_time, taken.removed) == (11.0, ("snapshot-old",))
+    assert (taken.name, taken.removed) == ("snapshot-before-rewind", ("snapshot-old",))
 
 
 def test_update_sends_a_mask_of_what_changes(script: Any, buffer: Client) -> None:
@@ -334,10 +322,7 @@ def test_stream_delivers_acks_and_grants_credits(script: Any, buffer: Client) ->
         first.ack()
         second, third = next(stream), next(stream)
         assert stream.waiting == ""
-        assert (second.uids, third.uids) == (
-            (experience(3).eid.uid,),
-            (experience(4).eid.uid,),
-        )
+        assert (*second.uids, *third.uids) == (experience(3).eid.uid, experience(4).eid.uid)
         second.ack()
         assert script.acked == [first.lease_id, second.lease_id]
         assert script.credits[:2] == [2, 1]
@@ -378,9 +363,7 @@ def test_stream_reconnects_and_old_acks_go_unary(script: Any, buffer: Client) ->
         first = next(stream, None)
         while first is not None and first.uids == (experience(1).eid.uid,):
             # The break may come before the batch is handed out: it is dropped then.
-            assert script.ended_streams.acquire(timeout=10)
-            assert script.open_streams.acquire(timeout=10)
-            assert script.open_streams.acquire(timeout=10)
+            assert script.reconnected()
             with pytest.raises(LeaseNotFoundError):
                 first.ack()
             first = next(stream)
@@ -394,12 +377,8 @@ def test_batches_read_ahead_on_a_broken_stream_are_given_back(script: Any, buffe
     script.batches += [[payload(1)], [payload(2)]]
     script.break_sample_after.append(2)
     with buffer.stream(1, prefetch=2) as stream:
-        assert script.ended_streams.acquire(timeout=10)
-        assert script.open_streams.acquire(timeout=10)
-        assert script.open_streams.acquire(timeout=10)
-        script.batches.append([payload(3)])
-        with script.changed:
-            script.changed.notify_all()
+        assert script.reconnected()
+        script.deliver([payload(3)])
         assert next(stream).uids == (experience(3).eid.uid,)
         assert sorted(script.nacked) == [1, 2]
 

@@ -7,56 +7,31 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import (
-    EID,
-    Client,
-    ClientOptions,
-    Experience,
-    LeaseNotFoundError,
-    RetryOptions,
-    TrxpError,
-    trxp,
-)
+from experience_buffer import Client, LeaseNotFoundError, TrxpError
 from experience_buffer.dataset import ExperienceDataset
-
-OPTIONS = ClientOptions(retry=RetryOptions(initial_backoff_seconds=0.01))
-
-
-def payload(run: int) -> bytes:
-    experience = Experience(
-        eid=EID(3, 5, run), tokens=[1, 2, 3], logprobs=[0.5], prompt_length=2, reward=float(run)
-    )
-    return trxp.encode([experience])
+from tests.unit.client.rpc.pushed import FAST, payload
 
 
 @pytest.fixture
 def dataset(server: tuple[Any, str]) -> Iterator[ExperienceDataset]:
-    with Client(server[1], options=OPTIONS) as client:
+    with Client(server[1], options=FAST) as client:
         dataset = ExperienceDataset(client, batch_size=1, prefetch=1)
         yield dataset
         dataset.close()
 
 
-def test_what_cannot_be_read_is_not_acknowledged(
-    server: tuple[Any, str], dataset: ExperienceDataset
-) -> None:
-    script = server[0]
+def test_what_cannot_be_read_is_not_acknowledged(script: Any, dataset: ExperienceDataset) -> None:
     pack, script._pack = script._pack, lambda payloads: b"nonsense"
     script.batches.append([payload(1)])
     with pytest.raises(TrxpError):
         next(iter(dataset))
     script._pack = pack
-    with script.changed:
-        script.batches.append([payload(2)])
-        script.changed.notify_all()
+    script.deliver([payload(2)])
     assert next(iter(dataset)).column("reward").tolist() == [2.0]
     assert (script.acked, dataset.step) == ([], 0)
 
 
-def test_training_goes_on_after_a_lease_was_over(
-    server: tuple[Any, str], dataset: ExperienceDataset
-) -> None:
-    script = server[0]
+def test_training_goes_on_after_a_lease_was_over(script: Any, dataset: ExperienceDataset) -> None:
     script.batches += [[payload(1)], [payload(2)]]
     script.break_sample_after.append(1)
     script.break_when_taken = True

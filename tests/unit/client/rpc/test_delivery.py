@@ -313,8 +313,3 @@ def test_pacing_can_be_ended(script: Any, buffer: Client) -> None:
     assert info.config == BufferConfig("math", pacing=pacing)
     assert buffer.update_buffer("math", pacing=None).config.pacing is None
     assert [list(request.update_mask.paths) for request in script.requests] == [["pacing"]] * 2
-
-
-def test_stats_name_the_new_counts(script: Any, buffer: Client) -> None:
-    [consumer] = buffer.get_stats().buffers[0].consumers
-    assert (consumer.last_step, consumer.safe_step) == (0, None)

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import (
-    Client,
-    DeadlineExceededError,
-    InvalidRequestError,
-)
+from experience_buffer import Client, DeadlineExceededError, InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 from tests.unit.client.rpc.pushed import FAST, experience, of_kind, payload
@@ -34,12 +30,8 @@ def test_a_stream_of_a_rank_goes_on_after_what_was_taken(script: Any, buffer: Cl
         first = next(stream)
         assert (first.rank, first.world_size) == (1, 2)
         # The second batch comes by the credit of the first, and is lost with the connection.
-        assert script.ended_streams.acquire(timeout=10)
-        assert script.open_streams.acquire(timeout=10)
-        assert script.open_streams.acquire(timeout=10)
-        script.batches.append([payload(3)])
-        with script.changed:
-            script.changed.notify_all()
+        assert script.reconnected()
+        script.deliver([payload(3)])
         third = next(stream)
         assert third.lease_id == 3
         assert third.ack(61) == 0
@@ -102,9 +94,7 @@ def test_an_overdue_first_batch_is_explained(script: Any, buffer: Client) -> Non
             with pytest.raises(DeadlineExceededError, match=r"0\.05 s: 0 ready of 64") as caught:
                 next(stream)
             assert caught.value.subject == "math"
-        script.batches.append([payload(1)])
-        with script.changed:
-            script.changed.notify_all()
+        script.deliver([payload(1)])
         batch = None
         while batch is None:
             try:

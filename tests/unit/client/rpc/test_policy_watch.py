@@ -29,9 +29,9 @@ async def aio(server: tuple[Any, str]) -> AsyncIterator[AsyncClient]:
 
 
 def say(script: Any, *versions: int | None) -> None:
-    with script.watched:
+    with script.changed:
         script.versions += versions
-        script.watched.notify_all()
+        script.changed.notify_all()
 
 
 async def acquired(semaphore: Any) -> bool:
@@ -44,7 +44,7 @@ def test_versions_come_as_they_are_published(script: Any, buffer: Client) -> Non
         say(script, None, 0, 7, 3)
         assert [next(versions) for _ in range(4)] == [None, 0, 7, 3]
         assert script.requests == [pb.WatchPolicyVersionRequest(buffer="math")]
-    assert script.ended_watches.acquire(timeout=10)
+    assert script.ended_streams.acquire(timeout=10)
     assert list(versions) == []
 
 
@@ -61,12 +61,12 @@ def test_closing_a_watch_wakes_its_thread(script: Any, buffer: Client) -> None:
     found: list[int | None] = []
     thread = threading.Thread(target=lambda: found.extend(versions))
     thread.start()
-    assert script.open_watches.acquire(timeout=10)
+    assert script.open_streams.acquire(timeout=10)
     versions.close()
     thread.join(10)
     assert not thread.is_alive()
     assert found == []
-    assert script.ended_watches.acquire(timeout=10)
+    assert script.ended_streams.acquire(timeout=10)
 
 
 def test_closing_ends_a_reconnecting_watch(connect: Any) -> None:
@@ -113,7 +113,7 @@ async def test_a_timeout_around_an_async_watch_loses_nothing(script: Any, aio: A
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await acquired(script.ended_watches)
+    assert await acquired(script.ended_streams)
     say(script, 5, 7)
     assert await anext(versions) == 7
     await versions.close()

@@ -39,39 +39,32 @@ def until(condition: Callable[[], Any]) -> None:
         threading.Event().wait(0.002)
 
 
-def test_what_comes_while_a_writer_is_closed_is_refused(
-    server: tuple[Any, str], connect: Any
-) -> None:
-    with connect(server[1]) as client:
-        writer = client.writer()
-        given = Hooked([experience(1)])
-        given.hook = writer.close
-        with pytest.raises(CallCancelledError, match="writer is closed"):
-            writer.append(given)
+def test_what_comes_while_a_writer_is_closed_is_refused(script: Any, buffer: Client) -> None:
+    writer = buffer.writer()
+    given = Hooked([experience(1)])
+    given.hook = writer.close
+    with pytest.raises(CallCancelledError, match="writer is closed"):
+        writer.append(given)
     assert writer.counts.num_appended == 0
-    assert server[0].stored == {}
+    assert script.stored == {}
 
 
-def test_what_was_appended_when_a_close_begins_is_stored(
-    server: tuple[Any, str], connect: Any
-) -> None:
-    script, address = server
-    with connect(address) as client:
-        writer = client.writer(options=WriterOptions(max_batch_items=1, linger_seconds=30))
-        closing = threading.Thread(target=writer.close)
-        given = Hooked(experience(run) for run in range(5))
-        num_encoded = iter(range(9))
+def test_what_was_appended_when_a_close_begins_is_stored(script: Any, buffer: Client) -> None:
+    writer = buffer.writer(options=WriterOptions(max_batch_items=1, linger_seconds=30))
+    closing = threading.Thread(target=writer.close)
+    given = Hooked(experience(run) for run in range(5))
+    num_encoded = iter(range(9))
 
-        def close_before_the_third() -> None:
-            if next(num_encoded) == 2:
-                closing.start()
-                until(lambda: writer._closing)
+    def close_before_the_third() -> None:
+        if next(num_encoded) == 2:
+            closing.start()
+            until(lambda: writer._closing)
 
-        given.hook = close_before_the_third
-        with pytest.raises(CallCancelledError, match="writer is closed"):
-            writer.append(given)
-        closing.join(10)
-        assert not closing.is_alive()
+    given.hook = close_before_the_third
+    with pytest.raises(CallCancelledError, match="writer is closed"):
+        writer.append(given)
+    closing.join(10)
+    assert not closing.is_alive()
     assert writer.counts.num_appended == writer.counts.num_stored == len(script.stored) == 2
 
 
@@ -106,39 +99,34 @@ def test_a_writer_that_is_closed_just_before_it_connects_ends(
     assert "1 experiences have no outcome" in str(failures[0])
 
 
-def test_a_refusal_does_not_hide_what_has_no_outcome(server: tuple[Any, str], connect: Any) -> None:
-    script, address = server
-
+def test_a_refusal_does_not_hide_what_has_no_outcome(script: Any, buffer: Client) -> None:
     def refuse(uid: str) -> bool:
         """The first one; and have no room for the next request."""
         script.push_errors.append(BufferFullError("full", retry_delay_seconds=60))
         return True
 
     script.refuse = refuse
-    with connect(address) as client:
-        writer = client.writer(options=WriterOptions(max_batch_items=1))
-        writer.append([experience(1), experience(2)])
-        until(lambda: writer._queue.last_delay)
-        with pytest.raises(PushRefusedError) as caught:
-            writer.close(timeout=0)
+    writer = buffer.writer(options=WriterOptions(max_batch_items=1))
+    writer.append([experience(1), experience(2)])
+    until(lambda: writer._queue.last_delay)
+    with pytest.raises(PushRefusedError) as caught:
+        writer.close(timeout=0)
     [note] = caught.value.__notes__
     assert "1 experiences have no outcome" in note
 
 
 @pytest.mark.parametrize("length", [1_000, 2_500])
-def test_requests_of_a_writer_fit_into_messages(
-    server: tuple[Any, str], connect: Any, length: int
-) -> None:
+def test_requests_of_a_writer_fit_into_messages(script: Any, connected: Any, length: int) -> None:
     options = ClientOptions(max_message_bytes=64 * 1024)
     with (
-        connect(server[1], options=options) as client,
+        connected(options=options) as client,
         client.writer(options=WriterOptions(linger_seconds=30)) as writer,
     ):
         for run in range(23):
             writer.append(experience(run, length))
     assert writer.counts.num_stored == 23
-    assert all(request.ByteSize() <= 64 * 1024 for request in server[0].requests)
-    assert len(server[0].requests) < 23
+    assert all(request.ByteSize() <= 64 * 1024 for request in script.requests)
+    assert len(script.requests) < 23
 
 
 def test_a_certificate_that_is_not_there_is_named(tmp_path: Path, connect: Any) -> None:
@@ -154,11 +142,8 @@ def test_a_certificate_that_is_not_there_is_named(tmp_path: Path, connect: Any) 
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e300])
-def test_any_number_of_seconds_is_a_timeout(
-    server: tuple[Any, str], connect: Any, seconds: float
-) -> None:
-    script, address = server
-    with connect(address, timeout=seconds) as client, client.writer() as writer:
+def test_any_number_of_seconds_is_a_timeout(script: Any, connected: Any, seconds: float) -> None:
+    with connected(timeout=seconds) as client, client.writer() as writer:
         assert client.timeout == seconds
         writer.append(experience(1), timeout=seconds)
         writer.flush(timeout=seconds)
@@ -169,11 +154,11 @@ def test_any_number_of_seconds_is_a_timeout(
             pass
 
 
-def test_what_is_no_number_is_no_timeout(server: tuple[Any, str], connect: Any) -> None:
+def test_what_is_no_number_is_no_timeout(connected: Any) -> None:
     nan = float("nan")
     with pytest.raises(ValueError, match="timeout is nan"):
-        connect(server[1], timeout=nan)
-    with connect(server[1]) as client, client.writer() as writer:
+        connected(timeout=nan)
+    with connected() as client, client.writer() as writer:
         verbs: list[Callable[[], Any]] = [
             lambda: writer.append(experience(1), timeout=nan),
             lambda: writer.flush(timeout=nan),
