@@ -98,9 +98,9 @@ class PackedBatch:
             KeyError: No experience has the field.
             ValueError: The field's dtype or trailing sizes differ between experiences.
         """
-        from experience_buffer._packed import torch_views
+        from experience_buffer import _torch
 
-        return torch_views.field(self._table, name)
+        return _torch.tensor(self._table.only_form(name).view)
 
     def offsets(self, name: str) -> Tensor:
         """Where each experience's rows of a field begin, and where the last ones end: a view.
@@ -112,9 +112,9 @@ class PackedBatch:
             KeyError: No experience has the field.
             ValueError: The field's dtype or trailing sizes differ between experiences.
         """
-        from experience_buffer._packed import torch_views
+        from experience_buffer import _torch
 
-        return torch_views.offsets(self._table, name)
+        return _torch.tensor(self._table.only_form(name).offsets_view)
 
     def column(self, name: str) -> Tensor:
         """One value per experience: a view, shape [B].

@@ -10,7 +10,6 @@ from experience_buffer._async.policy_watch import AsyncPolicyVersions
 from experience_buffer._messages import config as _config
 from experience_buffer._messages import convert
 from experience_buffer._messages.calls import Call, number
-from experience_buffer._messages.config import buffer_of
 from experience_buffer._messages.convert import reader_of
 from experience_buffer.options import BufferChanges, BufferConfig
 from experience_buffer.values import BufferInfo, Reservation, SnapshotResult, Stats
@@ -35,7 +34,7 @@ class AsyncBufferVerbs(AsyncConnection):
             config = BufferConfig(config)
         message = _config.config_to_message(config)
         return await self._call(
-            "CreateBuffer", buffer_of, idempotent=exist_ok, config=message, exist_ok=exist_ok
+            "CreateBuffer", convert.buffer, idempotent=exist_ok, config=message, exist_ok=exist_ok
         )
 
     async def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
@@ -46,15 +45,15 @@ class AsyncBufferVerbs(AsyncConnection):
             InvalidRequestError: Nothing is given, or a value can't be; its text names the field.
         """
         request = _config.update_request(name, changes)
-        return await self._run(Call("UpdateBuffer", request, buffer_of))
+        return await self._run(Call("UpdateBuffer", request, convert.buffer))
 
     async def get_buffer(self, name: str) -> BufferInfo:
         """Read a buffer's configuration and size."""
-        return await self._call("GetBuffer", buffer_of, name=name)
+        return await self._call("GetBuffer", convert.buffer, name=name)
 
     async def list_buffers(self) -> tuple[BufferInfo, ...]:
         """Read all buffers, by name."""
-        return await self._call("ListBuffers", _config.buffers_of)
+        return await self._call("ListBuffers", convert.buffers)
 
     async def delete_buffer(self, name: str, *, force: bool = False) -> int:
         """Remove a buffer; how many experiences were in it.
@@ -133,4 +132,4 @@ class AsyncBufferVerbs(AsyncConnection):
 
     async def get_stats(self, buffer: str = "") -> Stats:
         """Read counts, depths and what is waited for, of one buffer or of all."""
-        return await self._call("GetStats", convert.stats, buffer=buffer)
+        return await self._call("GetStats", reader_of(Stats), buffer=buffer)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from experience_buffer._async.batch import AsyncBatch
 from experience_buffer._async.primitives import Answer, Closing, Condition, Outbox, Worker
 from experience_buffer._async.reconnecting import AsyncReconnecting
-from experience_buffer._messages import convert
 from experience_buffer._messages.calls import number
+from experience_buffer._messages.convert import reader_of
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.sample_memory import SampleMemory
 from experience_buffer._transport.settings import closed_error
@@ -24,6 +24,7 @@ from experience_buffer.errors import (
     UnavailableError,
 )
 from experience_buffer.v1 import service_pb2
+from experience_buffer.values import Stats
 
 if TYPE_CHECKING:
     from typing import Self
@@ -136,13 +137,15 @@ class AsyncSampleStream(Closing):
         try:
             stats = await self._client._call(
                 "GetStats",
-                convert.stats,
+                reader_of(Stats),
                 timeout=sample_plan.ASK_SECONDS,
                 buffer=self._plan.buffer,
             )
         except ExperienceBufferError as error:
             return str(error)
-        return sample_plan.wait_reason(stats, self._plan)
+        place = (self._plan.buffer, self._plan.consumer)
+        consumers = ((buffer.name, each) for buffer in stats.buffers for each in buffer.consumers)
+        return "".join(each.waiting_for for name, each in consumers if (name, each.name) == place)
 
     def _start(self) -> None:
         with self._changed:
@@ -277,5 +280,8 @@ class AsyncSampleStream(Closing):
         try:
             result = await answer.wait(timeout)
         except TimeoutError:
-            raise sample_plan.unanswered_ack(lease_id, timeout) from None
+            raise DeadlineExceededError(
+                f"no answer to the ack of lease {lease_id} in {timeout} s; ack it again",
+                subject=str(lease_id),
+            ) from None
         return None if result is None else sample_plan.check_result(result)

@@ -55,20 +55,15 @@ class LazyPayloads:
     """
 
     def __init__(self, views: Iterable[bytes | memoryview]) -> None:
-        self._views: tuple[bytes | memoryview, ...] = tuple(views)
+        self.views: tuple[bytes | memoryview, ...] = tuple(views)
+        """The payloads as they are now; nothing is copied."""
         self._experiences: list[Experience] | None = None
         self._lock = threading.Lock()
-
-    @property
-    def views(self) -> tuple[bytes | memoryview, ...]:
-        """The payloads as they are now; nothing is copied."""
-        return self._views
 
     def copies(self) -> tuple[bytes, ...]:
         """The payloads, from now on without their messages."""
         with self._lock:
-            copies = tuple(map(bytes, self._views))
-            self._views = copies
+            self.views = copies = tuple(map(bytes, self.views))
             return copies
 
     def experiences(self) -> list[Experience]:
@@ -79,7 +74,7 @@ class LazyPayloads:
         """
         with self._lock:
             if self._experiences is None:
-                self._experiences = [each for view in self._views for each in _decoded(view)]
+                self._experiences = [each for view in self.views for each in _decoded(view)]
             return list(self._experiences)
 
     def __reduce__(self) -> tuple[type[LazyPayloads], tuple[tuple[bytes, ...]]]:

@@ -1,4 +1,4 @@
-"""Buffer configurations to messages and back. Pure: no I/O, no gRPC, no rule of the server's.
+"""Buffer configurations to messages; back it goes as all values do. Pure: no I/O, no rule of the server's.
 
 Values and messages have the same fields under the same names, and words of the values are enums of the
 contract: so the messages' own descriptors say how to translate.
@@ -7,34 +7,22 @@ contract: so the messages' own descriptors say how to translate.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import MutableSequence
 from typing import Any, Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from experience_buffer._messages.convert import policy_version, struct_to_dict
 from experience_buffer._messages.names import names_of
 from experience_buffer.consumer_options import (
-    ConsumerConfig,
-    Limiter,
-    Pacing,
     Selector,
     SelectorKind,
-    Staleness,
 )
 from experience_buffer.errors import InvalidRequestError
-from experience_buffer.options import AdvantageConfig, BufferChanges, BufferConfig, Retention
+from experience_buffer.options import AdvantageConfig, BufferChanges, BufferConfig
 from experience_buffer.v1 import config_pb2, service_pb2
-from experience_buffer.values import BufferInfo
 
 OPTIONAL: Final = ("pacing", "retention")
 """Those of which None is a value of its own when a configuration is changed."""
-_KINDS: Final[dict[str, type[Any]]] = {
-    kind.__name__: kind
-    for kind in (ConsumerConfig, Limiter, Pacing, Retention, Selector, Staleness)
-}
-"""By the name that a value's class and its message share."""
 
 
 def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
@@ -46,12 +34,6 @@ def config_to_message(config: BufferConfig) -> config_pb2.BufferConfig:
     message = config_pb2.BufferConfig()
     _fill(message, config)
     return message
-
-
-def config_from_message(message: config_pb2.BufferConfig) -> BufferConfig:
-    """Translate a configuration; unset fields become None."""
-    values = _read(message)
-    return BufferConfig(values.pop("name"), **values)
 
 
 def update_request(name: str, changes: BufferChanges) -> service_pb2.UpdateBufferRequest:
@@ -67,27 +49,6 @@ def update_request(name: str, changes: BufferChanges) -> service_pb2.UpdateBuffe
         raise InvalidRequestError("update_buffer changes nothing: give at least one field")
     return service_pb2.UpdateBufferRequest(
         config=config_to_message(config), update_mask=FieldMask(paths=paths)
-    )
-
-
-def buffer_of(response: Any) -> BufferInfo:
-    """The buffer that an answer describes."""
-    return buffer_info(response.buffer)
-
-
-def buffers_of(response: service_pb2.ListBuffersResponse) -> tuple[BufferInfo, ...]:
-    """All buffers that an answer describes."""
-    return tuple(map(buffer_info, response.buffers))
-
-
-def buffer_info(message: config_pb2.Buffer) -> BufferInfo:
-    """Translate a buffer."""
-    return BufferInfo(
-        config=config_from_message(message.config),
-        policy_version=policy_version(message),
-        create_time=message.create_time,
-        num_items=message.num_items,
-        num_bytes=message.num_bytes,
     )
 
 
@@ -132,27 +93,6 @@ def _fill_part(target: Any, value: Any, where: str) -> None:
     else:
         for part in value:
             _fill(target.add(), part, f"{where}.")
-
-
-def _read(message: Message) -> dict[str, Any]:
-    """The fields that are set, and those that always are; words that aren't known are left out."""
-    values: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        name, value = field.name, getattr(message, field.name)
-        if field.has_presence and not message.HasField(name):
-            continue
-        if field.enum_type is not None:
-            if word := names_of(field.enum_type).name(value):
-                values[name] = word
-        elif field.message_type is None:
-            values[name] = value
-        elif isinstance(value, config_pb2.AdvantageConfig):
-            values[name] = AdvantageConfig(value.estimator, struct_to_dict(value.parameters))
-        elif not isinstance(value, MutableSequence):
-            values[name] = _KINDS[field.message_type.name](**_read(value))
-        elif value:
-            values[name] = tuple(_KINDS[field.message_type.name](**_read(part)) for part in value)
-    return values
 
 
 def _selector(selector: Selector | SelectorKind, where: str) -> Selector:

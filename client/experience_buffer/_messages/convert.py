@@ -1,6 +1,7 @@
-"""Messages to values and back. Pure: no I/O, no gRPC, no rule of the server's.
+"""Messages to values. Pure: no I/O, no gRPC, no rule of the server's.
 
-The configurations of buffers are translated in `config.py`.
+Most values have the fields of their messages under the same names, and words of theirs are enums of the
+contract: so the messages' own descriptors say how to translate.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ from experience_buffer._messages.names import (
     ANNOTATE_REFUSAL,
     PUSH_STATUS,
     REFUSAL_REASON,
-    STATE,
-    UNIT,
+    names_of,
 )
+from experience_buffer.consumer_options import (
+    ConsumerConfig,
+    Limiter,
+    Pacing,
+    Selector,
+    Staleness,
+)
+from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
 from experience_buffer.outcomes import AnnotateOutcome, PushOutcome, PushResult
-from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from experience_buffer.values import (
+    BufferInfo,
     BufferStats,
     ConsumerStats,
     ExperienceSummary,
-    Stats,
     StoredExperience,
     Tombstone,
 )
@@ -37,6 +45,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _Value = TypeVar("_Value", bound="DataclassInstance")
+_KINDS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (
+        *(BufferConfig, ConsumerConfig, Limiter, Pacing, Retention, Selector, Staleness),
+        *(BufferStats, ConsumerStats, ExperienceSummary),
+    )
+}
+"""By the name that a value's class and its message share."""
 _COUNTS: Final = frozenset({"members", "votes", "batch_groups", "batch_members", "running_count"})
 """Entries of a computation that are whole numbers; in a struct every number is a float."""
 
@@ -149,11 +165,8 @@ def batch_fields(
 def stored(message: service_pb2.GetResponse) -> StoredExperience:
     """Translate an experience as the server holds it."""
     has_computation = message.HasField("computation")
-    return StoredExperience(
-        summary=summary(message.summary),
-        payload=message.payload,
-        computation=_computation(message.computation) if has_computation else None,
-    )
+    computation = _computation(message.computation) if has_computation else None
+    return value_of(StoredExperience, message, computation=computation)
 
 
 def _computation(message: Struct) -> dict[str, Any]:
@@ -167,23 +180,21 @@ def _counted(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def summary(message: types_pb2.ExperienceSummary) -> ExperienceSummary:
-    """Translate a summary."""
-    return value_of(
-        ExperienceSummary, message, state=STATE.name(message.state, "waiting_for_group")
-    )
+def buffer(message: Any) -> BufferInfo:
+    """Translate the buffer that an answer describes."""
+    return value_of(BufferInfo, message.buffer)
+
+
+def buffers(message: service_pb2.ListBuffersResponse) -> tuple[BufferInfo, ...]:
+    """Translate all buffers that an answer describes."""
+    return tuple(value_of(BufferInfo, each) for each in message.buffers)
 
 
 def page(
     message: service_pb2.ListResponse,
 ) -> tuple[tuple[ExperienceSummary, ...], str]:
     """Translate one page of summaries; with the next page's token, empty after the last."""
-    return tuple(map(summary, message.experiences)), message.next_page_token
-
-
-def stats(message: service_pb2.GetStatsResponse) -> Stats:
-    """Translate a server's statistics."""
-    return value_of(Stats, message, buffers=tuple(map(_buffer_stats, message.buffers)))
+    return tuple(map(_part, message.experiences)), message.next_page_token
 
 
 def policy_version(message: Any) -> int | None:
@@ -191,18 +202,11 @@ def policy_version(message: Any) -> int | None:
     return cast("int | None", _optional(message, "policy_version"))
 
 
-def _buffer_stats(message: service_pb2.BufferStats) -> BufferStats:
-    return value_of(BufferStats, message, consumers=tuple(map(_consumer_stats, message.consumers)))
-
-
-def _consumer_stats(message: service_pb2.ConsumerStats) -> ConsumerStats:
-    return value_of(ConsumerStats, message, unit=UNIT.name(message.unit, "item"))
-
-
 def value_of(kind: type[_Value], message: Message, **given: Any) -> _Value:
     """Fill a dataclass from the message's fields of the same names.
 
-    What is absent is None, what is repeated a tuple.
+    What is absent, and a word that a newer server added, is the dataclass's default. Where it has none,
+    what is absent is None, and the word the first of its kind. What is repeated is a tuple.
 
     Args:
         kind: The dataclass.
@@ -210,12 +214,28 @@ def value_of(kind: type[_Value], message: Message, **given: Any) -> _Value:
         given: Those that are something else in the message.
     """
     of = message.DESCRIPTOR.fields_by_name
-    for name in (each.name for each in dataclasses.fields(kind) if each.name not in given):
+    for each in dataclasses.fields(kind):
+        if each.name in given:
+            continue
+        field, is_required = of[each.name], each.default is dataclasses.MISSING
         value = None
-        if not of[name].has_presence or message.HasField(name):
-            value = getattr(message, name)
-        given[name] = tuple(value) if isinstance(value, MutableSequence) else value
+        if not field.has_presence or message.HasField(field.name):
+            value = getattr(message, field.name)
+        if isinstance(value, MutableSequence):
+            value = tuple(map(_part, value))
+        elif field.enum_type is not None and value is not None:
+            words = names_of(field.enum_type)
+            value = words.name(value, next(iter(words.by_name)) if is_required else "") or None
+        if is_required or value not in (None, ()):
+            given[each.name] = _part(value)
     return kind(**given)
+
+
+def _part(value: Any) -> Any:
+    """The value of a message within one; of a field that is none, what it is."""
+    if isinstance(value, config_pb2.AdvantageConfig):
+        return AdvantageConfig(value.estimator, struct_to_dict(value.parameters))
+    return value_of(_KINDS[value.DESCRIPTOR.name], value) if isinstance(value, Message) else value
 
 
 def reader_of(kind: type[_Value]) -> Callable[[Any], _Value]:

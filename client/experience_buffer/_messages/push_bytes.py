@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from google.protobuf.message import Message
-
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
 from experience_buffer._messages.build import build
-from experience_buffer._messages.varint import varint
+from experience_buffer._messages.sample_bytes import tag, varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
@@ -30,14 +28,9 @@ Payload: TypeAlias = bytes | memoryview
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 
 
-def _tag(message: type[Message], field: str) -> bytes:
-    """What comes before the length of a bytes or message field."""
-    return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
-
-
-_FIRST: Final = _tag(pb.PushRequest, "payload")
-_MORE: Final = _tag(pb.PushRequest, "payloads")
-_PUSH: Final = _tag(pb.PushStreamRequest, "push")
+_FIRST: Final = varint(tag(pb.PushRequest, "payload"))
+_MORE: Final = varint(tag(pb.PushRequest, "payloads"))
+_PUSH: Final = varint(tag(pb.PushStreamRequest, "push"))
 
 
 def push_fields(*, buffer: str, group_size: int, tombstones: Sequence[Tombstone] = ()) -> bytes:
@@ -118,8 +111,8 @@ def make_stub(channel: Any) -> Any:
 
 def _push_parts(fields: bytes, payloads: Iterable[Pieces]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = [fields]
-    tag = _FIRST
+    before = _FIRST
     for pieces in payloads:
-        parts += (tag, varint(sum(map(len, pieces))), *pieces)
-        tag = _MORE
+        parts += (before, varint(sum(map(len, pieces))), *pieces)
+        before = _MORE
     return parts

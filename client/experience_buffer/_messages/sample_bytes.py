@@ -14,7 +14,6 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from experience_buffer._messages.varint import varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 
@@ -38,18 +37,28 @@ class Received(NamedTuple, Generic[M]):
     """The packed bytes; empty where there are none."""
 
 
-def _tag(message: type[Message], field: str) -> int:
+def varint(value: int) -> bytes:
+    """A number of at least 0 as the wire format writes it: seven bits per byte, the lowest first."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def tag(message: type[Message], field: str) -> int:
     """What comes before the length of a bytes or message field; one byte."""
     return message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
 
 
-_FRAME: Final = _tag(pb.SampleStreamResponse, "frame")
-_PAYLOAD: Final = _tag(types_pb2.SampledExperience, "payload")
-_EXPERIENCES: Final = _tag(pb.SampleFrame, "experiences")
+_FRAME: Final = tag(pb.SampleStreamResponse, "frame")
+_PAYLOAD: Final = tag(types_pb2.SampledExperience, "payload")
+_EXPERIENCES: Final = tag(pb.SampleFrame, "experiences")
 _PACKED: Final[dict[type[Message], int]] = {
-    kind: _tag(kind, "packed") for kind in (pb.SampleFrame, pb.SampleResponse)
+    kind: tag(kind, "packed") for kind in (pb.SampleFrame, pb.SampleResponse)
 }
-assert _tag(pb.SampleResponse, "experiences") == _EXPERIENCES
+assert tag(pb.SampleResponse, "experiences") == _EXPERIENCES
 
 # --- writing
 

@@ -79,6 +79,23 @@ class Table:
     values: dict[str, list[memoryview]]
     """Bytes of each experience: `uid`, `group`, `flags`, `meta`."""
 
+    def only_form(self, name: str) -> Form:
+        """The form of a field that has one.
+
+        Raises:
+            KeyError: No experience has the field.
+            ValueError: It has several.
+        """
+        forms = self.fields.get(name)
+        if not forms:
+            raise KeyError(f"no field {name!r}; there are {', '.join(sorted(self.fields))}")
+        if len(forms) > 1:
+            texts = ", ".join(f"{f.view.dtype} {['*', *f.view.shape[1:]]}" for f in forms)
+            raise ValueError(
+                f"{name} differs between experiences: {texts}; take `padded`, `varlen` or `of`"
+            )
+        return forms[0]
+
     def tensors_of(self, index: int) -> dict[str, TensorView]:
         """All tensors of one experience by field."""
         return {

@@ -7,15 +7,13 @@ response, T the number of response tokens of all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from experience_buffer._packed.join import column, joined_field, lacking, uid_of
-from experience_buffer._packed.table import Form, Table
-from experience_buffer._torch import tensor
+from experience_buffer._packed.join import Joined, column, joined_field, lacking, uid_of
+from experience_buffer._packed.table import Table
 
 RESPONSE_FIELDS: Final = (
     "action_mask",
@@ -32,18 +30,6 @@ RESPONSE_FIELDS: Final = (
 _LONG: Final = 4096
 """Width from which a copy per experience is faster than one masked copy of all."""
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tokens:
-    """The tokens of all experiences, and where responses begin."""
-
-    ids: Tensor
-    """Shape [N]."""
-    lengths: Tensor
-    """Tokens of each experience, int64, shape [B]."""
-    prompts: Tensor
-    """Of these the prompt's, int64, shape [B]."""
 
 
 class _Layout:
@@ -80,16 +66,6 @@ class _Layout:
         return padded
 
 
-def field(table: Table, name: str) -> Tensor:
-    """Do what `PackedBatch.tensor` says."""
-    return tensor(_only_form(table, name).view)
-
-
-def offsets(table: Table, name: str) -> Tensor:
-    """Do what `PackedBatch.offsets` says."""
-    return tensor(_only_form(table, name).offsets_view)
-
-
 def padded(
     table: Table,
     *,
@@ -99,15 +75,15 @@ def padded(
     fields: Sequence[str] | None,
 ) -> dict[str, Tensor]:
     """Do what `PackedBatch.padded` says."""
-    tokens = _tokens(table)
+    tokens, prompts = _tokens(table)
     joined = {name: joined_field(table, name) for name in _names(table, fields)}
-    responses = tokens.lengths - tokens.prompts
-    num_prompt = _maximum("prompt", max_prompt_length, [("tokens", tokens.prompts)], table)
+    responses = tokens.lengths - prompts
+    num_prompt = _maximum("prompt", max_prompt_length, [("tokens", prompts)], table)
     lengths = [("tokens", responses), *((name, each.lengths) for name, each in joined.items())]
     num_response = _maximum("response", max_response_length, lengths, table)
-    whole = _Layout(num_prompt - tokens.prompts, tokens.lengths, num_prompt + num_response)
+    whole = _Layout(num_prompt - prompts, tokens.lengths, num_prompt + num_response)
     batch = {
-        "input_ids": whole.filled(tokens.ids, pad_token_id),
+        "input_ids": whole.filled(tokens.flat, pad_token_id),
         "attention_mask": whole.mask(),
     }
     layouts: list[_Layout] = []
@@ -122,16 +98,16 @@ def padded(
 
 def varlen(table: Table, *, fields: Sequence[str] | None) -> dict[str, Tensor]:
     """Do what `PackedBatch.varlen` says."""
-    tokens = _tokens(table)
+    tokens, prompts = _tokens(table)
     cu_seqlens = _cumulated(tokens.lengths)
-    position_ids = torch.arange(len(tokens.ids))
+    position_ids = torch.arange(len(tokens.flat))
     position_ids -= cu_seqlens[:-1].repeat_interleave(tokens.lengths)
-    responses = tokens.lengths - tokens.prompts
+    responses = tokens.lengths - prompts
     # Before a response token are the response tokens before it, and the prompts up to its own.
-    response_index = tokens.prompts.cumsum(0).repeat_interleave(responses)
+    response_index = prompts.cumsum(0).repeat_interleave(responses)
     response_index += torch.arange(len(response_index))
     batch = {
-        "input_ids": tokens.ids,
+        "input_ids": tokens.flat,
         "cu_seqlens": cu_seqlens,
         "max_seqlen": tokens.lengths.max(),
         "position_ids": position_ids,
@@ -146,7 +122,8 @@ def varlen(table: Table, *, fields: Sequence[str] | None) -> dict[str, Tensor]:
     return batch
 
 
-def _tokens(table: Table) -> _Tokens:
+def _tokens(table: Table) -> tuple[Joined, Tensor]:
+    """The tokens of all experiences, shape [N], and how many of each are the prompt's, shape [B]."""
     if not table.num_rows:
         raise ValueError("the batch is empty; there is nothing to lay out")
     joined = joined_field(table, "tokens")
@@ -160,7 +137,7 @@ def _tokens(table: Table) -> _Tokens:
             f"{uid_of(table, index)} has {int(joined.lengths[index])} tokens, but a prompt of "
             f"{int(prompts[index])}"
         )
-    return _Tokens(joined.flat, joined.lengths, prompts)
+    return joined, prompts
 
 
 def _names(table: Table, fields: Sequence[str] | None) -> list[str]:
@@ -203,15 +180,3 @@ def _maximum(
                 f"has room for {given}"
             )
     return given
-
-
-def _only_form(table: Table, name: str) -> Form:
-    forms = table.fields.get(name)
-    if not forms:
-        raise KeyError(f"no field {name!r}; there are {', '.join(sorted(table.fields))}")
-    if len(forms) > 1:
-        texts = ", ".join(f"{f.view.dtype} {['*', *f.view.shape[1:]]}" for f in forms)
-        raise ValueError(
-            f"{name} differs between experiences: {texts}; take `padded`, `varlen` or `of`"
-        )
-    return forms[0]

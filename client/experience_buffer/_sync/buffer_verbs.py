@@ -9,7 +9,6 @@ from typing import Unpack
 from experience_buffer._messages import config as _config
 from experience_buffer._messages import convert
 from experience_buffer._messages.calls import Call, number
-from experience_buffer._messages.config import buffer_of
 from experience_buffer._messages.convert import reader_of
 from experience_buffer._sync.connection import Connection
 from experience_buffer._sync.policy_watch import PolicyVersions
@@ -34,7 +33,7 @@ class BufferVerbs(Connection):
             config = BufferConfig(config)
         message = _config.config_to_message(config)
         return self._call(
-            "CreateBuffer", buffer_of, idempotent=exist_ok, config=message, exist_ok=exist_ok
+            "CreateBuffer", convert.buffer, idempotent=exist_ok, config=message, exist_ok=exist_ok
         )
 
     def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
@@ -45,15 +44,15 @@ class BufferVerbs(Connection):
             InvalidRequestError: Nothing is given, or a value can't be; its text names the field.
         """
         request = _config.update_request(name, changes)
-        return self._run(Call("UpdateBuffer", request, buffer_of))
+        return self._run(Call("UpdateBuffer", request, convert.buffer))
 
     def get_buffer(self, name: str) -> BufferInfo:
         """Read a buffer's configuration and size."""
-        return self._call("GetBuffer", buffer_of, name=name)
+        return self._call("GetBuffer", convert.buffer, name=name)
 
     def list_buffers(self) -> tuple[BufferInfo, ...]:
         """Read all buffers, by name."""
-        return self._call("ListBuffers", _config.buffers_of)
+        return self._call("ListBuffers", convert.buffers)
 
     def delete_buffer(self, name: str, *, force: bool = False) -> int:
         """Remove a buffer; how many experiences were in it.
@@ -132,4 +131,4 @@ class BufferVerbs(Connection):
 
     def get_stats(self, buffer: str = "") -> Stats:
         """Read counts, depths and what is waited for, of one buffer or of all."""
-        return self._call("GetStats", convert.stats, buffer=buffer)
+        return self._call("GetStats", reader_of(Stats), buffer=buffer)

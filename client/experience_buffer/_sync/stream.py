@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from experience_buffer._messages import convert
 from experience_buffer._messages.calls import number
+from experience_buffer._messages.convert import reader_of
 from experience_buffer._sync.batch import Batch
 from experience_buffer._sync.primitives import Answer, Closing, Condition, Outbox, Worker
 from experience_buffer._sync.reconnecting import Reconnecting
@@ -25,6 +25,7 @@ from experience_buffer.errors import (
     UnavailableError,
 )
 from experience_buffer.v1 import service_pb2
+from experience_buffer.values import Stats
 
 if TYPE_CHECKING:
     from typing import Self
@@ -136,13 +137,15 @@ class SampleStream(Closing):
         try:
             stats = self._client._call(
                 "GetStats",
-                convert.stats,
+                reader_of(Stats),
                 timeout=sample_plan.ASK_SECONDS,
                 buffer=self._plan.buffer,
             )
         except ExperienceBufferError as error:
             return str(error)
-        return sample_plan.wait_reason(stats, self._plan)
+        place = (self._plan.buffer, self._plan.consumer)
+        consumers = ((buffer.name, each) for buffer in stats.buffers for each in buffer.consumers)
+        return "".join(each.waiting_for for name, each in consumers if (name, each.name) == place)
 
     def _start(self) -> None:
         with self._changed:
@@ -277,5 +280,8 @@ class SampleStream(Closing):
         try:
             result = answer.wait(timeout)
         except TimeoutError:
-            raise sample_plan.unanswered_ack(lease_id, timeout) from None
+            raise DeadlineExceededError(
+                f"no answer to the ack of lease {lease_id} in {timeout} s; ack it again",
+                subject=str(lease_id),
+            ) from None
         return None if result is None else sample_plan.check_result(result)

@@ -19,18 +19,19 @@ _LEAST_SECONDS = 0.02
 
 
 class Deadline:
-    """An instant until which a call of several requests must end."""
+    """An instant until which a call, perhaps of several requests, must end."""
 
     def __init__(self, timeout: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._time = clock() + timeout
+        self._start_time = clock()
+        self._time = self._start_time + timeout
 
     def remaining(self) -> float:
         """Seconds left; a moment when it has passed."""
         return max(self._time - self._clock(), 0.001)
 
 
-class Attempts:
+class Attempts(Deadline):
     """The attempts of one call, from the first until success, a final error, or the deadline.
 
     Args:
@@ -48,19 +49,13 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        super().__init__(timeout, clock=clock)
         self._options = options
-        self._clock = clock
         self._jitter = jitter
-        self._start_time = clock()
-        self._deadline = self._start_time + timeout
         self._num_failed = 0
         self._num_unreachable = 0
         """Failures that the backoff grows by."""
         self._last_error: ExperienceBufferError | None = None
-
-    def remaining(self) -> float:
-        """Seconds until the deadline; a moment when it has passed."""
-        return max(self._deadline - self._clock(), 0.001)
 
     def delay_after(self, error: ExperienceBufferError, *, idempotent: bool) -> float:
         """Seconds to wait before the next attempt.
@@ -81,7 +76,7 @@ class Attempts:
         self._last_error = error
         delay = self._delay(error)
         last_attempt = 0 < self._options.max_attempts <= self._num_failed
-        if last_attempt or self._clock() + delay > self._deadline - _LEAST_SECONDS:
+        if last_attempt or self._clock() + delay > self._time - _LEAST_SECONDS:
             passed = self._clock() - self._start_time
             error.add_note(f"gave up after {self._num_failed} attempts in {passed:.1f} s")
             raise error

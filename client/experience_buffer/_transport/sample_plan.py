@@ -16,7 +16,6 @@ from experience_buffer._transport.settings import bounded_seconds
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.errors import DeadlineExceededError, InvalidRequestError
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer.values import Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +119,6 @@ RETURN_SECONDS: Final = 1.0
 RETURN_REASON: Final = "read ahead on a stream that broke"
 
 
-def unanswered_ack(lease_id: int, seconds: float) -> DeadlineExceededError:
-    """Make the error of an ack that the stream didn't answer in time."""
-    return DeadlineExceededError(
-        f"no answer to the ack of lease {lease_id} in {seconds} s; ack it again",
-        subject=str(lease_id),
-    )
-
-
 def check_result(result: service_pb2.LeaseResult) -> int | None:
     """How many ranks haven't acknowledged yet; None: ask again.
 
@@ -151,15 +142,6 @@ def no_first_batch(plan: StreamPlan, waiting: str) -> DeadlineExceededError:
         "next call, give first_timeout more time, or smaller batches",
         subject=plan.buffer,
     )
-
-
-def wait_reason(stats: Stats, plan: StreamPlan) -> str:
-    """What the statistics say that the plan's consumer waits for; empty when nothing."""
-    for buffer in stats.buffers:
-        for consumer in buffer.consumers:
-            if (buffer.name, consumer.name) == (plan.buffer, plan.consumer):
-                return consumer.waiting_for
-    return ""
 
 
 class FrameAssembler:

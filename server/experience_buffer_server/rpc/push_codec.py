@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from experience_buffer._messages.names import PUSH_STATUS, REFUSAL_REASON
-from experience_buffer._messages.varint import varint
+from experience_buffer._messages.sample_bytes import varint
 from experience_buffer.eid import EID
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.intake.push_reading import Outcome, Push, PushStatus

@@ -60,7 +60,7 @@ def test_statistics_arrive_field_by_field() -> None:
     )
     sent = numbered(server_stats.BufferStats, 300, consumers=consumers, policy_version=None)
     response = service_pb2.GetStatsResponse(buffers=[messages.stats_message(sent)])
-    (received,) = convert.stats(response).buffers
+    (received,) = convert.value_of(values.Stats, response).buffers
     names = [field.name for field in dataclasses.fields(values.BufferStats)]
     assert [getattr(received, name) for name in names] == [getattr(sent, name) for name in names]
     assert received.consumers == consumers

@@ -22,6 +22,7 @@ from experience_buffer import (
     options,
 )
 from experience_buffer._messages import config as _config
+from experience_buffer._messages import convert
 from experience_buffer.v1 import config_pb2
 
 ACTOR = ConsumerConfig(
@@ -77,7 +78,7 @@ def test_configuration_survives_the_wire() -> None:
     parts = (consumer, consumer.selector, consumer.limiter, consumer.staleness)
     for part in (*parts, message.pacing, message.retention):
         assert len(part.ListFields()) == len(part.DESCRIPTOR.fields), part.DESCRIPTOR.name
-    back = _config.config_from_message(message)
+    back = convert.value_of(BufferConfig, message)
     assert back == FULL
     assert back.advantage is not None
     assert [type(value) for value in back.advantage.parameters.values()] == [
@@ -87,7 +88,7 @@ def test_configuration_survives_the_wire() -> None:
         bool,
     ]
     bare = BufferConfig("math")
-    assert _config.config_from_message(_config.config_to_message(bare)) == bare
+    assert convert.value_of(BufferConfig, _config.config_to_message(bare)) == bare
 
 
 def test_changes_are_the_configurations_fields() -> None:
@@ -125,7 +126,7 @@ def test_what_is_absent_from_a_consumer_is_the_default() -> None:
     message = config_pb2.BufferConfig(name="math")
     message.consumers.add(name="trainer").limiter.SetInParent()
     message.consumers[0].staleness.SetInParent()
-    [consumer] = _config.config_from_message(message).consumers or ()
+    [consumer] = convert.value_of(BufferConfig, message).consumers or ()
     assert consumer == ConsumerConfig("trainer", limiter=Limiter(), staleness=Staleness())
     sent = _config.config_to_message(BufferConfig("math", consumers=(consumer,))).consumers[0]
     assert sent.HasField("limiter")

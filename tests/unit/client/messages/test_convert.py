@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from experience_buffer import BufferConfig, ConsumerConfig, ExperienceSummary
 from experience_buffer._messages import convert
-from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 
 COUNTS = ["members", "votes", "batch_groups", "batch_members", "running_count"]
 
@@ -35,37 +36,10 @@ def test_a_count_that_is_none_stays_what_it_is(value: Any) -> None:
     assert type(found["votes"]) is type(value)
 
 
-def filled(message: Any) -> dict[str, Any]:
-    """Give every plain field of a message a value of its own; these, by name."""
-    values: dict[str, Any] = {}
-    for place, field in enumerate(message.DESCRIPTOR.fields):
-        if field.message_type is None and field.enum_type is None:
-            text = field.cpp_type == field.CPPTYPE_STRING
-            values[field.name] = f"text {place}" if text else 101 + place
-            setattr(message, field.name, values[field.name])
-    return values
-
-
-def test_every_field_of_statistics_arrives_under_its_name() -> None:
-    response = service_pb2.GetStatsResponse()
-    buffer = response.buffers.add()
-    consumer = buffer.consumers.add()
-    in_buffer, in_consumer = filled(buffer), filled(consumer)
-    [found] = convert.stats(response).buffers
-    assert {name: getattr(found, name) for name in in_buffer} == in_buffer
-    assert {name: getattr(found.consumers[0], name) for name in in_consumer} == in_consumer
-    bare = convert.stats(
-        service_pb2.GetStatsResponse(
-            buffers=[service_pb2.BufferStats(consumers=[service_pb2.ConsumerStats()])]
-        )
-    ).buffers[0]
-    assert (bare.policy_version, bare.consumers[0].last_step) == (None, None)
-    assert (bare.keep_ratio, bare.consumers[0].safe_step) == (None, None)
-
-
-def test_every_field_of_a_summary_arrives_under_its_name() -> None:
-    message = types_pb2.ExperienceSummary(state=types_pb2.EXPERIENCE_STATE_RETAINED)
-    given = filled(message)
-    found = convert.summary(message)
-    assert {name: getattr(found, name) for name in given} == given
-    assert found.state == "retained"
+def test_a_word_that_only_a_newer_server_knows_is_the_default_or_the_first() -> None:
+    summary = types_pb2.ExperienceSummary(uid="u", state=77)  # type: ignore[arg-type]
+    assert convert.value_of(ExperienceSummary, summary).state == "waiting_for_group"
+    config = config_pb2.BufferConfig(name="math", on_full=77)  # type: ignore[arg-type]
+    config.consumers.add(name="a", unit=77)
+    expected = BufferConfig("math", consumers=(ConsumerConfig("a"),))
+    assert convert.value_of(BufferConfig, config) == expected

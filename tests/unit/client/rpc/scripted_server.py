@@ -395,6 +395,12 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
             outdated_uids=outdated,
         )
 
+    def _unused(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
+
+    SealGroup = DropGroup = GetBuffer = ListBuffers = _unused
+    DeleteBuffer = PublishPolicyVersion = _unused
+
     def _lease(self, consumer: str, world_size: int = 0) -> types_pb2.Lease:
         self.next_lease += 1
         return types_pb2.Lease(
