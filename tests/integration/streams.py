@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from experience_buffer.v1 import service_pb2, types_pb2
 from tests.integration.server import Stub
+
+S = TypeVar("S", bound="Spoken")
 
 
 @dataclass
@@ -39,18 +43,28 @@ class Received:
         return [one.uid for one in self.experiences]
 
 
-class SpokenStream:
-    """One SampleStream."""
+class Spoken:
+    """A stream whose messages are sent one by one, when the test says so."""
 
-    def __init__(self, stub: Stub) -> None:
-        self._requests: queue.SimpleQueue[service_pb2.SampleStreamRequest | None] = (
-            queue.SimpleQueue()
-        )
-        self.call = stub.SampleStream(iter(self._requests.get, None))
+    def __init__(self, method: Any) -> None:
+        self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.call = method(iter(self._requests.get, None))
+
+    def send(self, message: Message) -> None:
+        """Send one message."""
+        self._requests.put(message)
+
+    def end(self) -> None:
+        """Say no more."""
+        self._requests.put(None)
+
+
+class SpokenStream(Spoken):
+    """One SampleStream."""
 
     def say(self, **message: Any) -> None:
         """Send one message."""
-        self._requests.put(service_pb2.SampleStreamRequest(**message))
+        self.send(service_pb2.SampleStreamRequest(**message))
 
     def open(self, name: str, batch_size: int, *, credits: int = 0, **fields: Any) -> None:
         """Say what is wanted, and grant credits if there are any."""
@@ -61,7 +75,8 @@ class SpokenStream:
 
     def next(self) -> service_pb2.SampleStreamResponse:
         """The next message."""
-        return next(self.call)
+        found: service_pb2.SampleStreamResponse = next(self.call)
+        return found
 
     def batch(self) -> Received:
         """The next batch. Nothing else may come first."""
@@ -84,17 +99,17 @@ class SpokenStream:
         """Acknowledge leases; what went wrong with the first."""
         return self.settle(ack=service_pb2.AckLeases(ids=ids, **fields))
 
-    def end(self) -> None:
-        """Say no more."""
-        self._requests.put(None)
-
 
 @contextmanager
-def speaking(stub: Stub) -> Iterator[SpokenStream]:
+def ending(stream: S) -> Iterator[S]:
     """A stream that is cancelled in the end."""
-    stream = SpokenStream(stub)
     try:
         yield stream
     finally:
         stream.call.cancel()
         stream.end()
+
+
+def speaking(stub: Stub) -> AbstractContextManager[SpokenStream]:
+    """A sample stream that is cancelled in the end."""
+    return ending(SpokenStream(stub.SampleStream))

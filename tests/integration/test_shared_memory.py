@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import queue
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
@@ -33,8 +31,9 @@ from experience_buffer._messages.shared_memory import PUSH_BYTES
 from experience_buffer._transport.push_queue import Request
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.v1 import service_pb2, types_pb2
+from tests.integration.plain import error_of
 from tests.integration.server import Server, Stub, eventually
-from tests.integration.streams import SpokenStream, speaking
+from tests.integration.streams import Spoken, SpokenStream, ending, speaking
 
 HERE = types_pb2.MemoryRequest(machine=shared_memory.machine())
 OVER_GRPC = ClientOptions(shared_memory=False)
@@ -131,23 +130,6 @@ def test_what_goes_through_shared_memory_is_what_goes_over_grpc(
         for again in ("packed2", "trxp2"):
             assert sampled(other, name, again) == PAYLOADS
         assert shared_streams(shared_server) == before + 3
-
-
-def test_batches_keep_what_they_hold_while_others_follow(
-    shared_server: Server, client: Client, name: str
-) -> None:
-    """Each is a copy: the memory serves again as soon as it has been read."""
-    client.create_buffer(config(name))
-    written(client, name)
-    with client.stream(1, buffer=name, consumer="packed", format="packed", prefetch=4) as stream:
-        batches = [next(stream) for _ in range(NUM_GROUPS)]
-        tensors = [batch.packed.tensor("tokens") for batch in batches]
-        for tensor in tensors[::2]:
-            tensor.zero_()  # They are the trainer's own.
-    for task, (batch, tensor) in enumerate(zip(batches, tensors, strict=True)):
-        expected = torch.cat([one.tokens for one in GROUPS[task] if one.tokens is not None])
-        assert torch.equal(tensor, torch.zeros_like(expected) if task % 2 == 0 else expected)
-        assert torch.equal(batch.packed.tensor("tokens"), tensor)
 
 
 LARGER = [member(task, 0, 1_000_003) for task in range(10)]
@@ -287,27 +269,6 @@ def test_larger_than_the_memory_goes_over_grpc(
 # --- who has none
 
 
-@pytest.mark.parametrize("problem", [PermissionError("another user's"), ValueError("not it")])
-def test_who_may_not_open_it_goes_over_grpc(
-    shared_server: Server,
-    client: Client,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    problem: Exception,
-) -> None:
-    def refuse(*_: object, **__: object) -> memoryview:
-        raise problem
-
-    client.create_buffer(config(name))
-    monkeypatch.setattr(shared_memory, "attach", refuse)
-    with client.writer(buffer=name) as writer:
-        for group in GROUPS:
-            writer.append(group)
-    with client.stream(NUM_GROUPS, buffer=name, consumer="trxp") as stream:
-        found = {one.eid.uid: trxp.encode([one]) for one in next(stream).experiences}
-    assert found == PAYLOADS
-
-
 def test_a_server_that_shares_none(make_server: Callable[..., Server], name: str) -> None:
     server = make_server(toml="[server]\nmax_shared_bytes = 0\n")
     with Client(server.address) as client:
@@ -402,21 +363,18 @@ def test_a_stream_that_ends_while_a_request_waits_for_room(
 # --- whatever a client says
 
 
-class SpokenPushes:
+class SpokenPushes(Spoken):
     """A PushStream by hand, with the memory that it has got."""
 
     def __init__(self, stub: Stub, name: str) -> None:
+        super().__init__(stub.PushStream)
         self._name = name
-        self._requests: queue.SimpleQueue[service_pb2.PushStreamRequest | None] = (
-            queue.SimpleQueue()
-        )
-        self.call = stub.PushStream(iter(self._requests.get, None))
         self.memory: mmap.mmap | None = None
 
     def say(self, sequence: int, **fields: Any) -> None:
         """Send one message."""
         push = {"push": service_pb2.PushRequest(buffer=self._name)} | fields
-        self._requests.put(service_pb2.PushStreamRequest(sequence=sequence, **push))
+        self.send(service_pb2.PushStreamRequest(sequence=sequence, **push))
 
     def share(self) -> None:
         """Ask for memory, and map it."""
@@ -446,15 +404,9 @@ class SpokenPushes:
         )
 
 
-@contextmanager
-def pushing(stub: Stub, name: str) -> Iterator[SpokenPushes]:
+def pushing(stub: Stub, name: str) -> AbstractContextManager[SpokenPushes]:
     """A push stream that is cancelled in the end."""
-    stream = SpokenPushes(stub, name)
-    try:
-        yield stream
-    finally:
-        stream.call.cancel()
-        stream._requests.put(None)
+    return ending(SpokenPushes(stub, name))
 
 
 def test_payloads_in_memory_and_in_the_message_belong_together(
@@ -480,11 +432,7 @@ def test_payloads_in_memory_and_in_the_message_belong_together(
 @pytest.mark.parametrize(
     ("spans", "words"),
     [
-        ([{"offset": 0, "num_bytes": 0}], "0 bytes at 0 don't lie in shared memory"),
         ([{"offset": 2**64 - 1, "num_bytes": 7}], f"don't lie in shared memory of {PUSH_BYTES}"),
-        ([{"offset": PUSH_BYTES, "num_bytes": 1}], "don't lie in shared memory"),
-        ([{"offset": PUSH_BYTES - 1, "num_bytes": 2}], "don't lie in shared memory"),
-        ([{"offset": 0, "num_bytes": 2**64 - 1}], "don't lie in shared memory"),
         ([{"offset": 0, "num_bytes": PUSH_BYTES}] * 3, "over the limit: server.max_message_bytes"),
         ([{"offset": 4096, "num_bytes": 100}], "TRXP"),
     ],
@@ -505,48 +453,6 @@ def test_payloads_that_aren_t_there_are_refused_and_the_stream_goes_on(
         assert stream.outcome(3) == "STORED"
 
 
-def test_a_stream_without_memory_has_no_payloads_there(
-    client: Client, stub: Stub, name: str
-) -> None:
-    client.create_buffer(config(name))
-    with pushing(stub, name) as stream:
-        stream.say(1, memory=types_pb2.MemoryRequest(machine="another/4026531836"))
-        stream.say(2, spans=[types_pb2.MemorySpan(offset=0, num_bytes=100)])
-        assert "the stream has no shared memory" in stream.outcome(2)
-
-
-def test_memory_is_asked_for_once(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(config(name))
-    with pushing(stub, name) as stream:
-        stream.share()
-        stream.say(2, memory=HERE)
-        with pytest.raises(grpc.RpcError) as caught:
-            next(stream.call)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "ask once" in str(caught.value)
-
-
-def test_a_client_that_goes_on_writing_gets_what_was_copied_or_nothing(
-    client: Client, stub: Stub, name: str
-) -> None:
-    """What it changes while it is read can't be half of one and half of another."""
-    client.create_buffer(BufferConfig(name, group_by="none", consumers=(ConsumerConfig("t"),)))
-    sent = {}
-    with pushing(stub, name) as stream:
-        stream.share()
-        for number in range(2, 60):
-            one = member(number, 0)
-            sent[one.eid.uid] = trxp.encode([one])
-            stream.say(number, spans=[stream.put(sent[one.eid.uid], 0)])
-            stream.put(os.urandom(50_000), 20_000)
-            found = stream.outcome(number)
-            if found == "STORED":
-                stored = client.get(one.eid.uid, buffer=name)
-                # Whatever it was when it was copied: that has been read, and has its digest.
-                assert len(stored.payload) == len(sent[one.eid.uid])
-                assert trxp.decode(stored.payload)[0].eid == one.eid
-
-
 def opened(
     stream: SpokenStream, name: str, *, ready: bool = True, num_packed: int = 0
 ) -> types_pb2.SharedMemory:
@@ -560,6 +466,21 @@ def opened(
     if ready:
         stream.say(memory_ready=service_pb2.MemoryReady())
     return offer.memory
+
+
+def test_memory_is_asked_for_once_and_payloads_need_it(
+    client: Client, stub: Stub, name: str
+) -> None:
+    client.create_buffer(config(name))
+    with pushing(stub, name) as stream:
+        stream.say(1, memory=types_pb2.MemoryRequest(machine="another/4026531836"))
+        stream.say(2, spans=[types_pb2.MemorySpan(offset=0, num_bytes=100)])
+        assert "the stream has no shared memory" in stream.outcome(2)
+    with pushing(stub, name) as stream:
+        stream.share()
+        stream.say(2, memory=HERE)
+        code, text, _ = error_of(lambda: next(stream.call))
+    assert (code, "ask once" in text) == ("INVALID_ARGUMENT", True)
 
 
 def test_nothing_is_put_into_memory_that_the_client_hasn_t_got(
@@ -594,33 +515,22 @@ def test_a_reader_that_releases_nothing_gets_the_rest_over_grpc(
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "has_memory", "words"),
     [
-        {"released": types_pb2.MemorySpan(offset=0, num_bytes=1)},
-        {"released": types_pb2.MemorySpan(offset=2**64 - 1)},
+        ({"released": types_pb2.MemorySpan(offset=0, num_bytes=1)}, True, "release each once"),
+        ({"released": types_pb2.MemorySpan()}, False, "unexpected message 'released'"),
+        ({"memory_ready": service_pb2.MemoryReady()}, False, "unexpected message 'memory_ready'"),
     ],
 )
-def test_a_reader_that_releases_what_it_has_not_got_is_told(
-    client: Client, stub: Stub, name: str, message: dict[str, Any]
+def test_what_a_reader_has_not_got_it_has_nothing_to_say_of(
+    client: Client, stub: Stub, name: str, message: dict[str, Any], has_memory: bool, words: str
 ) -> None:
     client.create_buffer(config(name))
     with speaking(stub) as stream:
-        opened(stream, name)
+        if has_memory:
+            opened(stream, name)
+        else:
+            stream.open(name, 1, consumer="trxp")
         stream.say(**message)
-        with pytest.raises(grpc.RpcError) as caught:
-            stream.next()
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize("kind", ["released", "memory_ready"])
-def test_a_reader_without_memory_has_nothing_to_say_of_it(
-    client: Client, stub: Stub, name: str, kind: str
-) -> None:
-    client.create_buffer(config(name))
-    with speaking(stub) as stream:
-        stream.open(name, 1, consumer="trxp")
-        said: Any = types_pb2.MemorySpan() if kind == "released" else service_pb2.MemoryReady()
-        stream.say(**{kind: said})
-        with pytest.raises(grpc.RpcError) as caught:
-            stream.next()
-    assert f"unexpected message '{kind}'" in str(caught.value)
+        code, text, _ = error_of(stream.next)
+    assert (code, words in text) == ("INVALID_ARGUMENT", True), text
