@@ -9,7 +9,6 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import (
     ConsumerRow,
@@ -18,10 +17,11 @@ from experience_buffer_server.store.interface import (
     StoreFullError,
     WriteBatch,
 )
+from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
+from tests.damaging import flip, flip_key
 from tests.models.buffer_port import payload
 from tests.refusing_store import Refusals
-from tests.unit.buffer.compute.test_computing import RUNNING, rewarded
-from tests.unit.buffer_verbs import consume, entry_of, sampled, take
+from tests.unit.buffer_verbs import consume, entry_of, leased, sampled, take
 from tests.unit.builders import World, push, settings, settle, uid
 
 pytestmark = pytest.mark.on_disk
@@ -85,28 +85,17 @@ async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> Non
     buffer = await world.create()
     await buffer.push(push((0, 0), (0, 1)))
     newest = await take(buffer, lease_seconds=500.0)
-    await put_lease(
-        world,
-        buffer,
-        LeaseRow(
-            id=newest + 1,
+    batch = world.store.batch()
+    for number, units in enumerate([[[1], [2]], [[2]]], 1):
+        row = LeaseRow(
+            id=newest + number,
             consumer="trainer",
-            units=[[1], [2]],
+            units=units,
             deadline=time.time() + 900,
-            num_experiences=2,
-        ),
-    )
-    await put_lease(
-        world,
-        buffer,
-        LeaseRow(
-            id=newest + 2,
-            consumer="trainer",
-            units=[[2]],
-            deadline=time.time() + 900,
-            num_experiences=1,
-        ),
-    )
+            num_experiences=len(units),
+        )
+        batch.put_lease(buffer.id, row)
+    await world.store.commit(batch)
     buffer = await world.restart(buffer)
     trainer = buffer.state.consumer("trainer")
     held = {lease.id: [unit.key for unit in lease.units] for lease in trainer.leases.values()}
@@ -121,12 +110,6 @@ async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> Non
         await settle(buffer, after=1000)
     assert (trainer.num_leased, trainer.num_leased_experiences, trainer.out) == (0, 0, {})
     assert len(buffer.state.contents) == len(trainer.ready) == (0 if end == "ack" else 2)
-
-
-async def put_lease(world: World, buffer: Buffer, row: LeaseRow) -> None:
-    batch = world.store.batch()
-    batch.put_lease(buffer.id, row)
-    await world.store.commit(batch)
 
 
 async def test_repeats_within_a_lease_are_one_unit(world: World) -> None:
@@ -168,19 +151,6 @@ async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
     await buffer.nack(lease, reason="no use")
     assert trainer.out == {unit.key: other}
     assert len(trainer.ready) == 0
-
-
-async def test_a_reward_that_was_counted_before_a_restart_is_not_counted_again(
-    world: World,
-) -> None:
-    buffer = await world.computing(**RUNNING)
-    await buffer.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
-    await settle(buffer)
-    moments = buffer.row.moments
-    fresh = await world.restart(buffer)
-    await fresh.annotate([Annotation(uid=uid(0, 1), reward=7.0)])
-    await settle(fresh)
-    assert fresh.row.moments == moments
 
 
 async def test_a_group_knows_after_a_restart_whether_members_were_consumed(world: World) -> None:
@@ -276,3 +246,37 @@ async def test_what_a_changed_limiter_did_not_count_counts_once_it_is_rewound(
     counts = buffer.state.consumers["actor"].counts()
     assert (counts.inserts, counts.deletes, counts.samples) == (1, 0, 0)
     assert (await world.restart(buffer)).state.consumers["actor"].counts() == counts
+
+
+# --- damage
+
+GROUPS: dict[str, Any] = {
+    "group_by": "task",
+    "group_size": 3,
+    "consumers": [{"name": "trainer", "unit": "group"}],
+}
+
+
+@pytest.mark.parametrize("also", ["payload", "payload's key", "nothing"])
+async def test_a_lost_member_is_missed_whatever_else_is_lost(world: World, also: str) -> None:
+    buffer = await world.create(**GROUPS)
+    for task in (1, 2):
+        await buffer.push(push(*((task, run) for run in range(3))))
+    await buffer.drain()
+    await world.store.close()
+    place = payload_key(1, uid(1, 1))
+    flip(world.path, Table.RECORDS, numbered_key(1, 2))
+    if also == "payload":
+        flip(world.path, Table.PAYLOADS, place)
+    elif also == "payload's key":
+        flip_key(world.path, Table.PAYLOADS, place, byte=4, bit=0x01)
+    await world.open()
+    fresh = world.reload(buffer)
+    damage = {group.row.key: group.damage for group in fresh.state.contents.groups}
+    assert damage["2/2"] == ""
+    if also == "payload's key":
+        assert "can't be read back, nor what they were of" in damage["2/1"]
+    else:
+        assert f"the record of its member {uid(1, 1)!r} can't be read back" in damage["2/1"]
+    lease = await leased(fresh, 2, timeout_seconds=0.05)
+    assert [unit.seqs for unit in lease.units] == [(4, 5, 6)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any
 
 import pytest
 
@@ -12,31 +10,14 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.store.interface import StoreFullError
+from tests.refusing_store import Refusals
 from tests.unit.buffer_verbs import consume, take
 from tests.unit.builders import World, push, settings, settle, uid, until
 
 
-class Flaky:
-    """The store, but for the commits that are to find no room."""
-
-    def __init__(self, world: World) -> None:
-        self._commit = world.store.commit
-        self.num_to_fail = 0
-        world.store.commit = self.commit  # type: ignore[method-assign]
-
-    def commit(self, batch: Any) -> Awaitable[None]:
-        if not self.num_to_fail:
-            return self._commit(batch)
-        self.num_to_fail -= 1
-        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.01, failed.set_exception, StoreFullError("full"))
-        return failed
-
-
-async def registered(world: World, *consumers: dict[str, Any], **more: Any) -> Registry:
+async def registered(world: World, *consumers: str) -> tuple[Registry, Buffer]:
     registry = world.registry()
-    await registry.create("math", settings(consumers=consumers, **more))
-    return registry
+    return registry, await registry.create("math", settings(consumers=consumers))
 
 
 async def restarted(world: World, registry: Registry) -> Buffer:
@@ -50,13 +31,12 @@ async def restarted(world: World, registry: Registry) -> Buffer:
 
 
 async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> None:
-    registry = await registered(world, {"name": "actor"}, {"name": "critic"})
-    buffer = registry.get("math")
+    registry, buffer = await registered(world, "actor", "critic")
     await buffer.push(push(*((0, run) for run in range(4))))
     await consume(buffer, 4, "actor")
     await consume(buffer, 1, "critic", step=5)
     held, returned = await take(buffer, 1, "critic"), await take(buffer, 1, "critic")
-    Flaky(world).num_to_fail = 1
+    Refusals(world.store).num_next = 1
     update = asyncio.ensure_future(registry.update("math", {"consumers": ["actor"]}))
     await asyncio.sleep(0)
     await until(lambda: buffer.state.consumers["critic"].closed)
@@ -79,11 +59,10 @@ async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> No
 async def test_an_ack_while_a_consumer_is_being_removed_costs_nothing_if_it_stays(
     world: World,
 ) -> None:
-    registry = await registered(world, {"name": "actor"}, {"name": "critic"})
-    buffer = registry.get("math")
+    buffer = await world.create(consumers=["actor", "critic"])
     await buffer.push(push((0, 0)))
     lease = await take(buffer, 1, "actor")
-    Flaky(world).num_to_fail = 1
+    Refusals(world.store).num_next = 1
     update = buffer.change_settings(settings(consumers=["actor"]))
     await buffer.ack(lease)
     with pytest.raises(StoreFullError):
@@ -93,8 +72,7 @@ async def test_an_ack_while_a_consumer_is_being_removed_costs_nothing_if_it_stay
 
 
 async def test_what_a_removed_consumer_was_is_forgotten_with_the_settings(world: World) -> None:
-    registry = await registered(world, {"name": "actor"}, {"name": "critic"})
-    buffer = registry.get("math")
+    registry, buffer = await registered(world, "actor", "critic")
     await buffer.push(push((0, 0), (0, 1), (0, 2)))
     await consume(buffer, 2, "actor")
     await consume(buffer, 1, "critic", step=5)
@@ -115,28 +93,26 @@ async def test_what_a_removed_consumer_was_is_forgotten_with_the_settings(world:
 
 async def test_a_consumer_goes_with_one_batch(world: World) -> None:
     """A crash can't come between the settings and what is stored of a consumer that goes."""
-    registry = await registered(world, {"name": "actor"}, {"name": "critic"})
-    buffer = registry.get("math")
+    buffer = await world.create(consumers=["actor", "critic"])
     await buffer.push(push((0, 0), (0, 1)))
     await consume(buffer, 1, "critic", step=5)
     await take(buffer, 1, "critic")
-    flaky = Flaky(world)
+    refusals = Refusals(world.store)
     changing = buffer.change_settings(settings(consumers=["actor"]))
-    flaky.num_to_fail = 100
+    refusals.num_next = 100
     await changing
     await buffer.drain()
-    (state,) = [state for state in world.store.load() if state.row.name == "math"]
+    (state,) = world.store.load()
     assert state.row.config == settings(consumers=["actor"]).model_dump_json()
     assert [(lease.state, lease.units) for lease in state.leases] == [("acked", []), ("nacked", [])]
     assert (state.consumers, [row.steps for row in state.progress]) == ([], [{}])
 
 
 async def test_a_refused_new_consumer_goes_again(world: World) -> None:
-    registry = await registered(world, {"name": "actor"})
-    buffer = registry.get("math")
+    buffer = await world.create(consumers=["actor"])
     await buffer.push(push((0, 0), (0, 1)))
     lease = await take(buffer, 1, "actor")
-    Flaky(world).num_to_fail = 1
+    Refusals(world.store).num_next = 1
     changing = buffer.change_settings(settings(consumers=["actor", "late"]))
     late = await take(buffer, 2, "late")
     await buffer.ack(lease)
@@ -150,8 +126,8 @@ async def test_a_refused_new_consumer_goes_again(world: World) -> None:
 
 
 async def test_updates_at_once_start_from_what_was_stored(world: World) -> None:
-    registry = await registered(world, {"name": "actor"})
-    Flaky(world).num_to_fail = 1
+    registry, buffer = await registered(world, "actor")
+    Refusals(world.store).num_next = 1
     refused, done = await asyncio.gather(
         registry.update("math", {"group_size": 7}),
         registry.update("math", {"lease_seconds": 11.0}),
@@ -161,16 +137,16 @@ async def test_updates_at_once_start_from_what_was_stored(world: World) -> None:
     assert isinstance(done, Buffer)
     await registry.drain()
     expected = settings(consumers=["actor"], lease_seconds=11.0)
-    assert registry.get("math").settings == expected
+    assert buffer.settings == expected
     assert (await restarted(world, registry)).settings == expected
 
 
 async def test_a_refused_change_stays_refused_though_the_row_is_stored_again(world: World) -> None:
-    registry = await registered(world, {"name": "actor"})
-    Flaky(world).num_to_fail = 1
+    registry, buffer = await registered(world, "actor")
+    Refusals(world.store).num_next = 1
     update = asyncio.ensure_future(registry.update("math", {"group_size": 7}))
-    await until(lambda: registry.get("math").settings.group_size == 7)
-    await registry.get("math").publish(3)
+    await until(lambda: buffer.settings.group_size == 7)
+    await buffer.publish(3)
     with pytest.raises(StoreFullError):
         await update
     again = await restarted(world, registry)
@@ -183,9 +159,9 @@ async def test_what_is_done_but_found_no_room_is_not_taken_from_a_new_consumer(
     buffer = await world.create(consumers=["actor", "critic"])
     await buffer.push(push((0, 0)))
     await consume(buffer, 1, "actor")
-    flaky = Flaky(world)
+    refusals = Refusals(world.store)
     changing = buffer.change_settings(settings(consumers=["actor"]))
-    flaky.num_to_fail = 2
+    refusals.num_next = 2
     await changing
     await buffer.drain()
     assert len(buffer.state.contents) == 1
@@ -216,8 +192,8 @@ async def test_what_is_left_of_a_group_is_offered_once_the_rest_could_be_dropped
 ) -> None:
     buffer = await world.create(group_size=2, consumers=[{"name": "all", "unit": "group"}, "any"])
     await buffer.push(push((0, 0), (0, 1)))
-    flaky = Flaky(world)
-    flaky.num_to_fail = 1
+    refusals = Refusals(world.store)
+    refusals.num_next = 1
     buffer.flow.removal.drop([next(iter(buffer.state.contents))])
     await buffer.drain()
     assert len(buffer.state.contents) == 2
@@ -233,7 +209,7 @@ async def test_what_was_passed_over_leaves_once_there_is_room(world: World) -> N
     for entry in buffer.state.contents:
         entry.record.min_version = entry.record.max_version = 0
     buffer.row.policy_version = 3
-    Flaky(world).num_to_fail = 1
+    Refusals(world.store).num_next = 1
     assert await take(buffer, 1, "fresh") == 0
     await buffer.drain()
     assert len(buffer.state.contents) == 1
