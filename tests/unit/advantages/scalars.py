@@ -5,15 +5,16 @@ Legend: a run is named by `run` and numbered by `step`; every experience here ha
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from experience_buffer_server.advantages.arrays.batch import Batch
-from experience_buffer_server.advantages.arrays.values import Column, ExperienceInput, GroupDetails
+from experience_buffer_server.advantages.arrays.values import ExperienceInput, GroupDetails
 from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.plan.specs import plan
 from experience_buffer_server.advantages.stages.reward_shaping import overlong_penalty, turn_rewards
+
+from .builders import experience
 
 Group = Sequence[ExperienceInput]
 
@@ -29,14 +30,11 @@ def step(
     num_turns: int | None = None,
 ) -> ExperienceInput:
     """An experience."""
-    return ExperienceInput(
-        reward=reward,
-        mask=Column("BOOL", bytes(mask)),
-        token_level_reward=(
-            None
-            if token_rewards is None
-            else Column("F64", struct.pack(f"<{len(token_rewards)}d", *token_rewards))
-        ),
+    return experience(
+        reward,
+        mask,
+        token_level_reward=token_rewards,
+        dtype="F64",
         run=run,
         step=number,
         env_state_hash=state,

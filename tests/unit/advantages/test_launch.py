@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -32,7 +33,9 @@ from experience_buffer_server.advantages.plan.parameters import (
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
 from .builders import advantages, column, computed, failed
+from .builders import experience as bare
 from .builders import floats as floats_of
+from .cases import full
 
 
 def floats(*numbers: float) -> Column:
@@ -41,12 +44,7 @@ def floats(*numbers: float) -> Column:
 
 def experience(reward: float | None = 1.0, *, valid: Sequence[int] = (1, 1), **fields: Any) -> Any:
     """An experience with everything that any estimator reads."""
-    zeros = floats(*([0.0] * len(valid)))
-    given: dict[str, Any] = {
-        "mask": column(valid, "U8"), "values": zeros, "logprobs": zeros, "ref_logprobs": zeros,
-        "teacher_logprobs": zeros, "baseline_reward": 0.0, "env_state_hash": "s",
-    }  # fmt: skip
-    return ExperienceInput(reward=reward, **{**given, **fields})
+    return dataclasses.replace(full(bare(reward, valid)), **fields)
 
 
 def launch(

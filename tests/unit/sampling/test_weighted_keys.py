@@ -133,49 +133,6 @@ def test_draws_without_replacement(weights: list[float]) -> None:
     assert agrees(drawn, {triple: share for triple, share in expected.items() if share})
 
 
-def test_draws_between_changes() -> None:
-    """Between two draws a weight grows into another tier, a key goes, and one comes."""
-    weights = {1: 1.0, 2: 2.5, 3: 0.4, 4: 1.7, 5: 6.0}
-    keys, generator = filled(weights), random.Random(7)
-    drawn: Counter[tuple[int, ...]] = Counter()
-    for _ in range(12_000):
-        first = keys.draw(generator).key
-        keys.update(3, 5.5)
-        keys.remove(4)
-        keys.add(6, 3.0)
-        drawn[first, keys.draw(generator).key] += 1
-        keys.remove(6)
-        keys.add(4, 1.7)
-        keys.update(3, 0.4)
-    changed = {1: 1.0, 2: 2.5, 3: 5.5, 5: 6.0, 6: 3.0}
-    total, changed_total = math.fsum(weights.values()), math.fsum(changed.values())
-    assert agrees(
-        drawn,
-        {
-            (first, second): weights[first] / total * changed[second] / changed_total
-            for first in weights
-            for second in changed
-        },
-    )
-
-
-def test_many_keys_of_one_tier_and_of_many() -> None:
-    generator = random.Random(9)
-    weights = {key: 0.75 ** (key % 60) * (1.0 + key / 3000) for key in range(3000)}
-    keys = filled(weights)
-    for key in range(0, 3000, 4):
-        keys.remove(key)
-        del weights[key]
-    total = math.fsum(weights.values())
-    expected = [0.0] * 60
-    for key, weight in weights.items():
-        expected[key % 60] += weight / total
-    drawn: Counter[tuple[int, ...]] = Counter()
-    for _ in range(40_000):
-        drawn[(keys.draw(generator).key % 60,)] += 1
-    assert agrees(drawn, {(rest,): share for rest, share in enumerate(expected) if share})
-
-
 def test_nothing_is_left_of_large_weights() -> None:
     """A sum that was moved by differences would keep rounding errors of the large ones."""
     generator = random.Random(3)
