@@ -33,7 +33,7 @@ from experience_buffer_server.advantages.stages.normalise import (
 )
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 
-from .builders import computed, floats
+from .builders import computed, experience, floats
 
 GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
 TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "bfloat16": 3e-5}
@@ -86,6 +86,16 @@ def masks_of(given: dict[str, Any], like: Rows) -> Rows:
     if given.get("action_mask") is None:
         return [[True] * len(row) for row in like]
     return rows(given["action_mask"])
+
+
+def dense(
+    masks: Rows, rewards: Rows, values: Rows | None = None, *, dtype: str = "float32"
+) -> list[ExperienceInput]:
+    """Experiences with a reward per token."""
+    return [
+        experience(None, mask, token_level_reward=reward, values=value, dtype=CODES[dtype])
+        for mask, reward, value in zip(masks, rewards, values or [None] * len(masks), strict=True)
+    ]
 
 
 def chunks(values: Sequence[Any], size: int) -> list[list[Any]]:
@@ -150,6 +160,20 @@ def token_results(
     if dtype == "float64":
         return exact(groups, estimator, parameters)
     return launch(groups, estimator, parameters)[0]
+
+
+def assert_rows(
+    results: Sequence[Computed],
+    expected: Mapping[str, Any],
+    masks: Rows,
+    tolerance: float,
+    *,
+    keys: Sequence[str] = ("advantages", "returns"),
+) -> None:
+    """Agree with tensors of rows, where the masks are set."""
+    for key in keys:
+        for result, row, mask in zip(results, rows(expected[key]), masks, strict=True):
+            assert_close(getattr(result, key), row, mask, tolerance)
 
 
 def assert_close(

@@ -15,7 +15,18 @@ import pytest
 from experience_buffer_server.advantages import ExperienceInput
 
 from .builders import experience
-from .goldens import Case, Computed, assert_close, cases, chunks, launch, only, rows
+from .goldens import (
+    Case,
+    Computed,
+    assert_close,
+    assert_rows,
+    cases,
+    chunks,
+    dense,
+    launch,
+    only,
+    rows,
+)
 
 pytestmark = pytest.mark.usefixtures("each_device")
 
@@ -51,15 +62,11 @@ def test_rewards_are_normalised(case: Case) -> None:
 def test_advantages_are_normalised(case: Case) -> None:
     given = case["inputs"]
     masks = rows(given["mask"])
-    members = [
-        experience(None, mask, token_level_reward=row)
-        for mask, row in zip(masks, rows(given["x2"]), strict=True)
-    ]
-    groups = chunks(members, case["params"]["group_size"])
+    groups = chunks(dense(masks, rows(given["x2"])), case["params"]["group_size"])
     parameters = {"gamma": 0.0, **normalisation(case["params"], "advantage_norm")}
     results, _ = launch(groups, "reinforce", parameters)
-    for result, row, mask in zip(results, rows(case["expected"]["x2"]), masks, strict=True):
-        assert_close(result.advantages, row, mask, 3e-5)
+    expected = {"advantages": case["expected"]["x2"]}
+    assert_rows(results, expected, masks, 3e-5, keys=["advantages"])
 
 
 def test_a_member_left_over_is_a_group_of_its_own() -> None:
@@ -102,13 +109,9 @@ def test_masked_normalisation() -> None:
     for key, masks in (
         ("areal", rows(given["mask"])), ("realhf", rows(given["mask"])), ("nomask", everywhere),
     ):  # fmt: skip
-        members = [
-            experience(None, mask, token_level_reward=row)
-            for mask, row in zip(masks, values, strict=True)
-        ]
-        results, _ = launch([members], "reinforce", parameters)
-        for result, row, mask in zip(results, rows(case["expected"][key]), masks, strict=True):
-            assert_close(result.advantages, row, mask, 3e-5)
+        results, _ = launch([dense(masks, values)], "reinforce", parameters)
+        expected = {"advantages": case["expected"][key]}
+        assert_rows(results, expected, masks, 3e-5, keys=["advantages"])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from .goldens import (
     Case,
     Rows,
     assert_close,
+    assert_rows,
     cases,
+    dense,
     dtype_of,
     launch,
     masks_of,
@@ -111,19 +113,17 @@ def test_rewards_of_tokens(case: Case) -> None:
         parameters["reward_clip"] = bounds[1]
         assert bounds[0] == -bounds[1]
     results, _ = launch([inputs], "reinforce", parameters)
-    for result, row, mask in zip(results, rows(case["expected"]["reward"]), masks, strict=True):
-        # Scalar rewards and the KL are float32 here.
-        assert_close(result.returns, row, mask, TOLERANCE["float32"])
+    # Scalar rewards and the KL are float32 here.
+    expected = {"returns": case["expected"]["reward"]}
+    assert_rows(results, expected, masks, TOLERANCE["float32"], keys=["returns"])
 
 
 @pytest.mark.parametrize("case", [c for c in REWARDS if "float64" in c.id])
 def test_rewards_are_placed_in_float64(case: Case) -> None:
     given, params = case["inputs"], case["params"]
     masks, coefficient = rows(given["action_mask"]), max(params["kl_coef"], 0.0)
-    inputs = [
-        experience(None, mask, token_level_reward=[-coefficient * x for x in row], dtype="F64")
-        for mask, row in zip(masks, rows(given["kl"]), strict=True)
-    ]
+    rewards = [[-coefficient * x for x in row] for row in rows(given["kl"])]
+    inputs = dense(masks, rewards, dtype="float64")
     batch = pack([inputs], plan("reinforce", {}), batches=None)
     stages = stages_of(batch)
     low, high = params["reward_clip_range"] or (-math.inf, math.inf)

@@ -33,6 +33,10 @@ from .goldens import TOLERANCE, Case, cases, chunks
 from .reference_rewards import AGAINST_VOTES
 from .scalars import packed, scored, step
 
+COMPARED: dict[str, tuple[Any, Any]] = {
+    "rloo": (compare_rloo, rloo_scores),
+    "reinforce_baseline": (compare_dr_grpo, dr_grpo_scores),
+}
 NAIVE = "NaiveExperienceMaker(.VL).process_experiences"
 ORIGINALS = [
     ("light_group_norm", "GroupNormCalculator.preprocess_rewards", False),
@@ -71,23 +75,14 @@ def our_scores(case: Case, eps: float) -> list[float]:
     """Float64 rewards through the formulas, float32 ones through a launch."""
     rewards, estimator = case["inputs"]["rewards"], case["params"]["estimator"]
     groups = chunks(rewards["data"], case["params"]["n_samples_per_prompt"])
+    compare, score = COMPARED.get(estimator, (compare_grpo, grpo_scores))
+    more = {} if estimator in COMPARED else {"eps": eps}
     if rewards["dtype"] == "float64":
         votes = Votes.of(groups)
-        if estimator == "rloo":
-            comparison = compare_rloo(votes)
-        elif estimator == "reinforce_baseline":
-            comparison = compare_dr_grpo(votes)
-        else:
-            comparison = compare_grpo(votes, eps=eps)
-        flat: list[float] = comparison.scores(votes).tolist()
+        flat: list[float] = compare(votes, **more).scores(votes).tolist()
         return flat
     members = [[step(reward) for reward in group] for group in groups]
-    if estimator == "rloo":
-        scores, _ = scored(rloo_scores, members, estimator)
-    elif estimator == "reinforce_baseline":
-        scores, _ = scored(dr_grpo_scores, members, estimator)
-    else:
-        scores, _ = scored(grpo_scores, members, estimator, eps=eps)
+    scores, _ = scored(score, members, estimator, **more)
     return [score for group in scores for score in group]
 
 

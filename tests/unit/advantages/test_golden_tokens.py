@@ -10,12 +10,13 @@ import pytest
 
 from .builders import experience
 from .goldens import (
-    CODES,
     TOLERANCE,
     Case,
     Rows,
     assert_close,
+    assert_rows,
     cases,
+    dense,
     dtype_of,
     exact,
     launch,
@@ -34,26 +35,19 @@ def check_tokens(
     rewards_key: str,
     *,
     more: dict[str, Any] | None = None,
-    returns_only: bool = False,
 ) -> None:
     """Cases of LightRFT, where rewards are per token and a masked token is a step."""
     given, params = case["inputs"], case["params"]
     rewards, dtype = rows(given[rewards_key]), dtype_of(given[rewards_key])
     masks = masks_of(given, rewards)
-    values: Any = rows(given["values"]) if estimator == "gae" else [None] * len(rewards)
-    inputs = [
-        experience(None, mask, token_level_reward=reward, values=value, dtype=CODES[dtype])
-        for mask, reward, value in zip(masks, rewards, values, strict=True)
-    ]
+    values = rows(given["values"]) if estimator == "gae" else None
+    inputs = dense(masks, rewards, values, dtype=dtype)
     parameters = {"gamma": params["gamma"], "mask_mode": "count", **(more or {})}
     if estimator == "gae":
         parameters["lam"] = params["lambd"]
     results = token_results([inputs], estimator, parameters, dtype)
-    for key in ("advantages", "returns"):
-        if key in case["expected"] and not (returns_only and key == "advantages"):
-            expected = rows(case["expected"][key])
-            for result, row, mask in zip(results, expected, masks, strict=True):
-                assert_close(getattr(result, key), row, mask, TOLERANCE[dtype])
+    keys = [key for key in ("advantages", "returns") if key in case["expected"]]
+    assert_rows(results, case["expected"], masks, TOLERANCE[dtype], keys=keys)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +127,7 @@ def test_clip_fraction_is_taken_over_valid_tokens(case: Case) -> None:
     # The original divides by all slots; padding on the right is zero before it is whitened.
     given, params = case["inputs"], case["params"]
     rewards, masks = rows(given["final_reward"]), rows(given["action_mask"])
-    inputs = [
-        experience(None, mask, token_level_reward=reward, dtype="F64")
-        for mask, reward in zip(masks, rewards, strict=True)
-    ]
+    inputs = dense(masks, rewards, dtype="float64")
     parameters = {
         "gamma": params["gamma"],
         "mask_mode": "count",
@@ -154,10 +145,7 @@ def test_cpgd_scores_each_sequence_and_neither_whitens_nor_clips(case: Case) -> 
     masks, rewards = rows(given["action_mask"]), rows(given["info_reward"])
     dtype = dtype_of(given["info_reward"])
     # The original sums what it gets per sequence, masked or not.
-    inputs = [
-        experience(None, [True] * len(row), token_level_reward=row, dtype=CODES[dtype])
-        for row in rewards
-    ]
+    inputs = dense([[True] * len(row) for row in rewards], rewards, dtype=dtype)
     results = token_results([inputs], "cpgd", {"weight": "std"}, dtype)
     for key in ("advantages", "returns"):
         expected = rows(case["expected"][key])
@@ -184,12 +172,8 @@ def test_packed_sequences_can_be_whitened() -> None:
         for name in ("gae-packed-norm-raises", "gae-packed-clip")
     )
     assert "TypeError" in raising["expected"]["error"]
-    inputs = [
-        experience(None, [True] * len(reward), token_level_reward=reward, values=value)
-        for reward, value in zip(
-            rows(clipping["inputs"]["rewards"]), rows(clipping["inputs"]["values"]), strict=True
-        )
-    ]
+    rewards, values = rows(clipping["inputs"]["rewards"]), rows(clipping["inputs"]["values"])
+    inputs = dense([[True] * len(reward) for reward in rewards], rewards, values)
     parameters = {"advantage_norm_mean": "batch", "advantage_norm_std": "batch"}
     results = exact([inputs], "gae", parameters)
     whitened = np.concatenate([result.advantages for result in results])
@@ -201,10 +185,7 @@ def test_whitening_without_valid_tokens_gives_zeros_instead_of_nan() -> None:
     case = only("light_calculators", "BaseREINFORCECalculator.compute", noted=True)
     rewards, masks = rows(case["inputs"]["final_reward"]), rows(case["inputs"]["action_mask"])
     assert all(math.isnan(value) for value in case["expected"]["advantages"]["data"])
-    inputs = [
-        experience(None, mask, token_level_reward=reward)
-        for mask, reward in zip(masks, rewards, strict=True)
-    ]
+    inputs = dense(masks, rewards)
     parameters = {"advantage_norm_mean": "batch", "advantage_norm_std": "batch"}
     results, (group,) = launch([inputs], "reinforce", parameters)
     for result in results:
@@ -222,11 +203,8 @@ def test_normalisation_across_micro_batches(case: Case) -> None:
     masks, advantages = rows(given["action_mask"]), rows(given["advantages"])
     dtype = dtype_of(given["advantages"])
     groups = [
-        [
-            experience(None, mask, token_level_reward=row, dtype=CODES[dtype])
-            for mask, row in zip(rows(one_mask), rows(part), strict=True)
-        ]
-        for one_mask, part in zip(given["action_mask"], given["advantages"], strict=True)
+        dense(rows(mask), rows(part), dtype=dtype)
+        for mask, part in zip(given["action_mask"], given["advantages"], strict=True)
     ]
     how = "mean" if params["no_advantage_std_norm"] else "mean_std"
     cross_batch = how if params["advantage_estimator"] in ACROSS else "none"
@@ -236,17 +214,13 @@ def test_normalisation_across_micro_batches(case: Case) -> None:
     assert len(advantages) == len(results)
     # The original sums float64 advantages in float32.
     tolerance = TOLERANCE[dtype if cross_batch == "none" else "float32"]
-    for result, row, mask in zip(results, rows(case["expected"]["advantages"]), masks, strict=True):
-        assert_close(result.advantages, row, mask, tolerance)
+    assert_rows(results, case["expected"], masks, tolerance, keys=["advantages"])
 
 
 def test_normalisation_across_nothing_gives_zeros_instead_of_nan() -> None:
     (case,) = (c.values[0] for c in CROSS_BATCH if c.id == "allmasked")
     given = case["inputs"]
     assert any(math.isnan(v) for row in rows(case["expected"]["advantages"]) for v in row)
-    inputs = [
-        experience(None, mask, token_level_reward=row)
-        for mask, row in zip(rows(given["action_mask"]), rows(given["advantages"]), strict=True)
-    ]
+    inputs = dense(rows(given["action_mask"]), rows(given["advantages"]))
     results, _ = launch([inputs], "reinforce", {"gamma": 0.0, "cross_batch": "mean_std"})
     assert all(value == 0.0 for result in results for value in result.advantages)

@@ -31,6 +31,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+async def take(turns: Turns, seen: list[str], name: str, line: str | None = None) -> None:
+    turn = await turns.take(name if line is None else line)
+    seen.append(name)
+    turn.end()
+
+
 async def others(clock: Clock, seen: list[str], *, seconds: float = 0.0) -> None:
     """Everybody else: always ready, taking so long for each step."""
     for _ in range(40):
@@ -122,14 +128,8 @@ def slice_of(turn: Turn, clock: Clock) -> float:
 
 async def test_lines_take_turns() -> None:
     turns, seen = Turns(), list[str]()
-
-    async def take(name: str) -> None:
-        turn = await turns.take(name[0])
-        seen.append(name)
-        turn.end()
-
     names = ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
-    await asyncio.gather(*map(take, names))
+    await asyncio.gather(*(take(turns, seen, name, name[0]) for name in names))
     # One was alone when it came; whoever came later with little waits for one of each line.
     assert seen == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
     assert not turns._lines
@@ -178,13 +178,7 @@ async def test_one_alone_waits_for_nothing() -> None:
 
 async def test_who_is_cancelled_keeps_nobody_waiting() -> None:
     turns, seen = Turns(), list[str]()
-
-    async def take(name: str) -> None:
-        turn = await turns.take(name)
-        seen.append(name)
-        turn.end()
-
-    tasks = {name: asyncio.create_task(take(name)) for name in "abcd"}
+    tasks = {name: asyncio.create_task(take(turns, seen, name)) for name in "abcd"}
     (await turns.take("")).end()
     await asyncio.sleep(0)
     while len(turns._lines) == 4:
