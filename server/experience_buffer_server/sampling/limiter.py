@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimiterPlan:
-    """The settings of a limiter; ask `problems` before using one."""
+    """The settings of a limiter; ask `problem` before using one."""
 
     min_size: int = 1
     """Items that have to be stored before any is sampled; up to them inserting is free."""
@@ -32,72 +32,40 @@ class LimiterPlan:
     """Payload bytes inserted and not yet sampled; 0: unbounded. Inserting isn't held back by it
     while not even one sample could go. A batch has to fit in it, or it never fills."""
 
-    def problems(self, batch_size: int = 1, insert_size: int = 1) -> list[str]:
-        """Say which settings are impossible; empty if none is.
+    def problem(self, batch_size: int = 1) -> str:
+        """Say what is impossible, with the numbers and a cure; empty if nothing is.
 
-        A plan is impossible if sampling a batch and inserting can come to wait for each other for
-        good, starting empty, whatever was inserted and sampled at once (up to these sizes) and
+        A plan is impossible if sampling a batch and inserting one item can come to wait for each
+        other for good, starting empty, whatever was inserted, sampled (up to a batch at once) and
         evicted (with `refund`) on the way. With p / q = `samples_per_insert`, the difference is
         always a multiple of 1 / q, so both wait with `min_size` stored if such a multiple is
 
-            less than min_diff + batch_size, and more than max_diff - insert_size * p / q.
+            less than min_diff + batch_size, and more than max_diff - p / q.
 
-        There is none if the window holds at least `insert_size * p + batch_size * q` multiples.
-        With less than `min_size` stored, one insert at a time is free. Larger ones need room below
-        `max_diff`: an item brings at most p / q, so at most `(min_size - 1 + insert_size) * p / q`.
+        There is none if the window holds at least `p + batch_size * q` multiples. With less than
+        `min_size` stored, one insert at a time is free.
 
         Args:
             batch_size: Items in the largest batch that a consumer samples.
-            insert_size: Items in the largest insert that isn't split.
-
-        Returns:
-            What is impossible, with the numbers and a cure, one text each.
         """
-        _at_least_1("batch_size", batch_size)
-        _at_least_1("insert_size", insert_size)
-        if problems := self._bad_values():
-            return problems
-        ratio = _exact(self.samples_per_insert)
-        sizes = f"with inserts of {insert_size} and batches of {batch_size}"
-        enough = self._least_max_diff(batch_size, insert_size)
-        if enough > _bound(self.max_diff):
-            problems.append(
-                f"between min_diff {_text(self.min_diff)} and max_diff {_text(self.max_diff)}, "
-                f"{sizes}, both can wait for each other for good; raise max_diff to "
-                f"{_text(enough)}, or lower min_diff as much"
-            )
-        full = (self.min_size - 1 + insert_size) * ratio
-        if insert_size > 1 and full > _bound(self.max_diff):
-            problems.append(
-                f"max_diff {_text(self.max_diff)} can keep an insert of {insert_size} out when "
-                f"less than min_size {self.min_size} is stored, and so nothing is sampled; "
-                f"raise max_diff to {_text(full)}, or insert one at a time"
-            )
-        return problems
-
-    def _least_max_diff(self, batch_size: int, insert_size: int) -> Fraction | float:
-        """The least `max_diff` whose window holds enough multiples of 1 / q; see `problems`."""
-        if not isfinite(self.min_diff):
-            return -inf
-        ratio = _exact(self.samples_per_insert)
-        lowest = ceil(_exact(self.min_diff) * ratio.denominator)
-        num_needed = insert_size * ratio.numerator + batch_size * ratio.denominator
-        return Fraction(lowest + num_needed - 1, ratio.denominator)
-
-    def _bad_values(self) -> list[str]:
-        problems = []
-        if self.min_size < 1:
-            problems.append(f"min_size is {self.min_size}; give at least 1")
-        if not (isfinite(self.samples_per_insert) and self.samples_per_insert > 0):
-            problems.append(f"samples_per_insert is {self.samples_per_insert}; give more than 0")
-        if not (self.min_diff <= self.max_diff and self.min_diff < inf and self.max_diff > -inf):
-            problems.append(
+        if self.min_diff > self.max_diff:
+            return (
                 f"no difference is between min_diff {self.min_diff} and max_diff {self.max_diff}; "
                 "swap them, or leave out one"
             )
-        if self.max_ahead_bytes < 0:
-            problems.append(f"max_ahead_bytes is {self.max_ahead_bytes}; 0 is unbounded")
-        return problems
+        if not isfinite(self.min_diff):
+            return ""
+        ratio = _exact(self.samples_per_insert)
+        lowest = ceil(_exact(self.min_diff) * ratio.denominator)
+        num_needed = ratio.numerator + batch_size * ratio.denominator
+        enough = Fraction(lowest + num_needed - 1, ratio.denominator)
+        if enough <= _bound(self.max_diff):
+            return ""
+        return (
+            f"between min_diff {_text(self.min_diff)} and max_diff {_text(self.max_diff)}, with "
+            f"batches of {batch_size}, both can wait for each other for good; raise max_diff to "
+            f"{_text(enough)}, or lower min_diff as much"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +201,3 @@ def _exact(value: float) -> Fraction:
 
 def _text(value: Fraction | float) -> str:
     return str(int(value)) if isfinite(value) and value == int(value) else f"{float(value):.6g}"
-
-
-def _at_least_1(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; give at least 1")
-    return value

@@ -73,8 +73,8 @@ class LimiterSettings(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> LimiterSettings:
-        if problems := self.plan.problems():
-            raise ValueError("; ".join(problems))
+        if problem := self.plan.problem():
+            raise ValueError(problem)
         return self
 
 

@@ -42,8 +42,8 @@ def wait_of(state: BufferState, consumer: Consumer, batch_size: int) -> Wait:
     enough = 1 if settings.with_replacement else batch_size
     if len(consumer.ready) < enough:
         # So many may never be ready at once: pushes stop before, by the limiter.
-        problems = [] if limiter is None else limiter.problems(batch_size)
-        never = f"batches of {batch_size} may never be: {problems[0]}" if problems else ""
+        problem = "" if limiter is None else limiter.problem(batch_size)
+        never = f"batches of {batch_size} may never be: {problem}" if problem else ""
         return Wait("ready", never)
     if limiter is not None:
         answer = can_sample(limiter, consumer.counts(), batch_size)
