@@ -186,20 +186,13 @@ def test_scalars_are_rounded_to_float32_and_have_no_negative_zero() -> None:
     assert not np.signbit(batch.baselines).any()
 
 
-def test_turns_are_given_or_stretches_of_valid_tokens() -> None:
-    masks = [[1, 1, 0, 1], [0, 1, 0], [], [0, 0], [1], [1, 0, 1, 0, 1], [1, 0, 1]]
-    group = [experience(mask=column("U8", mask)) for mask in masks]
-    group.append(experience(mask=column("U8", [1, 0, 1]), num_turns=7))
-    concatenated = {"turn_rewards": "concatenated"}
-    assert packed([group], "grpo", concatenated).num_turns.tolist() == [2, 1, 1, 1, 1, 3, 2, 7]
-    assert packed([group], "grpo").num_turns.tolist() == [1] * 8
-
-
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=6))
 def test_turns_of_any_mask(masks: list[list[int]]) -> None:
     group = [experience(mask=column("I32", mask)) for mask in masks]
-    turns = packed([group], "reinforce", {"turn_rewards": "concatenated"}).num_turns.tolist()
-    assert turns == [max(1, sum(k for k, _ in itertools.groupby(mask))) for mask in masks]
+    group.append(experience(mask=column("U8", [1, 0, 1]), num_turns=7))
+    turns = packed([group], "grpo", {"turn_rewards": "concatenated"}).num_turns.tolist()
+    assert turns == [*(max(1, sum(k for k, _ in itertools.groupby(mask))) for mask in masks), 7]
+    assert packed([group], "grpo").num_turns.tolist() == [1] * len(group)
 
 
 def test_garbage_in_masked_slots_is_no_problem_and_at_valid_ones_is() -> None:
@@ -226,21 +219,9 @@ def test_batches_are_numbered_without_gaps() -> None:
     assert packed([], batches=[]).batches.tolist() == []
 
 
-def test_runs_and_steps() -> None:
-    first = [
-        experience(0.0, run="a", step=2),
-        experience(9.0, run="a", step=0),
-        experience(4.0),
-        experience(2.0, run="b", step=-3),
-        experience(5.0, run="a", step=1),
-    ]
-    second = [experience(1.0, run="a", step=7), experience(3.0, run="a", step=5)]
-    batch = packed([first, [], second])
-    assert batch.voters.tolist() == [0, 0, 2, 3, 0, 5, 5]
-    assert batch.first_steps.tolist() == [1, 1, 2, 3, 1, 6, 6]
-    assert batch.next_steps.tolist() == [-1, 4, -1, -1, 0, -1, 5]
-    # Where nothing compares members, runs don't matter.
-    batch = packed([first], "reinforce")
+def test_where_nothing_compares_members_runs_do_not_matter() -> None:
+    members = [experience(float(step), run="a", step=step) for step in range(5)]
+    batch = packed([members], "reinforce")
     assert batch.voters.tolist() == batch.first_steps.tolist() == [0, 1, 2, 3, 4]
     assert batch.next_steps.tolist() == [-1] * 5
 
@@ -314,9 +295,7 @@ WORDS = {"turn_rewards": "concatenated"}
     ("name", "parameters", "change", "message"),
     [
         ("grpo", {}, {"reward": None}, "reward of experience 1 of the group is missing; push it"),
-        ("rloo", {}, {"reward": -math.inf}, "is -inf, not finite in float32; push a finite one"),
         ("rloo", {}, {"reward": 2.0**128 - 2.0**103}, "not finite in float32"),
-        ("grpo", {}, {"mask": Column("F32", bytes(12))}, "mask .* has dtype F32; send one of BOOL"),
         ("grpo", {}, {"step": 1 << 63}, "step of experience 1 of the group is 9223372036854775808"),
         ("grpo", WORDS, {"num_turns": 0}, "num_turns of experience 1 of the group is 0; send 1 or"),
         (
@@ -326,8 +305,6 @@ WORDS = {"turn_rewards": "concatenated"}
             r"reward of experience 1 of the group is missing \(and so is token_level_reward",
         ),
         ("gae", {}, {"values": None}, "values of experience 1 .* missing; send it .* of 3 numbers"),
-        ("gae", {}, {"values": column("F64", [1] * 5)}, "values .* has 5 elements where its mask"),
-        ("gae", {}, {"token_level_reward": column("F32", [1] * 4)}, "4 elements .* has 3; send 3$"),
         (
             "grpo",
             {"kl_coef": 0.1},
@@ -335,10 +312,7 @@ WORDS = {"turn_rewards": "concatenated"}
             "ref_logprobs of experience 1 .* missing",
         ),
         ("grpo", {"kl_coef": 0.1}, {"logprobs": column("F16", [1])}, "logprobs .* has 1 elements"),
-        ("on_policy_distill", {}, {"teacher_logprobs": None}, "teacher_logprobs .* is missing"),
         ("remax", {}, {"baseline_reward": None}, "baseline_reward .* is missing; send the reward"),
-        ("remax", {}, {"baseline_reward": math.inf}, "baseline_reward .* is inf, not finite"),
-        ("gigpo", {}, {"env_state_hash": None}, "env_state_hash .* is missing; send the hash"),
         ("gigpo", {}, {"env_state_hash": ""}, "env_state_hash .* is missing; send the hash"),
     ],
 )
