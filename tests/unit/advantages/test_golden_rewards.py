@@ -6,12 +6,9 @@ import itertools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
-from experience_buffer_server.advantages import ExperienceInput, ParameterError, plan
-from experience_buffer_server.advantages.arrays.token_types import KlTerm
-from experience_buffer_server.advantages.packing import pack
+from experience_buffer_server.advantages import ExperienceInput
 
 from .builders import experience
 from .goldens import (
@@ -22,13 +19,11 @@ from .goldens import (
     assert_close,
     assert_rows,
     cases,
-    dense,
     dtype_of,
     launch,
     masks_of,
     only,
     rows,
-    stages_of,
 )
 
 pytestmark = pytest.mark.usefixtures("each_device")
@@ -118,27 +113,6 @@ def test_rewards_of_tokens(case: Case) -> None:
     assert_rows(results, expected, masks, TOLERANCE["float32"], keys=["returns"])
 
 
-@pytest.mark.parametrize("case", [c for c in REWARDS if "float64" in c.id])
-def test_rewards_are_placed_in_float64(case: Case) -> None:
-    given, params = case["inputs"], case["params"]
-    masks, coefficient = rows(given["action_mask"]), max(params["kl_coef"], 0.0)
-    rewards = [[-coefficient * x for x in row] for row in rows(given["kl"])]
-    inputs = dense(masks, rewards, dtype="float64")
-    batch = pack([inputs], plan("reinforce", {}), batches=None)
-    stages = stages_of(batch)
-    low, high = params["reward_clip_range"] or (-math.inf, math.inf)
-    placed = stages.exact(stages.rewards(np.clip(given["r"]["data"], low, high), None)).tolist()
-    bounds = batch.offsets.tolist()
-    expected = rows(case["expected"]["reward"])
-    for (start, stop), row, mask in zip(itertools.pairwise(bounds), expected, masks, strict=True):
-        assert_close(placed[start:stop], row, mask, TOLERANCE["float64"])
-
-
-def test_a_negative_kl_coefficient_is_refused() -> None:
-    with pytest.raises(ParameterError, match="kl_coef"):
-        plan("reinforce", {"kl_coef": -1.0})
-
-
 def test_each_packed_sequence_keeps_its_own_reward() -> None:
     case = only("light_compute_reward", "compute_reward", noted=True)
     given, coefficient = case["inputs"], case["params"]["kl_coef"]
@@ -153,12 +127,3 @@ def test_each_packed_sequence_keeps_its_own_reward() -> None:
         expected = [-coefficient * x for x in row]
         expected[-1] += reward
         assert result.returns == pytest.approx(expected, rel=3e-5, abs=3e-5)
-
-
-def test_kl_term_names_what_it_subtracts() -> None:
-    inputs, _ = kl_inputs(only("light_kl", "compute_approx_kl", noted=True)["inputs"], "float32")
-    batch = pack([inputs], plan("reinforce", {"kl_coef": 1.0}), batches=None)
-    stages = stages_of(batch)
-    kl = KlTerm(coefficient=0.5, estimator="k2", clip=0.0)
-    halved = stages.exact(stages.rewards(np.ones(1), kl)).tolist()
-    assert halved == [-625.0, -625.0, -2500.0, -2499.0]

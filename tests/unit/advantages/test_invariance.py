@@ -192,26 +192,6 @@ def same(batches: Sequence[int], stop: int) -> bool:
     return batches[stop - 1] == batches[stop]
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "gigpo"])
-@LAUNCHES
-@given(seed=SEEDS)
-def test_running_moments_do_not_depend_on_the_order_of_members(estimator: str, seed: int) -> None:
-    case, parameters = draw(estimator, seed, 3, batch=False, running=True)
-    shuffler = random.Random(seed)
-    members = [shuffler.sample(range(len(g)), len(g)) for g in case.inputs]
-    how: dict[str, Any] = {"estimator": estimator, "parameters": parameters}
-    first, second = RunningMoments(), RunningMoments()
-    together = compute(case.inputs, **how, moments=first)
-    shuffled = compute(
-        [[group[m] for m in order] for group, order in zip(case.inputs, members, strict=True)],
-        **how,
-        moments=second,
-    )
-    expected = [reordered(o, order) for o, order in zip(together, members, strict=True)]
-    assert shuffled == expected
-    assert first.to_json() == second.to_json()
-
-
 def test_a_group_that_was_counted_is_normalised_and_votes_no_more() -> None:
     case, _ = draw("dr_grpo", 11, 4, batch=False)
     how: dict[str, Any] = {"estimator": "dr_grpo", "parameters": {"running_norm": "mean_std"}}

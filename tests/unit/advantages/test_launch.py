@@ -269,7 +269,9 @@ def test_what_follows_a_recursion_is_computed_before_rounding() -> None:
 def test_the_package_loads_nothing_that_computes() -> None:
     code = (
         "import sys; from experience_buffer_server import advantages; "
-        "advantages.plan('gae', {}); "
+        "from experience_buffer_server.advantages.plan import custom; "
+        "advantages.plan('gae', {}); custom.custom_spec('m', computes='scores', compares='item', "
+        "needs=['reward'], parameters={'a': 1}); "
         "print([m for m in ('numpy', 'torch', 'numba', 'llvmlite') if m in sys.modules])"
     )
     done = subprocess.run(
