@@ -92,9 +92,10 @@ def dense(
     masks: Rows, rewards: Rows, values: Rows | None = None, *, dtype: str = "float32"
 ) -> list[ExperienceInput]:
     """Experiences with a reward per token."""
+    own: Sequence[Any] = values or [None] * len(masks)
     return [
         experience(None, mask, token_level_reward=reward, values=value, dtype=CODES[dtype])
-        for mask, reward, value in zip(masks, rewards, values or [None] * len(masks), strict=True)
+        for mask, reward, value in zip(masks, rewards, own, strict=True)
     ]
 
 

@@ -75,7 +75,7 @@ def our_scores(case: Case, eps: float) -> list[float]:
     rewards, estimator = case["inputs"]["rewards"], case["params"]["estimator"]
     groups = chunks(rewards["data"], case["params"]["n_samples_per_prompt"])
     compare, score = COMPARED.get(estimator, (compare_grpo, grpo_scores))
-    more = {} if estimator in COMPARED else {"eps": eps}
+    more: dict[str, Any] = {} if estimator in COMPARED else {"eps": eps}
     if rewards["dtype"] == "float64":
         votes = Votes.of(groups)
         flat: list[float] = compare(votes, **more).scores(votes).tolist()
