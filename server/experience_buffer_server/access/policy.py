@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -35,28 +36,13 @@ def _none(request: Any) -> None:
     return None
 
 
-def _whole_server(request: Any) -> str:
-    return EVERY_BUFFER
-
-
-def _buffer(request: Any) -> str:
-    return str(request.buffer)
-
-
-def _pushed(request: Any) -> str:
-    return str(request.push.buffer)
-
-
 def _opened(request: Any) -> str | None:
     return str(request.open.buffer) if request.WhichOneof("message") == "open" else None
 
 
-def _named(request: Any) -> str:
-    return str(request.name)
-
-
-def _configured(request: Any) -> str:
-    return str(request.config.name)
+_buffer = attrgetter("buffer")
+_named = attrgetter("name")
+_configured = attrgetter("config.name")
 
 
 def _stated(request: Any) -> str | None:
@@ -78,7 +64,7 @@ METRICS = Rule(frozenset(("metrics",)), _none)
 
 _CALLS: dict[str, Rule] = {
     "Push": Rule(_PUSH, _buffer),
-    "PushStream": Rule(_PUSH, _pushed),
+    "PushStream": Rule(_PUSH, attrgetter("push.buffer")),
     "SealGroup": Rule(_PUSH, _buffer),
     "DropGroup": Rule(_PUSH, _buffer, is_audited=True),
     "ReserveGroups": Rule(_PUSH, _buffer),
@@ -103,7 +89,7 @@ _CALLS: dict[str, Rule] = {
     "UpdateBuffer": Rule(_OPERATE, _configured, is_audited=True),
     "DeleteBuffer": Rule(_OPERATE, _named, is_audited=True),
     "ReleaseQuarantined": Rule(_OPERATE, _buffer, is_audited=True),
-    "Snapshot": Rule(_OPERATE, _whole_server, is_audited=True),
+    "Snapshot": Rule(_OPERATE, lambda request: EVERY_BUFFER, is_audited=True),
 }
 
 RULES: Mapping[str, Rule] = MappingProxyType(

@@ -62,7 +62,9 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
     """
     buffer.check_sound(entry)
     reasons: dict[int, str] = {}
-    reads = _read(store, buffer, [entry], reasons)
+    payloads = store.payloads(buffer.id, [entry.record.uid])
+    computed = store.advantages(buffer.id, [entry.record.seq])
+    reads = _reads(buffer, [entry], zip(payloads, computed, strict=True), reasons)
     payload = b"" if reasons else b"".join(_filled(reads[0], reasons))
     buffer.set_aside(reasons)
     buffer.check_sound(entry)
@@ -244,15 +246,6 @@ def _members(buffer: Buffer, unit: Unit) -> tuple[list[Entry], dict[int, str]]:
     if len(entries) == len(unit.seqs):
         return entries, {}
     return entries, dict.fromkeys({*unit.seqs}.difference(e.record.seq for e in entries), LEFT)
-
-
-def _read(
-    store: Store, buffer: Buffer, entries: Sequence[Entry], reasons: dict[int, str]
-) -> list[_Read[bytes]]:
-    """What the store has of entries; by seq, why some of it can't be read."""
-    payloads = store.payloads(buffer.id, [entry.record.uid for entry in entries])
-    computed = store.advantages(buffer.id, [entry.record.seq for entry in entries])
-    return _reads(buffer, entries, zip(payloads, computed, strict=True), reasons)
 
 
 def _reads(

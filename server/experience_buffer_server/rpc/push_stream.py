@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
-from typing import TypeVar
+from collections.abc import AsyncIterator
 
 from experience_buffer import errors
 from experience_buffer.status import to_request_error
@@ -26,7 +25,6 @@ from experience_buffer_server.store.interface import StoreError
 
 _MAX_PUSHES = 64
 """Pushes of one stream that are under way at once; beyond, the stream isn't read."""
-_T = TypeVar("_T")
 
 
 class PushSession:
@@ -52,7 +50,8 @@ class PushSession:
             stopping.cancel()
             reader.cancel()
             # What is under way is stored all the same; what still waits for room is given up.
-            for push in _taken(self._answers):
+            while not self._answers.empty():
+                push = self._answers.get_nowait()
                 if push is not None:
                     push.cancel()
             if self._memory is not None:
@@ -178,9 +177,3 @@ async def policy_versions(
                 waiting.cancel()
     finally:
         stopping.cancel()
-
-
-def _taken(queue: asyncio.Queue[_T]) -> Iterator[_T]:
-    """All that is in a queue; whoever waits to put something in has room then."""
-    while not queue.empty():
-        yield queue.get_nowait()

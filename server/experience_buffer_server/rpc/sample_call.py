@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -59,13 +59,20 @@ async def sample(
     want = backend.want(buffer, request, timeout_seconds=timeout_seconds, max_bytes=max_bytes)
     deadline = time.monotonic() + want.timeout_seconds
     while True:
-        answer = _Answer(backend, buffer, request, want, deadline, until_sent)
+        answer = _Answer(
+            backend=backend,
+            buffer=buffer,
+            request=request,
+            want=want,
+            deadline=deadline,
+            until_sent=until_sent,
+        )
         lease, shortfall = await backend.sample(
             buffer, request.consumer, want, part, prepare=answer.prepare
         )
         if answer.is_too_small:
             left = max(deadline - time.monotonic(), 0.0)
-            want = dataclasses.replace(want, timeout_seconds=left)
+            want = replace(want, timeout_seconds=left)
         elif lease is None:
             return service_pb2.SampleResponse(
                 shortfall=shortfall, policy_version=buffer.policy_version
@@ -74,46 +81,38 @@ async def sample(
             return answer.data
 
 
+@dataclass(slots=True, kw_only=True)
 class _Answer:
     """A response in the making."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        buffer: Buffer,
-        request: service_pb2.SampleRequest,
-        want: Want,
-        deadline: float,
-        until_sent: Callable[[Hold], None],
-    ) -> None:
-        self.data = b""
-        """As it goes over the wire."""
-        self.is_too_small = False
-        """Too much of the batch couldn't be read: it was given back."""
-        self._backend = backend
-        self._buffer = buffer
-        self._request = request
-        self._want = want
-        self._deadline = deadline
-        """By `time.monotonic`."""
-        self._until_sent = until_sent
+    backend: Backend
+    buffer: Buffer
+    request: service_pb2.SampleRequest
+    want: Want
+    deadline: float
+    """By `time.monotonic`."""
+    until_sent: Callable[[Hold], None]
+    data: bytes = b""
+    """As it goes over the wire."""
+    is_too_small: bool = False
+    """Too much of the batch couldn't be read: it was given back."""
 
     async def prepare(self, shortfall: str, lease: Lease) -> None:
         """Read the batch; the lease may be on its way to the disk."""
         # It begins with the next turn of the event loop, and reading keeps that for long.
         await asyncio.sleep(0)
-        part = rank_of(self._request)
+        part = rank_of(self.request)
         units = list(lease.units if part is None else lease.part(part.rank))
         num_bytes = sum(unit.num_bytes for unit in units)
-        hold = await self._backend.responses.wait(
-            caller_of(), num_bytes + self._buffer.fetched_bytes(units), deadline=self._deadline
+        hold = await self.backend.responses.wait(
+            caller_of(), num_bytes + self.buffer.fetched_bytes(units), deadline=self.deadline
         )
-        self._until_sent(hold)
+        self.until_sent(hold)
         unreadable = Unreadable()
         finish = partial(self._finish, shortfall, lease, units, unreadable)
-        store, buffer = self._backend.store, self._buffer
+        store, buffer = self.backend.store, self.buffer
         async with buffer.fetched(units):
-            if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
+            if self.request.format == types_pb2.SAMPLE_FORMAT_PACKED:
                 packed(store, buffer, units, unreadable, finish)
             else:
                 sampled(store, buffer, units, unreadable, lambda found: finish(pieces_of(found)))
@@ -129,29 +128,29 @@ class _Answer:
         unreadable: Unreadable,
         large: Pieces,
     ) -> None:
-        if self._request.format == types_pb2.SAMPLE_FORMAT_PACKED:
+        if self.request.format == types_pb2.SAMPLE_FORMAT_PACKED:
             large = packed_pieces(service_pb2.SampleResponse, large)
-        least = self._want.min_batch_size
-        if unreadable and not self._buffer.settle(lease, unreadable, least=least):
+        least = self.want.min_batch_size
+        if unreadable and not self.buffer.settle(lease, unreadable, least=least):
             self.is_too_small = True
             return
         response = service_pb2.SampleResponse(
             lease=messages.lease_message(lease, clock.now()),
             num_units=unreadable.left_of(units),
             shortfall=unreadable.explain(shortfall),
-            policy_version=self._buffer.policy_version,
+            policy_version=self.buffer.policy_version,
         )
         self._check_size(len(units), sum(map(len, large)) + response.ByteSize())
         self.data = sample_response(response, large)
 
     def _check_size(self, num_units: int, num_bytes: int) -> None:
-        most = self._backend.limits.max_message_bytes
+        most = self.backend.limits.max_message_bytes
         if num_bytes <= most:
             return
-        unit = self._buffer.consumer(self._request.consumer).settings.unit
+        unit = self.buffer.consumer(self.request.consumer).settings.unit
         what = f"one {unit} takes" if num_units == 1 else f"{num_units} {unit}s take"
         raise errors.ResourceExhaustedError(
             f"{what} {num_bytes} bytes, the limit server.max_message_bytes is {most}; use "
             "SampleStream, or raise the limit",
-            subject=self._request.consumer,
+            subject=self.request.consumer,
         )

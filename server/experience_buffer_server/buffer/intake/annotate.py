@@ -89,7 +89,11 @@ class Annotating:
             BufferFullError: No room for all of them; what came before that is stored.
             BufferNotFoundError: The buffer was deleted meanwhile.
         """
-        self._check(annotations)
+        self.check_count(len(annotations))
+        if len({annotation.uid for annotation in annotations}) < len(annotations):
+            raise errors.InvalidRequestError(
+                "several annotations name one uid; merge them", subject="annotations"
+            )
         outcomes: list[AnnotateOutcome] = []
         for part in self._parts(annotations):
             outcomes += await self._tasks.finish(self._annotate(part))
@@ -120,13 +124,6 @@ class Annotating:
                 f"{num_annotations} annotations in one request, the limit "
                 f"server.max_push_items is {self._max_items}; split the request",
                 subject="annotations",
-            )
-
-    def _check(self, annotations: Sequence[Annotation]) -> None:
-        self.check_count(len(annotations))
-        if len({annotation.uid for annotation in annotations}) < len(annotations):
-            raise errors.InvalidRequestError(
-                "several annotations name one uid; merge them", subject="annotations"
             )
 
     async def _annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
@@ -193,8 +190,9 @@ class Annotating:
             # Said before, by a call whose answer was lost: there is nothing to do.
             return AnnotateOutcome(uid)
         scope = self._scope(entry)
-        gone = self._state.settings.needs_groups and _has_lost_members(entry)
-        if gone or any(self._state.has_delivered(member) for member in scope):
+        group = entry.group if self._state.settings.needs_groups else None
+        has_lost_members = group is not None and group.has_consumed
+        if has_lost_members or any(self._state.has_delivered(member) for member in scope):
             message = (
                 "it, or a member of its group, is with a consumer that has its advantages, or was "
                 "consumed; annotate earlier, through a consumer with raw = true"
@@ -278,7 +276,3 @@ class Annotating:
             if entry.group is not None:
                 entry.group.available = False
         self._state.withdraw(scope, keep_raw=True)
-
-
-def _has_lost_members(entry: Entry) -> bool:
-    return entry.group is not None and entry.group.has_consumed

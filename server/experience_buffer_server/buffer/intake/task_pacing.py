@@ -59,7 +59,15 @@ class Pacing:
         """
         pacing = self._plan
         grouped = self._state.consumers[pacing.consumer].settings.unit == "group"
-        num_new = self._num_groups(forecast) if grouped else self._num_items(forecast)
+        if grouped:
+            # A place is for one group of a key.
+            opened = forecast.opened.items()
+            num_new = sum(count - (key in self.reservations) for key, count in opened)
+        else:
+            num_new = sum(
+                not candidate.tombstone and self._task_key(candidate) not in self.reservations
+                for candidate in forecast.opening
+            )
         free = self._capacity()
         if num_new <= free:
             return
@@ -73,19 +81,6 @@ class Pacing:
             f"{self._why()}{cure}",
             subject=self._state.name,
             retry_delay_seconds=_DELAY_SECONDS if can_wait else None,
-        )
-
-    def _num_groups(self, forecast: Forecast) -> int:
-        """Groups that a push opens without a place; a place is for one of a key."""
-        return sum(
-            num_opened - (key in self.reservations) for key, num_opened in forecast.opened.items()
-        )
-
-    def _num_items(self, forecast: Forecast) -> int:
-        """Experiences of tasks that a push begins without a place."""
-        return sum(
-            not candidate.tombstone and self._task_key(candidate) not in self.reservations
-            for candidate in forecast.opening
         )
 
     def _task_key(self, candidate: Candidate) -> str:
