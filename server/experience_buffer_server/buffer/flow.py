@@ -54,7 +54,6 @@ class Flow:
         limits: ServerSection,
     ) -> None:
         self.state = state = BufferState(row, limits, events=self, store=store, metrics=metrics)
-        changes, tasks = state.changes, state.tasks
         self._next_prune = 0.0
         self.computing = Computing(state, computer)
         self.line = Line(state)
@@ -69,10 +68,10 @@ class Flow:
         self.grouping = Grouping(state, self.removal)
         self.eviction = Eviction(state, self.removal)
         self.retention = Retention(state, self.offers, self.removal, self.grouping)
-        self.pacing = Pacing(state, metrics)
-        self.push_room = PushRoom(state, self.eviction, self.pacing, metrics)
-        self.ingest = Ingest(state, self, self.push_room, store, changes, metrics, payloads)
-        self.annotating = Annotating(state, self, self.damage, store, changes, tasks)
+        self.pacing = Pacing(state)
+        self.push_room = PushRoom(state, self.eviction, self.pacing)
+        self.ingest = Ingest(state, self.push_room, payloads)
+        self.annotating = Annotating(state, self.damage)
 
     # --- from stored to available
 

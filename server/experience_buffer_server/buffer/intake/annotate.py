@@ -20,20 +20,16 @@ from experience_buffer_server.buffer.intake.annotation import (
     Annotation,
     admit_annotated,
 )
+from experience_buffer_server.buffer.intake.push_room import refuse_full
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.entries import COUNTED
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import (
     MAX_KEY_BYTES,
     OTHER_DIGEST,
     Found,
     Record,
-    Store,
-    StoreFullError,
     WriteBatch,
 )
 
@@ -56,26 +52,9 @@ class _Change:
 class Annotating:
     """Annotates the experiences of one buffer. Not thread-safe."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        damage: Damage,
-        store: Store,
-        changes: Changes,
-        tasks: Tasks,
-    ) -> None:
-        limits = state.limits
+    def __init__(self, state: BufferState, damage: Damage) -> None:
         self._state = state
-        self._events = events
         self._damage = damage
-        self._contents = state.contents
-        self._store = store
-        self._changes = changes
-        self._tasks = tasks
-        self._max_items = limits.max_push_items
-        self._payload_limits = limits.payload_limits
-        self._max_payload_bytes = limits.max_message_bytes - _ENVELOPE_BYTES
         # One request after the other: each reads payloads that the one before may have changed.
         self._turn = asyncio.Lock()
 
@@ -96,7 +75,7 @@ class Annotating:
             )
         outcomes: list[AnnotateOutcome] = []
         for part in self._parts(annotations):
-            outcomes += await self._tasks.finish(self._annotate(part))
+            outcomes += await self._state.tasks.finish(self._annotate(part))
         return outcomes
 
     def _parts(self, annotations: Sequence[Annotation]) -> Iterator[list[Annotation]]:
@@ -105,7 +84,7 @@ class Annotating:
         num_bytes = 0
         for annotation in annotations:
             part.append(annotation)
-            entry = self._contents.by_uid(annotation.uid)
+            entry = self._state.contents.by_uid(annotation.uid)
             num_bytes += entry.record.payload_bytes if entry is not None else 0
             if num_bytes >= TUNING.annotated_at_once_bytes:
                 yield part
@@ -119,18 +98,18 @@ class Annotating:
         Raises:
             InvalidRequestError: More.
         """
-        if num_annotations > self._max_items:
+        if num_annotations > self._state.limits.max_push_items:
             raise errors.InvalidRequestError(
                 f"{num_annotations} annotations in one request, the limit "
-                f"server.max_push_items is {self._max_items}; split the request",
+                f"server.max_push_items is {self._state.limits.max_push_items}; split the request",
                 subject="annotations",
             )
 
     async def _annotate(self, annotations: Sequence[Annotation]) -> list[AnnotateOutcome]:
         async with self._turn:
             self._state.check_open()
-            named = [self._contents.by_uid(annotation.uid) for annotation in annotations]
-            async with fetched(self._store, self._state.id, named):
+            named = [self._state.contents.by_uid(annotation.uid) for annotation in annotations]
+            async with fetched(self._state.store, self._state.id, named):
                 self._state.check_open()
                 outcomes, changes = self._prepare(annotations)
             self._check_room(changes)
@@ -149,8 +128,8 @@ class Annotating:
     ) -> tuple[list[AnnotateOutcome], list[_Change]]:
         """Decide on each annotation; nothing is changed yet."""
         # Of those that there are: a uid that is asked for may be too long for any key.
-        uids = [a.uid for a in annotations if self._contents.by_uid(a.uid) is not None]
-        payloads = dict(zip(uids, self._store.payloads(self._state.id, uids), strict=True))
+        uids = [a.uid for a in annotations if self._state.contents.by_uid(a.uid) is not None]
+        payloads = dict(zip(uids, self._state.store.payloads(self._state.id, uids), strict=True))
         outcomes: list[AnnotateOutcome] = []
         changes: list[_Change] = []
         for annotation in annotations:
@@ -164,7 +143,7 @@ class Annotating:
 
     def _decide(self, annotation: Annotation, payload: Found[bytes]) -> AnnotateOutcome | _Change:
         uid = annotation.uid
-        entry = self._contents.by_uid(uid)
+        entry = self._state.contents.by_uid(uid)
         if entry is None or not (entry.durable and entry.is_staying):
             return self._unknown(uid)
         if entry.damage or not isinstance(payload, bytes):
@@ -178,8 +157,8 @@ class Annotating:
                 annotation,
                 payload,
                 settings=self._state.settings,
-                max_payload_bytes=self._max_payload_bytes,
-                limits=self._payload_limits,
+                max_payload_bytes=self._state.limits.max_message_bytes - _ENVELOPE_BYTES,
+                limits=self._state.limits.payload_limits,
             )
         except errors.TrxpError as error:
             return AnnotateOutcome(uid, AnnotateReason.INVALID, str(error))
@@ -216,7 +195,7 @@ class Annotating:
     def _check_room(self, changes: Sequence[_Change]) -> None:
         """Refuse the request as a whole when the buffer has no room for what it adds."""
         added = sum(c.record.payload_bytes - c.entry.record.payload_bytes for c in changes)
-        limit, have = self._state.settings.max_bytes, self._contents.num_bytes
+        limit, have = self._state.settings.max_bytes, self._state.contents.num_bytes
         if added > 0 and have + added > limit:
             raise errors.BufferFullError(
                 f"buffer {self._state.name!r} is full: {have} + {added} bytes exceed max_bytes = "
@@ -229,7 +208,7 @@ class Annotating:
         scope = list({id(e): e for change in changes for e in change.scope}.values())
         were_available = [entry for entry in scope if entry.available]
         magnitudes = [entry.magnitude for entry in scope]
-        batch = self._changes.batch()
+        batch = self._state.changes.batch()
         self._submit(batch, changes, scope)
 
         def failed(error: BaseException) -> None:
@@ -237,28 +216,25 @@ class Annotating:
                 entry.changing = False
                 entry.magnitude = magnitude
             self._damage.put_notes(scope)
-            self._events.make_available([entry for entry in were_available if not entry.damage])
-            self._events.advance(scope)
-            if isinstance(error, StoreFullError):
-                raise errors.BufferFullError(
-                    f"buffer {self._state.name!r}: {error}",
-                    subject=self._state.name,
-                    retry_delay_seconds=5.0,
-                ) from error
+            self._state.events.make_available(
+                [entry for entry in were_available if not entry.damage]
+            )
+            self._state.events.advance(scope)
+            refuse_full(self._state, error)
 
-        await self._changes.submit(batch, lambda: self._stored(changes, scope), failed)
+        await self._state.changes.submit(batch, lambda: self._stored(changes, scope), failed)
 
     def _stored(self, changes: Sequence[_Change], scope: Sequence[Entry]) -> None:
         for change in changes:
             # What was found damaged meanwhile stays set aside.
             record = dataclasses.replace(change.record, note=change.entry.record.note)
-            self._contents.replace_record(change.entry, record)
+            self._state.contents.replace_record(change.entry, record)
         for entry in scope:
             entry.changing = False
-            self._contents.set_missing(entry, self._state.missing_fields(entry))
+            self._state.contents.set_missing(entry, self._state.missing_fields(entry))
         self._damage.put_notes(scope)
-        self._events.revalue([change.entry for change in changes])
-        self._events.advance(scope)
+        self._state.events.revalue([change.entry for change in changes])
+        self._state.events.advance(scope)
 
     def _submit(
         self, batch: WriteBatch, changes: Sequence[_Change], scope: Sequence[Entry]
@@ -272,7 +248,7 @@ class Annotating:
             entry.changing = True
             entry.available = False
             entry.magnitude = 0.0  # Before the disk: a read must not miss what is removed.
-            self._contents.set_quarantine(entry, "")
+            self._state.contents.set_quarantine(entry, "")
             if entry.group is not None:
                 entry.group.available = False
         self._state.withdraw(scope, keep_raw=True)

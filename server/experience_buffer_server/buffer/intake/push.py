@@ -21,22 +21,13 @@ from experience_buffer_server.buffer.intake.push_reading import (
     PushStatus,
     Reading,
 )
-from experience_buffer_server.buffer.intake.push_room import Patience, Place, PushRoom
+from experience_buffer_server.buffer.intake.push_room import Patience, Place, PushRoom, refuse_full
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.entries import Candidate, Refusal
-from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of, put_row
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Charge
-from experience_buffer_server.store.interface import (
-    Record,
-    Store,
-    StoreFullError,
-    WriteBatch,
-    cut_of,
-)
+from experience_buffer_server.store.interface import Record, WriteBatch, cut_of
 
 _STORED = PushStatus.STORED
 _UNCOUNTED = Charge()
@@ -45,24 +36,10 @@ _UNCOUNTED = Charge()
 class Ingest:
     """The push path of one buffer. Not thread-safe; belongs to its event loop."""
 
-    def __init__(
-        self,
-        state: BufferState,
-        events: BufferEvents,
-        room: PushRoom,
-        store: Store,
-        changes: Changes,
-        metrics: Metrics,
-        payloads: PayloadReader,
-    ) -> None:
+    def __init__(self, state: BufferState, room: PushRoom, payloads: PayloadReader) -> None:
         self._state = state
-        self._events = events
-        self._contents = state.contents
-        self._store = store
         self._room = room
-        self._changes = changes
-        self._metrics = metrics
-        self.reading = Reading(state, store, payloads)
+        self.reading = Reading(state, payloads)
         """Reads pushes."""
 
     async def push(
@@ -89,11 +66,11 @@ class Ingest:
             UnavailableError: The server stops while it waits; nothing of it is stored.
             BufferNotFoundError: The buffer was deleted while it waited.
         """
-        self._metrics.pushed_bytes(self._state.name, push.num_bytes)
+        self._state.metrics.pushed_bytes(self._state.name, push.num_bytes)
         arrived = self._read(push, charge, admitted)
         # Each experience alone can take many times its part of the request.
         del admitted
-        batch = self._changes.batch()
+        batch = self._state.changes.batch()
         place: Place | None = None
         try:
             while shortage := self._room.check(
@@ -126,7 +103,7 @@ class Ingest:
 
         Everything happens at once, for a whole push, before anything is committed.
         """
-        state, contents, now = self._state, self._contents, clock.now()
+        state, contents, now = self._state, self._state.contents, clock.now()
         needs, outcomes = state.settings.advantage.needs, arrived.outcomes
         entries: list[Entry] = []
         changed: dict[int, Group] = {}
@@ -162,7 +139,7 @@ class Ingest:
                 if closed or group.row.id not in changed:
                     changed[group.row.id] = group
                 if closed:
-                    self._metrics.group_closed(state.name, "whole")
+                    self._state.metrics.group_closed(state.name, "whole")
             entries.append(entry)
             outcomes[index] = Outcome(record.uid, _STORED)
         for group in changed.values():
@@ -180,12 +157,12 @@ class Ingest:
             entry
             for outcome in outcomes
             if outcome is not None and outcome.status is PushStatus.DUPLICATE
-            if (entry := self._contents.by_uid(outcome.uid)) is not None and not entry.durable
+            if (entry := self._state.contents.by_uid(outcome.uid)) is not None and not entry.durable
         ]
         if not entries and not pending:
             return
         # Submitted here and now: what is submitted later must come later in the store, too.
-        await self._changes.submit(
+        await self._state.changes.submit(
             batch, partial(self._stored, entries), partial(self._refused, entries)
         )
         if any(not entry.durable for entry in pending):
@@ -198,33 +175,25 @@ class Ingest:
     def _stored(self, entries: list[Entry]) -> None:
         # Here, where it happens: the call that pushed may have been given up.
         if entries:
-            self._metrics.pushed(self._state.name, _STORED, "", len(entries))
-        self._events.stored(entries)
+            self._state.metrics.pushed(self._state.name, _STORED, "", len(entries))
+        self._state.events.stored(entries)
 
     def _refused(self, entries: list[Entry], error: BaseException) -> None:
-        self._withdraw(entries)
-        if isinstance(error, StoreFullError):
-            raise errors.BufferFullError(
-                f"buffer {self._state.name!r}: {error}",
-                subject=self._state.name,
-                retry_delay_seconds=5.0,
-            ) from error
-
-    def _withdraw(self, entries: list[Entry]) -> None:
         """The commit failed: forget its entries; what later pushes stored of their groups is wrong."""
-        batch = self._changes.batch()
+        batch = self._state.changes.batch()
         for entry in entries:
             entry.leaving = True
-            self._contents.remove(entry)
+            self._state.contents.remove(entry)
             if entry.group is not None:
-                self._contents.groups.withdraw(entry.group, entry)
+                self._state.contents.groups.withdraw(entry.group, entry)
         groups, now = groups_of(entries), clock.now()
         for group in groups:
             put_row(batch, self._state.id, group, now)
         if groups:
-            self._changes.spawn(batch)
+            self._state.changes.spawn(batch)
         for group in groups:
-            self._events.check_whole(group)
+            self._state.events.check_whole(group)
+        refuse_full(self._state, error)
 
     def _count(self, outcomes: list[Outcome]) -> list[Outcome]:
         """Count what wasn't stored now."""
@@ -232,7 +201,7 @@ class Ingest:
         if others:
             kinds = Counter((outcome.status, outcome.reason or "") for outcome in others)
             for (status, reason), count in kinds.items():
-                self._metrics.pushed(self._state.name, status, reason, count)
+                self._state.metrics.pushed(self._state.name, status, reason, count)
         return outcomes
 
 

@@ -22,7 +22,6 @@ from experience_buffer_server.buffer.state.entries import Candidate, Reason, Ref
 from experience_buffer_server.buffer.state.group_table import group_key_of
 from experience_buffer_server.runtime.loop_turns import Turn
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE, BufferSettings
-from experience_buffer_server.store.interface import Store
 
 
 class PushStatus(StrEnum):
@@ -104,10 +103,8 @@ class Arrived:
 class Reading:
     """Reads the pushes of one buffer. Not thread-safe."""
 
-    def __init__(self, state: BufferState, store: Store, payloads: PayloadReader) -> None:
+    def __init__(self, state: BufferState, payloads: PayloadReader) -> None:
         self._state = state
-        self._contents = state.contents
-        self._store = store
         self._payloads = payloads
         self._max_items = state.limits.max_push_items
 
@@ -129,7 +126,7 @@ class Reading:
                 candidates.append(candidate)
             if turn.is_long:
                 await turn.pause()
-        if self._store.reads_wait:
+        if self._state.store.reads_wait:
             await self._have_remembered(candidates)
         return Admitted(candidates, settings, published)
 
@@ -142,7 +139,7 @@ class Reading:
                 keys["uid", candidate.uid] = None
                 if group_by != "none":
                     keys["group", group_key_of(candidate.eid, group_by)] = None
-        await self._store.at_hand(self._state.id, remembered=keys)
+        await self._state.store.at_hand(self._state.id, remembered=keys)
 
     def read(self, push: Push, admitted: Admitted | None = None) -> Arrived:
         """See what of a push is new.
@@ -165,9 +162,7 @@ class Reading:
         else:
             candidates = admitted.candidates
         outcomes, repeats, fresh = self._compared(candidates)
-        return Arrived(
-            outcomes, repeats, fresh, forecast(self._state, self._store, fresh, push.group_size)
-        )
+        return Arrived(outcomes, repeats, fresh, forecast(self._state, fresh, push.group_size))
 
     def _candidates(self, push: Push) -> Iterator[Candidate | Refusal | None]:
         """What the push holds; None: a payload was read in which nothing is, which takes time, too."""
@@ -229,7 +224,7 @@ class Reading:
     ) -> tuple[list[Outcome | None], dict[int, int], list[tuple[int, Candidate]]]:
         """Tell refusals, repeats and conflicts from what is new."""
         uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
-        remembered = iter(self._store.recall(self._state.id, "uid", uids))
+        remembered = iter(self._state.store.recall(self._state.id, "uid", uids))
         in_this_push: dict[str, tuple[int, bytes]] = {}
         outcomes: list[Outcome | None] = []
         repeats: dict[int, int] = {}
@@ -240,7 +235,7 @@ class Reading:
                 refused = Outcome(uid, PushStatus.REFUSED, candidate.reason, candidate.message)
                 outcomes.append(refused)
                 continue
-            entry, past = self._contents.by_uid(uid), next(remembered)
+            entry, past = self._state.contents.by_uid(uid), next(remembered)
             known = entry.record.digest if entry else past
             first, first_digest = in_this_push.setdefault(uid, (index, candidate.digest))
             is_repeat = known is None and first != index
@@ -305,15 +300,12 @@ def each_alone(
 
 
 def forecast(
-    state: BufferState,
-    store: Store,
-    fresh: Sequence[tuple[int, Candidate]],
-    stated_size: int,
+    state: BufferState, fresh: Sequence[tuple[int, Candidate]], stated_size: int
 ) -> Forecast:
     """See where new candidates would go: what is to be refused needs no room, and no place."""
     candidates = [candidate for _, candidate in fresh]
     keys = _group_keys(state, fresh)
-    closed_before = _closed_before(state, store, keys)
+    closed_before = _closed_before(state, keys)
     by_key: dict[str, tuple[int, int, int]] = {}
     for key, count in Counter(keys).items():
         if key is not None:
@@ -347,13 +339,11 @@ def _group_keys(state: BufferState, fresh: Sequence[tuple[int, Candidate]]) -> S
     return [group_key_of(candidate.eid, group_by) for _, candidate in fresh]
 
 
-def _closed_before(
-    state: BufferState, store: Store, keys: Iterable[str | None]
-) -> Mapping[str, str]:
+def _closed_before(state: BufferState, keys: Iterable[str | None]) -> Mapping[str, str]:
     """How groups that aren't here any more were closed, by key."""
     groups = state.contents.groups
     unknown = [key for key in dict.fromkeys(keys) if key is not None and groups.get(key) is None]
     if not unknown:
         return {}
-    values = store.recall(state.id, "group", unknown)
+    values = state.store.recall(state.id, "group", unknown)
     return {key: value.decode() for key, value in zip(unknown, values, strict=True) if value}

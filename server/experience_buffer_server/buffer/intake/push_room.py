@@ -25,8 +25,8 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.entries import Candidate
 from experience_buffer_server.buffer.state.units import num_deliverable
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.limiter import Answer, can_insert
+from experience_buffer_server.store.interface import StoreFullError
 
 _LIMITER_DELAY_SECONDS = 0.1
 """Before a push is tried again that a limiter holds back: a batch may be sampled any moment."""
@@ -74,15 +74,11 @@ class Place:
 class PushRoom:
     """Lets the pushes of one buffer in. Not thread-safe."""
 
-    def __init__(
-        self, state: BufferState, eviction: Eviction, pacing: Pacing, metrics: Metrics
-    ) -> None:
+    def __init__(self, state: BufferState, eviction: Eviction, pacing: Pacing) -> None:
         self._state = state
         self._contents = state.contents
-        self._consumers = state.consumers
         self._eviction = eviction
         self._pacing = pacing
-        self._metrics = metrics
         self._places: deque[Place] = deque()
 
     @property
@@ -127,14 +123,14 @@ class PushRoom:
     def _check_limiters(
         self, fresh: Sequence[Candidate], num_bytes: int, forecast: Forecast
     ) -> None:
-        for consumer in self._consumers.values():
+        for consumer in self._state.consumers.values():
             if consumer.settings.limiter is None:
                 continue
             num_units = self._num_new_units(consumer, fresh, forecast)
             answer = self._can_insert(consumer, num_units, num_bytes) if num_units else None
             if answer is None or answer.ok:
                 continue
-            self._metrics.push_refused(self._state.name, answer.label)
+            self._state.metrics.push_refused(self._state.name, answer.label)
             raise errors.ResourceExhaustedError(
                 f"buffer {self._state.name!r} waits for its consumer {consumer.name!r} to sample: "
                 f"{answer.reason}",
@@ -222,7 +218,7 @@ class PushRoom:
             waited_seconds: How long it has waited.
         """
         what = "the limits" if shortage.label == "line" else shortage.label
-        kept = sum(consumer.timeline.num_retained for consumer in self._consumers.values())
+        kept = sum(consumer.timeline.num_retained for consumer in self._state.consumers.values())
         cure = "acknowledge batches or drop groups that can't complete"
         cure += f", declare a step safe ({kept} are kept for a rewind)" if kept else ""
         cure = cure if fits else "split the push"
@@ -234,7 +230,7 @@ class PushRoom:
         )
 
     def _full(self, label: str, words: str, *, can_wait: bool = True) -> errors.BufferFullError:
-        self._metrics.push_refused(self._state.name, label)
+        self._state.metrics.push_refused(self._state.name, label)
         delay = _FULL_DELAY_SECONDS if can_wait else None
         return errors.BufferFullError(words, subject=self._state.name, retry_delay_seconds=delay)
 
@@ -257,7 +253,7 @@ class PushRoom:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = Place(shortage, turn, time.monotonic(), frozenset(map(hash, uids)))
         self._places.append(place)
-        self._metrics.push_wait_began(self._state.name, shortage.label)
+        self._state.metrics.push_wait_began(self._state.name, shortage.label)
         return place
 
     async def wait(self, place: Place, shortage: Shortage, patience: Patience) -> None:
@@ -298,7 +294,7 @@ class PushRoom:
     def leave(self, place: Place) -> None:
         """A push is stored, refused or given up: the next may have its turn."""
         seconds = time.monotonic() - place.since
-        self._metrics.push_waited(self._state.name, place.shortage.label, seconds)
+        self._state.metrics.push_waited(self._state.name, place.shortage.label, seconds)
         self._places.remove(place)
         self.look()
 
@@ -348,3 +344,15 @@ class PushRoom:
         if answer is not None and not answer.ok:
             return answer.reason
         return self._pacing.describe(consumer)
+
+
+def refuse_full(state: BufferState, error: BaseException) -> None:
+    """Say which buffer it was that found no room on the disk; other errors stay as they are.
+
+    Raises:
+        BufferFullError: It was that.
+    """
+    if isinstance(error, StoreFullError):
+        raise errors.BufferFullError(
+            f"buffer {state.name!r}: {error}", subject=state.name, retry_delay_seconds=5.0
+        ) from error

@@ -15,7 +15,6 @@ from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.entries import Candidate, check_uid
 from experience_buffer_server.buffer.state.group_table import group_key_of
 from experience_buffer_server.buffer.state.units import num_deliverable
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 from experience_buffer_server.settings.consumer import PacingSettings
 
@@ -39,10 +38,8 @@ class Reserved:
 class Pacing:
     """Admits new tasks. Not thread-safe."""
 
-    def __init__(self, state: BufferState, metrics: Metrics) -> None:
+    def __init__(self, state: BufferState) -> None:
         self._state = state
-        self._contents = state.contents
-        self._metrics = metrics
         self.reservations = Reservations()
         """Places of tasks of which nothing was pushed yet."""
 
@@ -71,7 +68,7 @@ class Pacing:
         free = self._capacity()
         if num_new <= free:
             return
-        self._metrics.push_refused(self._state.name, "pacing")
+        self._state.metrics.push_refused(self._state.name, "pacing")
         unit = "groups" if grouped else "items"
         most = (pacing.max_staleness + 1) * pacing.batch_size
         can_wait = num_new <= most
@@ -127,12 +124,12 @@ class Pacing:
                     free -= self.reservations.reserve(key, now=now, ttl_seconds=ttl_seconds)
         if len(granted) == len(wanted):
             return Reserved(granted=granted)
-        self._metrics.push_refused(self._state.name, "pacing")
+        self._state.metrics.push_refused(self._state.name, "pacing")
         return Reserved(granted=granted, reason=self._why(), retry_delay_seconds=_DELAY_SECONDS)
 
     def _is_here(self, key: str) -> bool:
         """Whether what is pushed of a task finds its group, which was admitted."""
-        group = self._contents.groups.get(key)
+        group = self._state.contents.groups.get(key)
         opens_more = self._state.settings.late_members == "new_group"
         return group is not None and (group.is_open or not opens_more)
 
@@ -156,7 +153,7 @@ class Pacing:
         """Units that its consumer can still get; not those that wait for a decision or a version."""
         consumer = self._state.consumers[self._plan.consumer]
         idle = len(consumer.finished) + len(consumer.held) + len(consumer.quarantined)
-        return num_deliverable(self._contents, consumer) - idle
+        return num_deliverable(self._state.contents, consumer) - idle
 
     def _why(self) -> str:
         pacing = self._plan
