@@ -145,7 +145,8 @@ class AsyncClient(AsyncContentVerbs, AsyncDeliveryVerbs, AsyncBufferVerbs):
             ConsumerNotFoundError: The buffer has no such consumer.
         """
         wait_seconds = self._seconds(timeout)
-        part = delivery_calls.part_of(buffer, consumer, rank)
+        # Of any kind: a wrong value is the request's to refuse.
+        part = (str(buffer), str(consumer), str(rank))
         call = delivery_calls.sample(
             batch_size,
             buffer=buffer,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 __all__ = ["ProximalMethod", "proximal_logprobs", "second_moment_mask"]
@@ -67,7 +66,9 @@ def proximal_logprobs(
     _check_shapes(behaviour_logprobs, current_logprobs=current_logprobs, versions=versions)
     if versions.is_floating_point() or versions.is_complex() or versions.dtype == torch.bool:
         raise ValueError(f"versions are {versions.dtype}; give an integer dtype")
-    dtype = _float_dtype(behaviour_logprobs, current_logprobs)
+    # At least float32: differences of bfloat16 would lose all digits.
+    dtype = torch.promote_types(behaviour_logprobs.dtype, current_logprobs.dtype)
+    dtype = torch.promote_types(dtype, torch.float32)
     behaviour = behaviour_logprobs.detach().to(dtype)
     if method == "rollout":
         return behaviour
@@ -135,10 +136,3 @@ def _check_shapes(behaviour_logprobs: Tensor, **others: Tensor) -> None:
                 f"{name} has shape {list(other.shape)}, behaviour_logprobs "
                 f"{list(behaviour_logprobs.shape)}; give one value per token"
             )
-
-
-def _float_dtype(first: Tensor, second: Tensor) -> torch.dtype:
-    """Return the wider dtype, at least float32: differences of bfloat16 would lose all digits."""
-    import torch
-
-    return torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)

@@ -92,20 +92,18 @@ def from_rpc_error(
     call: Any = error  # Both kinds of RpcError are calls; the sync stub doesn't say so.
     code: grpc.StatusCode = call.code()
     text = call.details() or ""
-    details = _read_details(call.trailing_metadata() or ())
-    cls = _BY_STATUS.get(code.name, errors.InternalServerError)
-    if details is None or details.reason not in _BY_REASON:
+    reason, subject, delay = _read_details(call.trailing_metadata() or ())
+    if reason not in _BY_REASON:
+        cls = _BY_STATUS.get(code.name, errors.InternalServerError)
         is_broken = is_stream and code is grpc.StatusCode.INTERNAL
         if is_broken or code is grpc.StatusCode.CANCELLED:
             cls = errors.UnavailableError
-        delay = details.retry_delay_seconds if details else None
         cure = cls.cure
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and text.startswith(_TOO_MANY_CALLS):
             delay, cure = _CROWD_SECONDS, _CROWD_CURE
         text = f"{doing} failed ({code.name}): {text}"
         return cls(f"{text}; {cure}" if cure else text, retry_delay_seconds=delay)
-    cls = _class(details.reason, code)
-    return cls(text, subject=details.subject, retry_delay_seconds=details.retry_delay_seconds)
+    return _class(reason, code)(text, subject=subject, retry_delay_seconds=delay)
 
 
 def to_request_error(error: errors.ExperienceBufferError) -> types_pb2.RequestError:
@@ -161,30 +159,20 @@ def _details(error: errors.ExperienceBufferError, message: str) -> Iterable[Mess
         yield retry
 
 
-@dataclass(slots=True)
-class _Details:
-    reason: str = ""
-    subject: str = ""
-    retry_delay_seconds: float | None = None
-
-
-def _read_details(metadata: Iterable[Any]) -> _Details | None:
-    """What the trailer says; None without one that can be read."""
-    blob = next((value for key, value in metadata if key == DETAILS_KEY), None)
-    if blob is None:
-        return None
-    found = _Details()
+def _read_details(metadata: Iterable[Any]) -> tuple[str, str, float | None]:
+    """Reason, subject and delay that the trailer names; empty and None where it names none."""
+    blob = next((value for key, value in metadata if key == DETAILS_KEY), b"")
+    reason, subject, delay = "", "", None
     try:
         for packed in status_pb2.Status.FromString(blob).details:
             info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             if packed.Unpack(info) and info.domain == ERROR_DOMAIN:
-                found.reason = info.reason
-                found.subject = info.metadata.get("subject", "")
+                reason, subject = info.reason, info.metadata.get("subject", "")
             elif packed.Unpack(retry):
-                found.retry_delay_seconds = retry.retry_delay.ToNanoseconds() / 1e9
+                delay = retry.retry_delay.ToNanoseconds() / 1e9
     except DecodeError:
-        return None
-    return found
+        return "", "", None
+    return reason, subject, delay
 
 
 def _cut(text: str, limit_bytes: int) -> str:

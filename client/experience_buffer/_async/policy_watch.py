@@ -9,7 +9,7 @@ import grpc
 
 from experience_buffer._async.primitives import Closing, Condition, read
 from experience_buffer._async.reconnecting import AsyncReconnecting
-from experience_buffer._messages.build import build
+from experience_buffer._messages.calls import build
 from experience_buffer._transport.settings import closed_error
 from experience_buffer.v1 import service_pb2 as pb
 

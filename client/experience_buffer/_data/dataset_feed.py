@@ -201,18 +201,9 @@ class Feed:
     def _split(self, batch: Batch) -> list[tuple[PackedBatch | list[Experience], LeaseTicket]]:
         content = batch.experiences if batch.columns is None else batch.packed
         parts = [content] if self._token_budget is None else self._micro_batches(content)
+        place = (batch.buffer, batch.consumer, batch.lease_id, batch.rank)
         return [
-            (
-                part,
-                LeaseTicket(
-                    buffer=batch.buffer,
-                    consumer=batch.consumer,
-                    lease_id=batch.lease_id,
-                    rank=batch.rank,
-                    micro_batch=index,
-                    num_micro_batches=len(parts),
-                ),
-            )
+            (part, LeaseTicket(*place, micro_batch=index, num_micro_batches=len(parts)))
             for index, part in enumerate(parts)
         ]
 

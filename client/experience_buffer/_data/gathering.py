@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from experience_buffer._codec.dtypes import common_dtype
 from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
-from experience_buffer._torch import custom_field, custom_field_entry
+from experience_buffer._torch import common_dtype, custom_field, custom_field_entry
 from experience_buffer.eid import EID
 from experience_buffer.experience import Experience
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -168,10 +168,7 @@ def _join(name: str, values: list[Field], layout: TrajectoryLayout, pad_value: f
 
 def _bounds(layout: TrajectoryLayout) -> list[tuple[int, int]]:
     """Return the first row of each trajectory in the batch and the one after its last."""
-    starts = [0]
-    for rows in layout.rows:
-        starts.append(starts[-1] + rows)
-    return list(pairwise(starts))
+    return list(pairwise(accumulate(layout.rows, initial=0)))
 
 
 def _columns(value: Field) -> int | None:

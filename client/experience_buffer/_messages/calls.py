@@ -14,13 +14,13 @@ from typing import Any, Final, Generic, TypeVar
 from google.protobuf.message import Message
 
 from experience_buffer._messages import convert
-from experience_buffer._messages.build import build
 from experience_buffer._messages.names import STATE
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.values import DeleteResult, ExperienceState
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 NOTHING_DELETED: Final = DeleteResult(num_deleted=0, leased_uids=(), unknown_uids=())
 
 
@@ -33,6 +33,27 @@ class Call(Generic[T]):
     parse: Callable[[Any], T]
     idempotent: bool = True
     """Doing it twice is as good as doing it once."""
+
+
+def build(message: type[M], **fields: Any) -> M:
+    """Make a request.
+
+    Raises:
+        InvalidRequestError: A value has the wrong type or sign.
+    """
+    request = message()
+    for field, value in fields.items():
+        try:
+            target = getattr(request, field)
+            if isinstance(target, Message):
+                target.CopyFrom(value)
+            elif isinstance(value, (list, tuple)):
+                target.extend(value)
+            else:
+                setattr(request, field, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidRequestError(f"{field} is {value!r}: {error}", subject=field) from None
+    return request
 
 
 def call_of(

@@ -9,8 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
-from experience_buffer._messages.build import build
-from experience_buffer._messages.calls import Call, call_of
+from experience_buffer._messages.calls import Call, build, call_of
 from experience_buffer._messages.names import FORMAT
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.errors import InvalidRequestError
@@ -108,11 +107,6 @@ def ack(lease_id: int, *, buffer: str, step: int | None, rank: int | None) -> Ca
     return call_of("Ack", parse, buffer=buffer, lease_id=lease_id, **given(step=step, rank=rank))
 
 
-def part_of(buffer: str, consumer: str, rank: int | None) -> tuple[str, str, str]:
-    """Whose parts of shared batches a client has taken; a wrong value is the request's to refuse."""
-    return str(buffer), str(consumer), str(rank)
-
-
 def update_priorities(priorities: Priorities, *, buffer: str) -> Iterator[Call[PriorityResult]]:
     """Set priorities, in requests of at most `MAX_UPDATES`.
 
@@ -122,7 +116,8 @@ def update_priorities(priorities: Priorities, *, buffer: str) -> Iterator[Call[P
     Raises:
         InvalidRequestError: An entry is malformed, or a uid is given twice; no request is made.
     """
-    updates = [_update(entry) for entry in _entries(priorities)]
+    entries = priorities.items() if isinstance(priorities, Mapping) else priorities
+    updates = [_update(entry) for entry in entries]
     seen: set[str] = set()
     for update in updates:
         if update.uid in seen:
@@ -144,10 +139,6 @@ def join_priorities(results: Iterable[PriorityResult]) -> PriorityResult:
         unknown_uids=tuple(uid for part in parts for uid in part.unknown_uids),
         outdated_uids=tuple(uid for part in parts for uid in part.outdated_uids),
     )
-
-
-def _entries(priorities: Priorities) -> Iterable[Any]:
-    return priorities.items() if isinstance(priorities, Mapping) else priorities
 
 
 def _update(entry: Any) -> pb.PriorityUpdate:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
-from experience_buffer._messages.build import build
+from experience_buffer._messages.calls import build
 from experience_buffer._messages.sample_bytes import tag, varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2

@@ -30,17 +30,6 @@ def encode(experiences: Sequence[Experience]) -> Pieces:
     return _torch.encode_pieces(experiences)
 
 
-def as_sequence(experiences: Experience | Sequence[Experience]) -> Sequence[Experience]:
-    """What a writer was given, as a sequence.
-
-    Raises:
-        InvalidRequestError: A raw payload, whose experiences can't be counted here.
-    """
-    if isinstance(experiences, (bytes, bytearray, memoryview)):
-        raise InvalidRequestError("a writer takes experiences; give a raw payload to push()")
-    return experiences if isinstance(experiences, Sequence) else (experiences,)
-
-
 def writer_limits(
     writer: WriterOptions, options: ClientOptions
 ) -> tuple[WriterOptions, ClientOptions]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experience_buffer._codec.dtypes import common_dtype
 from experience_buffer._packed.table import Form, Table
 from experience_buffer._packed.writer import TRUNCATE_CODES
-from experience_buffer._torch import tensor
+from experience_buffer._torch import common_dtype, tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,9 +99,16 @@ def facts_of(row: PackedRow) -> Facts:
     if row.facts is not None:
         return row.facts
     try:
-        return _read_facts(row)
+        items = read(row.payload)
+        if len(items) != 1:
+            raise trxp_error(f"{len(items)} experiences, not 1", where="metadata")
+        (item,) = items
+        if isinstance(item, TrxpError):
+            raise item
     except TrxpError as error:
         raise _damaged(row, error) from None
+    item.tensors.update(row.tensors)
+    return Facts.of(item)
 
 
 def read_row(row: PackedRow) -> tuple[memoryview, dict[str, TensorView]]:
@@ -132,17 +139,6 @@ def form_of(field: str, view: TensorView) -> FormKey:
     # Sizes that take no bytes may add up to more than a tensor may have.
     is_odd = not len(view.data) and prod(filter(None, shape)) > _VAST
     return field, view.dtype, shape[1:], is_odd
-
-
-def _read_facts(row: PackedRow) -> Facts:
-    items = read(row.payload)
-    if len(items) != 1:
-        raise trxp_error(f"{len(items)} experiences, not 1", where="metadata")
-    (item,) = items
-    if isinstance(item, TrxpError):
-        raise item
-    item.tensors.update(row.tensors)
-    return Facts.of(item)
 
 
 def _tensors(section: memoryview) -> dict[str, TensorView]:

@@ -16,7 +16,7 @@ from experience_buffer._sync.reconnecting import Reconnecting
 from experience_buffer._transport import push_queue
 from experience_buffer._transport.push_memory import PushMemory
 from experience_buffer._transport.settings import closed_error
-from experience_buffer.errors import ExperienceBufferError, WrongStateError
+from experience_buffer.errors import ExperienceBufferError, InvalidRequestError, WrongStateError
 from experience_buffer.options import WriterOptions
 from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
@@ -91,7 +91,10 @@ class BackgroundPush(Closing):
             ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
         """
         self._check_process()
-        many = push_split.as_sequence(experiences)
+        if isinstance(experiences, (bytes, bytearray, memoryview)):
+            # How many experiences it holds isn't known here.
+            raise InvalidRequestError("a writer takes experiences; give a raw payload to push()")
+        many = experiences if isinstance(experiences, Sequence) else (experiences,)
         deadline = time.monotonic() + self._client._seconds(timeout)
         with self._lock:
             self._raise_errors()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from experience_buffer._messages.build import build
+from experience_buffer._messages.calls import build
 from experience_buffer._sync.primitives import Closing, Condition, read
 from experience_buffer._sync.reconnecting import Reconnecting
 from experience_buffer._transport.settings import closed_error

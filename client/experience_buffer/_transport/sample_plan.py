@@ -8,7 +8,7 @@ from typing import Any, Final
 from experience_buffer import status
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes, shared_memory
-from experience_buffer._messages.build import build
+from experience_buffer._messages.calls import build
 from experience_buffer._messages.delivery_calls import given, rank_of
 from experience_buffer._messages.names import FORMAT
 from experience_buffer._transport.retry import is_retryable
