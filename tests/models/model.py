@@ -254,7 +254,7 @@ class Model:
         units = self.units_with(member).items()
         return any(self.places[name].retained(unit) for name, unit in units)
 
-    def was_rewound(self, member: Member, but_for: str) -> bool:
+    def was_rewound(self, member: Member, but_for: str = "") -> bool:
         units = self.units_with(member).items()
         return any(self.places[name].is_due(unit) for name, unit in units if name != but_for)
 

@@ -18,10 +18,10 @@ from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.tuning import TUNING
-from tests.models.retention_model import Model, Place
+from tests.models.model import Lease, Member, Model
 from tests.refusing_store import Held
 from tests.unit.buffer.leaving.test_group_closing import full_disk
-from tests.unit.buffer_verbs import change, dropped, leased, of_version, stored
+from tests.unit.buffer_verbs import change, dropped, leased, of_version, sampled, stored
 from tests.unit.builders import World, experience, push, settings, settle, uid, want
 
 HOUR = 3600.0
@@ -459,98 +459,71 @@ async def test_what_comes_back_and_is_kept_for_a_rewind_is_offered(
         assert [entry.record.seq in ready for entry in now.state.contents] == [True, False]
 
 
+VERBS = ("push", "push", "push", "lend", "lend", "ack", "ack at a step", "nack")
+TIMES = ("go back", "go on", "publish", "wait")
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
-    """Random pushes, leases, acks, rewinds, versions and clocks, against a model of a few lines."""
+    """Random pushes, leases, acks, rewinds, versions and clocks, against the model of a buffer."""
     chance = random.Random(seed)
-    model = Model(max_age=100.0, max_lag=3)
+    max_age, max_lag = 100.0, 3
     buffer = await world.create(
-        group_by="none", retention={"max_age_seconds": model.max_age, "max_lag": model.max_lag}
+        group_by="none", retention={"max_age_seconds": max_age, "max_lag": max_lag}
     )
-    leases: dict[int, list[str]] = {}
-    step = 0
+    trainer, model = buffer.state.consumer("trainer"), Model({"trainer": {"unit": "item"}})
+    pushed: dict[str, tuple[float, int | None]] = {}
+    published, step = 2, 0
 
-    async def come() -> None:
-        run, version = len(model.places), chance.choice((None, model.published, 2))
-        await push_at(buffer, 1, run, version)
-        model.places[uid(1, run)] = Place(clock.now, version)
+    def is_due(member: Member) -> bool:
+        push_time, version = pushed[member.uid]
+        lag = 0 if version is None else published - version
+        return clock.now - push_time > max_age or lag > max_lag
 
-    async def lend() -> None:
-        asked = want(chance.randint(1, 3), lease_seconds=1e6)
-        lease, _ = await buffer.sample("trainer", asked, asyncio.Event())
-        if lease is not None:
-            seqs = [seq for unit in lease.units for seq in unit.seqs]
-            leases[lease.id] = [entry.record.uid for entry in buffer.state.contents.by_seqs(seqs)]
-            model.lend(leases[lease.id])
-
-    async def settle_one() -> None:
-        nonlocal step
-        if not leases:
-            return
-        lease_id = chance.choice(list(leases))
-        uids = leases.pop(lease_id)
-        match chance.choice(("ack", "step", "nack")):
-            case "ack":
-                await buffer.ack(lease_id)
-                model.ack(uids, None)
-            case "step":
-                step += 1
-                await buffer.ack(lease_id, step=step)
-                model.ack(uids, step)
-            case _:
-                await buffer.nack(lease_id, reason="test")
-                model.give_back(uids)
-
-    async def go_back() -> None:
-        nonlocal step
-        trainer = buffer.state.consumer("trainer")
-        step = chance.randint(trainer.timeline.safe_step or 0, step) if step else 0
-        await buffer.flow.timelines.rewind(trainer, step)
-        leases.clear()
-        model.rewind(step)
-
-    async def go_on() -> None:
-        trainer = buffer.state.consumer("trainer")
-        safe = chance.randint(0, step)
-        await buffer.flow.timelines.declare_safe(trainer, safe)
-        model.declare_safe(safe)
-
-    async def publish() -> None:
-        model.published = buffer.row.policy_version = max(
-            0, model.published + chance.choice((1, 1, 2, -1))
-        )
-        buffer.flow.published(model.published)
-
-    async def wait() -> None:
-        clock.now += chance.choice((1.0, 20.0, 60.0))
+    def is_free(member: Member) -> bool:
+        return not (model.is_held(member) or model.may_return(member) or model.was_rewound(member))
 
     for _ in range(80):
-        verbs = (
-            come,
-            come,
-            come,
-            lend,
-            lend,
-            settle_one,
-            settle_one,
-            go_back,
-            go_on,
-            publish,
-            wait,
-        )
-        await chance.choice(verbs)()
+        lease_id = chance.choice(list(model.leases)) if model.leases else 0
+        match chance.choice((*VERBS, *TIMES)):
+            case "push":
+                run, version = len(pushed), chance.choice((None, published, 2))
+                await push_at(buffer, 1, run, version)
+                model.push(f"2/{run}", uid(1, run), dead=False, version=0)
+                pushed[uid(1, run)] = (clock.now, version)
+            case "lend":
+                lease, _ = await sampled(buffer, chance.randint(1, 3), lease_seconds=1e6)
+                if lease is not None:
+                    entries = buffer.entries(seq for unit in lease.units for seq in unit.seqs)
+                    uids = [entry.record.uid for entry in entries]
+                    model.leases[lease.id] = Lease("trainer", uids, lease.deadline, [])
+            case "ack" if lease_id:
+                await buffer.ack(lease_id)
+                model.ack(lease_id, None)
+            case "ack at a step" if lease_id:
+                step += 1
+                await buffer.ack(lease_id, step=step)
+                model.ack(lease_id, step)
+            case "nack" if lease_id:
+                await buffer.nack(lease_id, reason="test")
+                model.end(lease_id, blamed=False)
+            case "go back":
+                step = chance.randint(trainer.timeline.safe_step or 0, step) if step else 0
+                await buffer.rewind("trainer", step)
+                model.rewind("trainer", step)
+            case "go on":
+                safe = chance.randint(0, step)
+                await buffer.declare_safe("trainer", safe)
+                model.declare_safe("trainer", safe)
+            case "publish":
+                published = max(0, published + chance.choice((1, 1, 2, -1)))
+                await buffer.publish(published)
+            case "wait":
+                clock.now += chance.choice((1.0, 20.0, 60.0))
         await pass_by(buffer, clock)
-        model.leave(clock.now)
-        assert {entry.record.uid for entry in buffer.state.contents} == model.present
-    held = {name for uids in leases.values() for name in uids}
-    ready = {
-        entry.record.uid
-        for entry in buffer.state.contents
-        if entry.record.seq in buffer.state.consumer("trainer").ready
-    }
-    held_back = buffer.state.consumer("trainer").held
-    assert ready == {
-        name
-        for name in model.wanted - held
-        if (entry := buffer.state.contents.by_uid(name)) and entry.record.seq not in held_back
-    }, "what stays is offered"
+        model.leave([m for m in model.members().values() if is_due(m) and is_free(m)], "dropped")
+        assert {entry.record.uid for entry in buffer.state.contents} == model.members().keys()
+    offered = [*trainer.ready, *trainer.held]
+    assert {entry.record.uid for entry in buffer.entries(offered)} == model.available(
+        "trainer"
+    ).keys(), "what stays is offered"
