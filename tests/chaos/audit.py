@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import work
-from tests.chaos.departures import Departures, Sighting
+from tests.chaos.departures import Sighting, departures
 from tests.chaos.fates import NEVER, Fate, Fates
 from tests.chaos.learner import load_checkpoint
 from tests.chaos.report import Counts
@@ -208,15 +208,15 @@ class Audit:
         """What has left by itself stays away, and nothing left before its time."""
         kinds: tuple[work.Kind, ...] = ("replay", "fresh")
         for kind in kinds:
-            departures = Departures(kind, self._fates, self.sightings)
-            self.problems += departures.check()
+            gone, problems = departures(kind, self._fates, self.sightings)
+            self.problems += problems
             for name, history in histories.get((kind, "sampler"), {}).items():
-                if history[-1].asked > departures.gone.get(name, NEVER):
+                if history[-1].asked > gone.get(name, NEVER):
                     self._fail(f"{name}: delivered after it had left {kind}")
             if kind == "replay":
-                self.counts.evictions += len(departures.gone)
+                self.counts.evictions += len(gone)
             else:
-                self.counts.aged += len(departures.gone)
+                self.counts.aged += len(gone)
 
     def _rewinds(self) -> list[float]:
         rewinds = [e["time"] for e in events(self.folder / "learner") if e["event"] == "rewinding"]

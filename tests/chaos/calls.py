@@ -50,17 +50,12 @@ class Answer(NamedTuple):
     """Whether attempts before it had no answer: they may have done something."""
 
 
-def insist(method: Any, request: Any) -> Any:
+def ask(method: Any, request: Any) -> Answer:
     """Make a call until the server answers it.
 
     Raises:
         LostError: The server has no such lease, group or buffer.
     """
-    return ask(method, request).message
-
-
-def ask(method: Any, request: Any) -> Answer:
-    """As `insist`; also how it was answered."""
     retried = False
     while True:
         began = time.monotonic()

@@ -64,16 +64,14 @@ class Fates:
             if "verb" not in entry:
                 continue
             operation = work.operation(self._seed, worker, entry["index"])
-            what = (operation.buffer, operation.task, operation.variant)
-            call = work.Call(entry["verb"], *what, entry["part"])
-            if call.verb == "push":
-                self._note_push(operation, call, entry)
+            if entry["verb"] == "push":
+                self._note_push(operation, entry)
             else:
-                self._note_end(operation, call, entry)
+                self._note_end(operation, entry)
 
-    def _note_push(self, operation: work.Operation, call: work.Call, entry: dict[str, Any]) -> None:
-        for place, run in enumerate(call.runs):
-            name = work.uid(call.task, run)
+    def _note_push(self, operation: work.Operation, entry: dict[str, Any]) -> None:
+        for place, run in enumerate(work.RUNS[entry["part"]]):
+            name = work.uid(operation.task, run)
             fate = self.by_uid.setdefault(name, Fate(operation, run))
             if entry["event"] == "calling":
                 fate.asked_time = min(fate.asked_time, entry["time"])
@@ -92,32 +90,31 @@ class Fates:
             fate.acked = True
         self._counts.acked_pushes += entry["event"] == "called"
 
-    def _note_end(self, operation: work.Operation, call: work.Call, entry: dict[str, Any]) -> None:
-        answered = entry["event"] == "called"
-        if call.verb in ("seal", "drop"):
-            self._note_group_end(operation, call, entry)
-        for run in operation.runs if call.verb != "seal" else ():
-            fate = self.by_uid[work.uid(call.task, run)]
+    def _note_end(self, operation: work.Operation, entry: dict[str, Any]) -> None:
+        verb, answered = entry["verb"], entry["event"] == "called"
+        if verb != "delete":
+            self._note_group_end(operation, entry)
+        for run in operation.runs if verb != "seal" else ():
+            fate = self.by_uid[work.uid(operation.task, run)]
             if not answered:
                 fate.num_unanswered += 1
-            elif call.verb == "drop" or entry["result"]:
+            elif verb == "drop" or entry["result"]:
                 fate.removed_time = min(fate.removed_time, entry["time"])
                 fate.num_unanswered = 0
             elif not entry["retried"]:
                 # It spared what was leased or had been consumed, and has removed nothing.
                 fate.num_unanswered -= 1
         if answered:
-            self._counts.deletions += call.verb == "delete" and entry["result"]
-            self._counts.drops += call.verb == "drop"
+            self._counts.deletions += verb == "delete" and entry["result"]
+            self._counts.drops += verb == "drop"
 
-    def _note_group_end(
-        self, operation: work.Operation, call: work.Call, entry: dict[str, Any]
-    ) -> None:
+    def _note_group_end(self, operation: work.Operation, entry: dict[str, Any]) -> None:
+        task = operation.task
         if entry["event"] == "calling":
-            self._num_ends[call.task] += 1
-        elif entry["result"] == "gone" and self._num_ends[call.task] == 1 and not entry["retried"]:
+            self._num_ends[task] += 1
+        elif entry["result"] == "gone" and self._num_ends[task] == 1 and not entry["retried"]:
             # Of an earlier attempt that had no answer, this would be the trace.
-            self.problems.append(f"group {operation.key}: gone before its {call.verb}")
+            self.problems.append(f"group {operation.key}: gone before its {entry['verb']}")
 
 
 def _wrong_status(status: str, fate: Fate) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.chaos import work
-from tests.chaos.calls import LostError, describe, insist
+from tests.chaos.calls import LostError, ask, describe
 from tests.journal import Journal
 
 WORLD_SIZE: Final = 2
@@ -40,7 +40,7 @@ class Learner:
         state = load_checkpoint(self._checkpoint)
         step, saved, groups = state["step"], state["step"], state["groups"]
         self._write("rewinding", step=step)
-        insist(
+        ask(
             self._stub.Rewind,
             service_pb2.RewindRequest(buffer="steps", consumer="learner", step=step),
         )
@@ -62,7 +62,7 @@ class Learner:
                 request = service_pb2.AckRequest(
                     buffer="steps", lease_id=last, step=step, rank=rank
                 )
-                insist(self._stub.Ack, request)
+                ask(self._stub.Ack, request)
             groups.append(list(dict.fromkeys(key for _, key, *_ in items)))
             self._write("acked", lease=last, step=step)
             if step - saved >= STEPS_PER_CHECKPOINT:
@@ -82,7 +82,7 @@ class Learner:
             )
             request.rank_of.rank, request.rank_of.world_size = rank, WORLD_SIZE
             request.rank_of.after_lease_id = last
-            part = insist(self._stub.Sample, request)
+            part = ask(self._stub.Sample, request).message
             if not part.HasField("lease"):
                 if rank:
                     raise LostError("the batch was gone before its second rank came")
@@ -102,7 +102,7 @@ class Learner:
             request = service_pb2.DeclareSafeRequest(
                 buffer="steps", consumer="learner", step=before
             )
-            insist(self._stub.DeclareSafe, request)
+            ask(self._stub.DeclareSafe, request)
         return step
 
     def _write(self, event: str, **fields: Any) -> None:

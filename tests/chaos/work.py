@@ -28,7 +28,7 @@ FRESH_SECONDS: Final = 5.0
 REPEATED_BACK: Final = 40
 """A repeated push is one of the newest so many operations of the worker."""
 _TASK: Final = "@@@@@@@@"
-_RUNS: Final = {"single": (0,), "half": (0, 2), "other": (1, 3), "whole": (0, 1, 2, 3)}
+RUNS: Final = {"single": (0,), "half": (0, 2), "other": (1, 3), "whole": (0, 1, 2, 3)}
 
 Kind = Literal[
     "queue", "delete", "whole", "halves", "sealed", "dropped", "replay", "steps", "fresh"
@@ -68,7 +68,7 @@ class Call:
     @property
     def runs(self) -> Sequence[int]:
         """The members that it is about."""
-        return _RUNS[self.part] if self.part else ()
+        return RUNS[self.part] if self.part else ()
 
     @property
     def uids(self) -> list[str]:
@@ -97,7 +97,7 @@ class Operation:
     @property
     def runs(self) -> list[int]:
         """All members pushed."""
-        return [run for part in _PLANS[self.kind].parts for run in _RUNS[part]]
+        return [run for part in _PLANS[self.kind].parts for run in RUNS[part]]
 
     def calls(self) -> Iterator[Call]:
         plan = _PLANS[self.kind]
@@ -155,7 +155,7 @@ def _template(variant: int, part: str) -> bytes:
                 reward=reward(variant, run),
                 response_text=_text(variant, run),
             )
-            for run in _RUNS[part]
+            for run in RUNS[part]
         ]
     )
 

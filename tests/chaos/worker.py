@@ -22,7 +22,7 @@ import grpc
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.chaos import work
-from tests.chaos.calls import PAUSE, LostError, ask, describe, insist
+from tests.chaos.calls import PAUSE, LostError, ask, describe
 from tests.chaos.learner import Learner
 from tests.journal import Journal
 
@@ -142,7 +142,7 @@ class Trainer:
     def _settle(self, method: Any, request: Any, verb: str, lease: int) -> bool:
         self._write(f"{verb}ing", lease=lease)
         try:
-            insist(method, request(buffer=self._buffer, lease_id=lease))
+            ask(method, request(buffer=self._buffer, lease_id=lease))
         except LostError as error:
             self._write("lost", lease=lease, verb=verb, details=str(error))
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -42,7 +41,10 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
         return data[: 8 + size] + _numbers(body, rng)
     header = list(_header(text))
     for _ in range(rng.choice((1, 1, 2, 4))):
-        body = rng.choice(_MUTATIONS)(header, body, rng)
+        if not header or rng.random() < 3 / 11:
+            body = _add(header, body, rng)
+        else:
+            rng.choice(_MUTATIONS)(header, rng)
     return _write(header, body, rng)
 
 
@@ -107,81 +109,68 @@ def _numbers(body: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _field(header: Header, body: bytes, rng: random.Random) -> bytes:
-    if header:
-        at = rng.randrange(len(header))
-        name, entry = header[at]
-        fields = dict(entry) if _is_pairs(entry) else {}
-        key = rng.choice(("dtype", "shape", "shape", "data_offsets", "data_offsets", "extra"))
-        if key == "dtype":
-            fields[key] = rng.choice(_DTYPES)
-        else:
-            fields[key] = [rng.choice(_SIZES) for _ in range(rng.choice((0, 1, 2, 2, 3, 65)))]
-        if rng.random() < 0.1:
-            fields.pop(rng.choice(sorted(fields)))
-        header[at] = (name, list(fields.items()))
-    return body
+def _some_entry(header: Header, rng: random.Random) -> tuple[int, str, dict[str, Any]]:
+    """Where an entry is, its name, and what it says."""
+    at = rng.randrange(len(header))
+    name, entry = header[at]
+    return at, name, dict(entry) if _is_pairs(entry) else {}
 
 
-def _shape(header: Header, body: bytes, rng: random.Random) -> bytes:
+def _field(header: Header, rng: random.Random) -> None:
+    at, name, fields = _some_entry(header, rng)
+    key = rng.choice(("dtype", "shape", "shape", "data_offsets", "data_offsets", "extra"))
+    if key == "dtype":
+        fields[key] = rng.choice(_DTYPES)
+    else:
+        fields[key] = [rng.choice(_SIZES) for _ in range(rng.choice((0, 1, 2, 2, 3, 65)))]
+    if rng.random() < 0.1:
+        fields.pop(rng.choice(sorted(fields)))
+    header[at] = (name, list(fields.items()))
+
+
+def _shape(header: Header, rng: random.Random) -> None:
     """Another shape of as many elements, or an empty one of vast sizes."""
-    if header:
-        at = rng.randrange(len(header))
-        name, entry = header[at]
-        fields = dict(entry) if _is_pairs(entry) else {}
-        shape = fields.get("shape")
-        if isinstance(shape, list):
-            fields["shape"] = rng.choice(
-                ([1, *shape], [*shape, 1], [*shape, 0], [], [2**62, 0], [0, 2**47], [1] * 64)
-            )
-            header[at] = (name, list(fields.items()))
-    return body
+    at, name, fields = _some_entry(header, rng)
+    shape = fields.get("shape")
+    if isinstance(shape, list):
+        fields["shape"] = rng.choice(
+            ([1, *shape], [*shape, 1], [*shape, 0], [], [2**62, 0], [0, 2**47], [1] * 64)
+        )
+        header[at] = (name, list(fields.items()))
 
 
-def _rename(header: Header, body: bytes, rng: random.Random) -> bytes:
-    if header:
-        at = rng.randrange(len(header))
-        header[at] = (rng.choice(_NAMES), header[at][1])
-    return body
+def _rename(header: Header, rng: random.Random) -> None:
+    at = rng.randrange(len(header))
+    header[at] = (rng.choice(_NAMES), header[at][1])
 
 
-def _repeat(header: Header, body: bytes, rng: random.Random) -> bytes:
-    if header:
-        header.insert(rng.randrange(len(header) + 1), rng.choice(header))
-    return body
+def _repeat(header: Header, rng: random.Random) -> None:
+    header.insert(rng.randrange(len(header) + 1), rng.choice(header))
 
 
-def _remove(header: Header, body: bytes, rng: random.Random) -> bytes:
-    if header:
-        del header[rng.randrange(len(header))]
-    return body
+def _remove(header: Header, rng: random.Random) -> None:
+    del header[rng.randrange(len(header))]
+
+
+def _reorder(header: Header, rng: random.Random) -> None:
+    rng.shuffle(header)
 
 
 def _add(header: Header, body: bytes, rng: random.Random) -> bytes:
-    """One more tensor at the end, with or without its data."""
+    """One more tensor at the end, with or without its data; or a great many empty ones."""
+    begin = len(body)
+    if rng.random() < 1 / 3:
+        entry = [("dtype", "U8"), ("shape", [0]), ("data_offsets", [begin, begin])]
+        count = 700 if rng.random() < 0.01 else rng.choice((2, 5, 20))
+        header.extend((f"0:{number}", entry) for number in range(count))
+        return body
     size = rng.choice((0, 0, 4, 8, 16, 13))
     dtype, item_bytes = rng.choice((("U8", 1), ("I32", 4), ("I64", 8), ("F32", 4), ("BOOL", 1)))
     shape = [size // item_bytes] if rng.random() < 0.8 else [size // item_bytes, 1]
-    begin = len(body)
     entry = [("dtype", dtype), ("shape", shape), ("data_offsets", [begin, begin + size])]
     header.append((rng.choice(_NAMES), entry))
     return body + rng.randbytes(size)
 
 
-def _reorder(header: Header, body: bytes, rng: random.Random) -> bytes:
-    rng.shuffle(header)
-    return body
-
-
-def _many(header: Header, body: bytes, rng: random.Random) -> bytes:
-    """A great many empty tensors."""
-    end = len(body)
-    entry = [("dtype", "U8"), ("shape", [0]), ("data_offsets", [end, end])]
-    count = 700 if rng.random() < 0.01 else rng.choice((2, 5, 20))
-    header.extend((f"0:{number}", entry) for number in range(count))
-    return body
-
-
-_MUTATIONS: Final[tuple[Callable[[Header, bytes, random.Random], bytes], ...]] = (
-    _field, _field, _shape, _rename, _rename, _repeat, _remove, _add, _add, _reorder, _many,
-)  # fmt: skip
+_MUTATIONS: Final = (_field, _field, _shape, _rename, _rename, _repeat, _remove, _reorder)
+"""Of a header that has an entry."""

@@ -143,16 +143,3 @@ def test_the_examples_load(tmp_path: Path) -> None:
     settings = load_settings(path)
     assert settings.buffers["math"].advantage.estimator in settings.estimators
     custom.declare({})
-
-
-def test_the_environment_wins_over_the_file_and_the_command_line_over_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "server.toml"
-    path.write_text('[server]\nport = 1\nhost = "localhost"\nmetrics_port = 2\n', encoding="utf-8")
-    monkeypatch.setenv("EXPERIENCE_BUFFER_SERVER__PORT", "3")
-    monkeypatch.setenv("EXPERIENCE_BUFFER_SERVER__METRICS_PORT", "4")
-    server = load_settings(path, server={"metrics_port": 5, "insecure": None}).server
-    assert (server.host, server.port, server.metrics_port) == ("localhost", 3, 5)
-    monkeypatch.setenv("EXPERIENCE_BUFFER_BUFFERS__MATH__GROUP_SIZE", "7")
-    assert load_settings(path).buffers["math"].group_size == 7
