@@ -12,14 +12,12 @@ from experience_buffer_server.store.interface import BufferRow, Record, Store, c
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.faults.shim import Faults, build
 
-MakeRecord = Callable[..., Record]
-MakeBuffer = Callable[[int], BufferRow]
 OpenStore = Callable[..., Awaitable[LmdbStore]]
 
 MEBI = 1 << 20
 
 
-def record(seq: int, **changes: Any) -> Record:
+def make_record(seq: int, **changes: Any) -> Record:
     values: dict[str, Any] = {
         "seq": seq,
         "uid": f"3/math-{seq}/5/7/é",
@@ -41,23 +39,14 @@ def record(seq: int, **changes: Any) -> Record:
     return Record(**(values | changes))
 
 
-@pytest.fixture
-def make_record() -> MakeRecord:
-    return record
-
-
-@pytest.fixture
-def buffer_row() -> MakeBuffer:
-    def make(buffer_id: int) -> BufferRow:
-        return BufferRow(
-            id=buffer_id,
-            name=f"buffer-{buffer_id}",
-            config='{"group_size": 8}',
-            policy_version=37,
-            create_time=41.25,
-        )
-
-    return make
+def buffer_row(buffer_id: int) -> BufferRow:
+    return BufferRow(
+        id=buffer_id,
+        name=f"buffer-{buffer_id}",
+        config='{"group_size": 8}',
+        policy_version=37,
+        create_time=41.25,
+    )
 
 
 @pytest.fixture
@@ -96,3 +85,8 @@ async def append(store: Store, *records: Record, payload: bytes = b"payload") ->
     for each in records:
         batch.append(1, each, payload)
     await store.commit(batch)
+
+
+def writer_pid(path: Path) -> int:
+    """Of the writer process that has the store at `path`."""
+    return int((path / "writer.lock").read_text().split()[0])

@@ -27,7 +27,7 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.memory import MemoryData, MemoryStore
-from tests.unit.store.conftest import MEBI, MakeRecord, append
+from tests.unit.store.conftest import MEBI, append, make_record
 
 LIMIT_BYTES = 16 * MEBI
 
@@ -124,7 +124,8 @@ def loaded(store: Store, buffer_id: int = 1) -> StoredBuffer:
 
 
 async def test_every_row_comes_back_after_a_restart(
-    engine: Engine, store: Store, make_record: MakeRecord
+    engine: Engine,
+    store: Store,
 ) -> None:
     records = [
         make_record(1),
@@ -210,7 +211,7 @@ async def test_every_row_comes_back_after_a_restart(
 
 
 async def test_buffers_and_rows_load_in_the_order_of_their_numbers(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     for buffer_id in (256, 1, 2):
         await fill(store, row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
@@ -220,7 +221,7 @@ async def test_buffers_and_rows_load_in_the_order_of_their_numbers(
 
 
 async def test_remove_takes_payload_record_advantages_and_progress(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     gone, kept = make_record(1), make_record(2)
     await fill(store, row(1), [gone, kept])
@@ -247,7 +248,7 @@ async def test_remove_takes_payload_record_advantages_and_progress(
 
 
 async def test_put_record_keeps_payload_advantages_and_progress(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     record, other = make_record(1), make_record(2)
     await fill(store, row(1), [record, other])
@@ -268,7 +269,7 @@ async def test_put_record_keeps_payload_advantages_and_progress(
 
 
 async def test_put_advantages_again_replaces_them_and_their_magnitude(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await fill(store, row(1), [make_record(seq) for seq in (1, 2, 3)])
     for number in (0.31, 0.37):
@@ -304,7 +305,7 @@ async def test_delete_consumer_takes_it_alone(store: Store) -> None:
 
 
 async def test_delete_buffer_takes_all_of_it_and_nothing_else(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     records = [make_record(seq) for seq in range(1, 500)]
     for buffer_id in (1, 2, 3):
@@ -327,7 +328,7 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(
     assert await store.prune(2, 10.0) == 0
 
 
-async def test_changes_of_a_batch_apply_in_order(store: Store, make_record: MakeRecord) -> None:
+async def test_changes_of_a_batch_apply_in_order(store: Store) -> None:
     record = make_record(1)
     batch = store.batch()
     batch.put_buffer(row(1))
@@ -376,7 +377,7 @@ async def test_prune_does_not_wait_behind_a_clock_that_was_ahead(store: Store) -
 
 @pytest.mark.parametrize("num_bytes", [1, 20_000, 3 * MEBI])
 async def test_a_payload_in_pieces_of_any_size_is_stored_joined(
-    store: Store, make_record: MakeRecord, num_bytes: int
+    store: Store, num_bytes: int
 ) -> None:
     first, second = b"ab" * num_bytes, b"c" * 7
     record = make_record(1)
@@ -394,17 +395,17 @@ async def test_a_payload_in_pieces_of_any_size_is_stored_joined(
 
 
 async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await fill(store, row(), [make_record(1)])
     computed = AdvantageRow(seq=1, advantages=b"1234", returns=b"", details={})
     batch = store.batch()
     batch.put_advantages(1, computed)
     batch.put_progress(1, ProgressRow(seq=1))
-    batch.replace(1, make_record(1, note="replaced"), b"other")
+    batch.replace(1, make_record(1, note="replaced"), b"other" * 9000)
     await store.commit(batch)
     assert loaded(store).records == [make_record(1, note="replaced")]
-    assert store.payloads(1, [make_record(1).uid]) == [b"other"]
+    assert store.payloads(1, [make_record(1).uid]) == [b"other" * 9000]
     assert store.advantages(1, [1]) == [computed]
     batch = store.batch()
     batch.delete_progress(1, 1)
@@ -417,7 +418,7 @@ async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
 
 
 async def test_commits_are_stored_in_the_order_of_submission(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await put(store, row())
     commits = []
@@ -435,7 +436,7 @@ async def test_commits_are_stored_in_the_order_of_submission(
 
 
 async def test_nothing_is_read_before_its_commit_and_all_of_it_behind(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await put(store, row())
     batch = store.batch()
@@ -446,7 +447,7 @@ async def test_nothing_is_read_before_its_commit_and_all_of_it_behind(
 
 
 async def test_a_batch_whose_seq_is_taken_is_refused_whole_and_alone(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await put(store, row())
     batches = [store.batch() for _ in range(3)]
@@ -465,7 +466,7 @@ async def test_a_batch_whose_seq_is_taken_is_refused_whole_and_alone(
 
 
 async def test_a_full_store_refuses_appends_and_takes_removals(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await put(store, row())
     payload = b"x" * MEBI
@@ -487,7 +488,7 @@ async def test_a_full_store_refuses_appends_and_takes_removals(
     assert [record.seq for record in loaded(store).records][-1] == 100
 
 
-async def test_appends_do_not_ride(store: Store, make_record: MakeRecord) -> None:
+async def test_appends_do_not_ride(store: Store) -> None:
     batch = store.batch()
     batch.append(1, make_record(1), b"")
     with pytest.raises(TypeError, match="without appends"):
@@ -495,7 +496,7 @@ async def test_appends_do_not_ride(store: Store, make_record: MakeRecord) -> Non
 
 
 async def test_what_no_store_can_hold_is_refused_when_it_is_noted(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     batch = store.batch()
     longest = make_record(1, uid="3/math-1/5/7/".ljust(500, "u"))
@@ -521,7 +522,7 @@ async def test_what_no_store_can_hold_is_refused_when_it_is_noted(
 
 
 async def test_what_is_at_hand_is_read_as_it_is_by_then(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await append(store, make_record(1))
     await store.at_hand(1, uids=[make_record(1).uid, "no uid"], seqs=[1], remembered=[("uid", "a")])
@@ -538,7 +539,8 @@ async def test_what_is_at_hand_is_read_as_it_is_by_then(
 
 
 async def test_who_was_claimed_from_is_refused_whenever_its_commit_comes(
-    engine: Engine, store: Store, make_record: MakeRecord
+    engine: Engine,
+    store: Store,
 ) -> None:
     await put(store, row())
     assert await store.claim(1) == 1
@@ -567,7 +569,8 @@ async def test_epochs_go_on_in_the_next_life(engine: Engine, store: Store) -> No
 
 
 async def test_of_a_commit_in_doubt_its_number_says_whether_it_is_stored(
-    engine: Engine, store: Store, make_record: MakeRecord
+    engine: Engine,
+    store: Store,
 ) -> None:
     await put(store, row(), row(2))
     await store.claim(1)
@@ -596,7 +599,7 @@ async def test_of_a_commit_in_doubt_its_number_says_whether_it_is_stored(
 
 
 async def test_a_batch_that_rides_is_numbered_in_its_place(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await put(store, row(), row(2))
     for buffer_id in (1, 2):
@@ -617,7 +620,7 @@ async def test_a_batch_that_rides_is_numbered_in_its_place(
 
 
 async def test_one_buffer_is_loaded_alone_or_all_by_id(
-    store: Store, make_record: MakeRecord
+    store: Store,
 ) -> None:
     await put(store, row(2), row(1), row(258))
     batch = store.batch()
@@ -640,7 +643,8 @@ async def test_one_buffer_is_loaded_alone_or_all_by_id(
 
 
 async def test_a_deleted_buffer_leaves_nothing_and_its_id_is_never_given_again(
-    engine: Engine, store: Store, make_record: MakeRecord
+    engine: Engine,
+    store: Store,
 ) -> None:
     await put(store, row(1), row(7))
     await store.claim(1)
@@ -667,24 +671,30 @@ async def test_a_deleted_buffer_leaves_nothing_and_its_id_is_never_given_again(
 
 
 async def test_closing_ends_what_was_submitted_and_refuses_what_comes_after(
-    engine: Engine, store: Store, make_record: MakeRecord
+    engine: Engine,
+    store: Store,
 ) -> None:
     await put(store, row())
     batch = store.batch()
     batch.append(1, make_record(1), b"payload")
-    submitted = asyncio.ensure_future(store.commit(batch))
+    riding = store.batch()
+    riding.put_last_seq(1, 7)
+    submitted = [
+        asyncio.ensure_future(store.commit(batch)),
+        asyncio.ensure_future(store.ride(riding)),
+    ]
     await store.close()
     await store.close()
-    assert submitted.done()
-    await submitted
+    assert all(one.done() for one in submitted)
+    await asyncio.gather(*submitted)
     with pytest.raises(StoreFailedError, match="closed"):
         await append(store, make_record(2))
     again = await engine.open()
-    assert loaded(again).records == [make_record(1)]
+    assert (loaded(again).records, loaded(again).last_seq) == ([make_record(1)], 7)
     await again.close()
 
 
-async def test_it_says_how_full_it_is(store: Store, make_record: MakeRecord) -> None:
+async def test_it_says_how_full_it_is(store: Store) -> None:
     await append(store, make_record(1), payload=b"x" * MEBI)
     assert MEBI <= store.stats.live_bytes <= store.stats.file_bytes <= store.limit_bytes
     assert store.limit_bytes == LIMIT_BYTES

@@ -5,10 +5,10 @@ from typing import Any
 
 from experience_buffer_server.store.interface import GroupRow, Record
 from experience_buffer_server.store.interning import Interner, share_with_group
-from tests.unit.store.conftest import MakeRecord
+from tests.unit.store.conftest import make_record
 
 
-def distinct(make_record: MakeRecord, seq: int, **changes: Any) -> Record:
+def distinct(seq: int, **changes: Any) -> Record:
     """A record none of whose large values is an object that another one has."""
     values: dict[str, Any] = {
         "cut": int("3077"),
@@ -31,8 +31,8 @@ SHARED = (
 )
 
 
-def test_equal_values_of_neighbours_become_one_object(make_record: MakeRecord) -> None:
-    first, second = distinct(make_record, 1), distinct(make_record, 2)
+def test_equal_values_of_neighbours_become_one_object() -> None:
+    first, second = distinct(1), distinct(2)
     assert not any(getattr(first, name) is getattr(second, name) for name in SHARED)
     interner = Interner()
     interner.intern(first)
@@ -40,16 +40,16 @@ def test_equal_values_of_neighbours_become_one_object(make_record: MakeRecord) -
     assert all(getattr(first, name) is getattr(second, name) for name in SHARED)
 
 
-def test_the_two_versions_of_one_record_are_shared_too(make_record: MakeRecord) -> None:
-    record = distinct(make_record, 1, max_version=int("1021"))
+def test_the_two_versions_of_one_record_are_shared_too() -> None:
+    record = distinct(1, max_version=int("1021"))
     assert record.max_version is not record.min_version
     Interner().intern(record)
     assert record.max_version is record.min_version
 
 
-def test_members_share_their_groups_numbers(make_record: MakeRecord) -> None:
+def test_members_share_their_groups_numbers() -> None:
     row = GroupRow(id=int("1009"), key="3/math", size=8, open_time=float("1033.5"))
-    first, late = distinct(make_record, 1), distinct(make_record, 2, push_time=1034.5)
+    first, late = distinct(1), distinct(2, push_time=1034.5)
     for record in (first, late):
         share_with_group(record, row)
         assert record.group_id is row.id
@@ -57,7 +57,7 @@ def test_members_share_their_groups_numbers(make_record: MakeRecord) -> None:
     assert late.push_time == 1034.5
 
 
-def test_no_value_changes(make_record: MakeRecord) -> None:
+def test_no_value_changes() -> None:
     others: dict[str, Any] = {
         "cut": 1026,
         "group_id": 0,
@@ -70,9 +70,9 @@ def test_no_value_changes(make_record: MakeRecord) -> None:
         "reward": None,
         "priority": 0.0,
     }
-    records = [distinct(make_record, 1)]
+    records = [distinct(1)]
     for seq, (name, value) in enumerate(others.items(), 2):
-        records += [distinct(make_record, seq, **{name: value}), distinct(make_record, seq + 100)]
+        records += [distinct(seq, **{name: value}), distinct(seq + 100)]
     expected = [copy(record) for record in records]
     interner = Interner()
     for record in records:
@@ -80,7 +80,7 @@ def test_no_value_changes(make_record: MakeRecord) -> None:
     assert records == expected
 
 
-def test_the_two_zeros_stay_apart(make_record: MakeRecord) -> None:
+def test_the_two_zeros_stay_apart() -> None:
     rewards = [0.0, -0.0, 0.0, -0.0]
     records = [make_record(seq, reward=reward) for seq, reward in enumerate(rewards, 1)]
     interner = Interner()
@@ -89,7 +89,7 @@ def test_the_two_zeros_stay_apart(make_record: MakeRecord) -> None:
     assert [repr(record.reward) for record in records] == ["0.0", "-0.0", "0.0", "-0.0"]
 
 
-def test_what_is_remembered_is_bounded(make_record: MakeRecord) -> None:
+def test_what_is_remembered_is_bounded() -> None:
     interner = Interner()
     for seq in range(1, 3000):
         interner.intern(make_record(seq, reward=seq + 0.5, priority=seq + 0.25))

@@ -13,11 +13,11 @@ from experience_buffer_server.store.interface import StoreFailedError
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.faults.power import fail_power
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore, append
+from tests.unit.store.conftest import MEBI, OpenStore, append, make_record
 
 
 async def test_payloads_of_a_commit_in_doubt_stay(
-    open_store: OpenStore, path: Path, make_record: MakeRecord, faults: Faults
+    open_store: OpenStore, path: Path, faults: Faults
 ) -> None:
     """What LMDB writes over the page that failed is never synced: the power takes it back."""
     store = await open_store()

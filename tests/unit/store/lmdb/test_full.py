@@ -12,16 +12,9 @@ import pytest
 
 from experience_buffer_server.store.interface import LeaseRow, Record, StoreFullError
 from experience_buffer_server.store.lmdb.store import LmdbStore
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
+from tests.unit.store.conftest import MEBI, OpenStore, append, make_record
 
 PAYLOAD = os.urandom(6211)
-
-
-async def append(store: LmdbStore, records: list[Record], payload: bytes = PAYLOAD) -> None:
-    batch = store.batch()
-    for record in records:
-        batch.append(1, record, payload)
-    await store.commit(batch)
 
 
 async def remove(store: LmdbStore, records: list[Record]) -> None:
@@ -32,20 +25,21 @@ async def remove(store: LmdbStore, records: list[Record]) -> None:
     await store.commit(batch)
 
 
-async def fill(store: LmdbStore, make_record: MakeRecord, first: int = 1) -> list[Record]:
+async def fill(store: LmdbStore, first: int = 1) -> list[Record]:
     """Append until it is full; what was stored."""
     stored: list[Record] = []
     while True:
         records = [make_record(first + len(stored) + index) for index in range(8)]
         try:
-            await append(store, records)
+            await append(store, *records, payload=PAYLOAD)
         except StoreFullError:
             return stored
         stored += records
 
 
 async def drain_and_refill(
-    store: LmdbStore, stored: list[Record], make_record: MakeRecord
+    store: LmdbStore,
+    stored: list[Record],
 ) -> list[Record]:
     """Lease and remove everything in small steps, then fill again."""
     for start in range(0, len(stored), 8):
@@ -54,31 +48,30 @@ async def drain_and_refill(
         await store.commit(batch)
         await remove(store, stored[start : start + 8])
     await store.prune(1, 2.0, limit=10**6)
-    return await fill(store, make_record, stored[-1].seq + 1000)
+    return await fill(store, stored[-1].seq + 1000)
 
 
 async def test_a_full_map_refuses_appends_and_lets_removals_pass(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI, max_map_bytes=16 * MEBI)
-    stored = await fill(store, make_record)
+    stored = await fill(store)
     num_stored = len(stored)
     assert num_stored * 8192 > 12 * MEBI
     for _ in range(3):
-        stored = await drain_and_refill(store, stored, make_record)
+        stored = await drain_and_refill(store, stored)
         assert len(stored) > 0.9 * num_stored
     assert store.stats.num_full > 0
     assert store.stats.map_bytes <= 17 * MEBI
     assert store.payloads(1, [record.uid for record in stored]) == [PAYLOAD] * len(stored)
 
 
-async def test_a_push_too_large_fails_alone(open_store: OpenStore, make_record: MakeRecord) -> None:
+async def test_a_push_too_large_fails_alone(open_store: OpenStore) -> None:
     store = await open_store(initial_map_bytes=MEBI, max_map_bytes=16 * MEBI)
-    small = [make_record(seq) for seq in (1, 3)]
     outcomes = await asyncio.gather(
-        append(store, [small[0]]),
-        append(store, [make_record(2)], bytes(20 * MEBI)),
-        append(store, [small[1]]),
+        append(store, make_record(1), payload=PAYLOAD),
+        append(store, make_record(2), payload=bytes(20 * MEBI)),
+        append(store, make_record(3), payload=PAYLOAD),
         return_exceptions=True,
     )
     assert outcomes[0] is None
@@ -89,13 +82,13 @@ async def test_a_push_too_large_fails_alone(open_store: OpenStore, make_record: 
 
 
 async def test_one_removal_may_free_a_full_map_at_once(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI, max_map_bytes=16 * MEBI)
-    stored = await fill(store, make_record)
+    stored = await fill(store)
     await remove(store, stored)
     # The pages that it freed are not reusable in the very next transaction.
-    await append(store, [make_record(seq) for seq in range(10_000, 10_100)])
+    await append(store, *map(make_record, range(10_000, 10_100)), payload=PAYLOAD)
 
 
 @pytest.fixture
@@ -112,18 +105,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_disk_refuses_appends_and_goes_on_when_there_is_space(
-    open_store: OpenStore, make_record: MakeRecord, small_disk: Path
+    open_store: OpenStore, small_disk: Path
 ) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2 * MEBI))
     store = await open_store(at=small_disk / "store", initial_map_bytes=MEBI)
-    stored = await fill(store, make_record)
+    stored = await fill(store)
     num_stored = len(stored)
     assert num_stored > 100
-    stored = await drain_and_refill(store, stored, make_record)
+    stored = await drain_and_refill(store, stored)
     assert len(stored) > 0.8 * num_stored
     ballast.unlink()
-    more = await fill(store, make_record, 100_000)
+    more = await fill(store, 100_000)
     assert len(more) * 8192 > MEBI
     assert not store.failed.is_set()
     uids = [record.uid for record in stored + more]
@@ -134,12 +127,12 @@ async def test_a_full_disk_refuses_appends_and_goes_on_when_there_is_space(
 
 
 async def test_a_disk_filled_by_others_is_no_reason_to_fail(
-    open_store: OpenStore, make_record: MakeRecord, small_disk: Path
+    open_store: OpenStore, small_disk: Path
 ) -> None:
     # The map's file is not ahead of its use here: what LMDB writes itself meets the full disk.
     store = await open_store(at=small_disk / "store")
-    stored = [make_record(seq) for seq in range(1, 9)]
-    await append(store, stored)
+    stored = list(map(make_record, range(1, 9)))
+    await append(store, *stored, payload=PAYLOAD)
     ballast = small_disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -155,5 +148,5 @@ async def test_a_disk_filled_by_others_is_no_reason_to_fail(
     assert not store.failed.is_set()
     await remove(store, stored)
     ballast.unlink()
-    await append(store, stored)
+    await append(store, *stored, payload=PAYLOAD)
     assert store.payloads(1, [record.uid for record in stored]) == [PAYLOAD] * 8

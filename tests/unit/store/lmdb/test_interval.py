@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import msgpack
+import pytest
 
 from experience_buffer_server.store.interface import LeaseRow
 from experience_buffer_server.store.lmdb import writer_protocol
@@ -17,7 +18,7 @@ from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_process import _Loop
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
+from tests.unit.store.conftest import MEBI, OpenStore, buffer_row, make_record, writer_pid
 
 LONG_SECONDS = 1e6
 
@@ -43,32 +44,34 @@ def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(tmp_path: Pa
         assert engine.num_syncs == 1
 
 
+@pytest.mark.parametrize("num_bytes", [0, 100, MEBI], ids=["lease", "payload", "large payload"])
 async def test_what_a_killed_writer_left_to_the_system_is_on_disk_after_the_next_start(
-    open_store: OpenStore, path: Path, faults: Faults
+    open_store: OpenStore, path: Path, faults: Faults, num_bytes: int
 ) -> None:
     store = await open_store(durability="interval", interval_seconds=LONG_SECONDS)
+    batch = store.batch()
+    batch.put_buffer(buffer_row(1))
+    await store.commit(batch)
     before = faults.num_syncs
     batch = store.batch()
-    batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=1.0))
+    if num_bytes:
+        batch.append(1, make_record(1), bytes(num_bytes))
+    else:
+        batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=1.0))
     await store.commit(batch)
     assert faults.num_syncs == before, "it was answered, and the disk doesn't have it"
-    os.kill(int((path / "writer.lock").read_text().split()[0]), signal.SIGKILL)
+    is_large = num_bytes == MEBI
+    assert (faults.num_payload_writes > 0, faults.num_payload_syncs) == (is_large, 0)
+    os.kill(writer_pid(path), signal.SIGKILL)
     await store.failed.wait()
     await store.close()
-    await open_store()
-    assert faults.num_syncs > before
-
-
-async def test_a_large_payload_that_a_killed_writer_left_is_on_disk_after_the_next_start(
-    open_store: OpenStore, path: Path, make_record: MakeRecord, faults: Faults
-) -> None:
     store = await open_store(durability="interval", interval_seconds=LONG_SECONDS)
-    batch = store.batch()
-    batch.append(1, make_record(1), bytes(MEBI))
-    await store.commit(batch)
-    assert faults.num_payload_writes > faults.num_payload_syncs == 0, "the disk doesn't have it"
-    os.kill(int((path / "writer.lock").read_text().split()[0]), signal.SIGKILL)
-    await store.failed.wait()
-    await store.close()
-    await open_store()
-    assert faults.num_payload_syncs > 0
+    assert faults.num_syncs > before
+    assert (faults.num_payload_syncs > 0) == is_large
+    (state,) = store.load()
+    assert (len(state.records), len(state.leases)) == ((1, 0) if num_bytes else (0, 1))
+
+
+async def test_an_interval_is_longer_than_nothing(open_store: OpenStore) -> None:
+    with pytest.raises(ValueError, match="interval_seconds"):
+        await open_store(durability="interval", interval_seconds=0.0)

@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -20,18 +19,11 @@ from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore, append
-
-
-def writer_pid(path: Path) -> int:
-    return int((path / "writer.lock").read_text().split()[0])
+from tests.unit.store.conftest import MEBI, OpenStore, append, make_record, writer_pid
 
 
 async def test_a_second_owner_is_told_who_has_the_directory(
-    open_store: OpenStore,
-    path: Path,
-    make_record: MakeRecord,
-    monkeypatch: pytest.MonkeyPatch,
+    open_store: OpenStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A writer names its parent, which is the owner where nothing forks it.
     monkeypatch.setattr(writer_link, "subprocess", subprocess)
@@ -94,7 +86,8 @@ async def test_a_directory_that_cannot_be_made_is_named(
 
 
 async def test_the_writer_outlives_signals_to_the_group(
-    open_store: OpenStore, path: Path, make_record: MakeRecord
+    open_store: OpenStore,
+    path: Path,
 ) -> None:
     store = await open_store()
     assert os.getpgid(writer_pid(path)) != os.getpgid(0)
@@ -104,7 +97,7 @@ async def test_the_writer_outlives_signals_to_the_group(
 
 
 async def test_the_backlog_hears_how_long_commits_wait_for_the_disk(
-    open_store: OpenStore, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await open_store()
     heard: list[float] = []
@@ -117,7 +110,8 @@ async def test_the_backlog_hears_how_long_commits_wait_for_the_disk(
 
 
 async def test_the_writers_death_fails_what_is_pending_and_what_follows(
-    open_store: OpenStore, path: Path, make_record: MakeRecord
+    open_store: OpenStore,
+    path: Path,
 ) -> None:
     store = await open_store()
     os.kill(writer_pid(path), signal.SIGSTOP)
@@ -137,7 +131,7 @@ async def test_the_writers_death_fails_what_is_pending_and_what_follows(
 
 @pytest.mark.parametrize("num_answered", [0, 1, 7])
 async def test_after_the_writers_death_a_commits_number_says_whether_it_is_stored(
-    open_store: OpenStore, make_record: MakeRecord, num_answered: int
+    open_store: OpenStore, num_answered: int
 ) -> None:
     store = await open_store()
     batch = store.batch()
@@ -165,29 +159,8 @@ async def test_after_the_writers_death_a_commits_number_says_whether_it_is_store
     assert [record.seq for record in found.records] == list(range(1, last + 1))
 
 
-async def test_close_finishes_what_was_submitted(
-    open_store: OpenStore, make_record: MakeRecord
-) -> None:
-    store = await open_store()
-    commits = []
-    for seq in range(1, 101):
-        batch = store.batch()
-        batch.append(1, make_record(seq), bytes(MEBI // 4))
-        commits.append(store.commit(batch))
-    await store.close()
-    assert await asyncio.gather(*commits) == [None] * 100
-    assert not store.failed.is_set()
-    await store.close()
-    with pytest.raises(StoreFailedError, match="closed"):
-        await store.commit(store.batch())
-    with pytest.raises(StoreFailedError, match="closed"):
-        store.payloads(1, ["u"])
-    store = await open_store()
-    assert None not in store.payloads(1, [make_record(seq).uid for seq in range(1, 101)])
-
-
 async def test_cancelling_a_waiter_withdraws_nothing(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     store = await open_store()
     tasks = [asyncio.ensure_future(append(store, make_record(seq))) for seq in range(1, 21)]
@@ -202,7 +175,7 @@ async def test_cancelling_a_waiter_withdraws_nothing(
 
 
 async def test_concurrent_commits_share_transactions(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     turns: list[int] = []
     store = await open_store(on_work=lambda work: turns.append(work.num_batches))
@@ -214,7 +187,7 @@ async def test_concurrent_commits_share_transactions(
 
 
 async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     told = asyncio.Event()
 
@@ -234,7 +207,7 @@ async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
 
 
 async def test_the_map_grows_under_concurrent_reads(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI // 4)
     acked: list[str] = []
@@ -256,7 +229,8 @@ async def test_the_map_grows_under_concurrent_reads(
 
 
 async def test_a_reader_in_another_process_follows_a_growing_map(
-    open_store: OpenStore, path: Path, make_record: MakeRecord
+    open_store: OpenStore,
+    path: Path,
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI // 4)
     child = (
@@ -312,29 +286,8 @@ async def test_a_dead_readers_slot_is_freed_at_the_start(open_store: OpenStore, 
         alive.stdin.close()
 
 
-async def test_interval_durability_survives_the_death_of_the_processes(
-    open_store: OpenStore,
-    path: Path,
-    make_record: MakeRecord,
-    buffer_row: Callable[[int], BufferRow],
-) -> None:
-    store = await open_store(durability="interval", interval_seconds=0.05)
-    await append(store, make_record(1))
-    batch = store.batch()
-    batch.put_buffer(buffer_row(1))
-    await store.commit(batch)
-    os.kill(writer_pid(path), signal.SIGKILL)
-    await store.failed.wait()
-    await store.close()
-    store = await open_store(durability="interval", interval_seconds=1e6)
-    (state,) = store.load()
-    assert state.records == [make_record(1)]
-    with pytest.raises(ValueError, match="interval_seconds"):
-        await open_store(durability="interval", interval_seconds=0.0)
-
-
 async def test_a_store_that_has_failed_says_why_though_more_is_sent(
-    open_store: OpenStore, make_record: MakeRecord, faults: Faults
+    open_store: OpenStore, faults: Faults
 ) -> None:
     store = await open_store()
     faults.fail_syncs(errno.EIO, times=1)

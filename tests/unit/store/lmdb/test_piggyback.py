@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -16,19 +14,17 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb import piggyback
 from experience_buffer_server.store.lmdb.store import LmdbStore
-from tests.unit.store.conftest import record
+from tests.unit.store.conftest import OpenStore, make_record
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[LmdbStore]:
-    opened = await LmdbStore.open(tmp_path / "store", durability="commit")
-    yield opened
-    await opened.close()
+async def store(open_store: OpenStore) -> LmdbStore:
+    return await open_store()
 
 
 def appending(store: LmdbStore, seq: int) -> WriteBatch:
     batch = store.batch()
-    batch.append(1, record(seq), b"payload")
+    batch.append(1, make_record(seq), b"payload")
     return batch
 
 
@@ -68,25 +64,3 @@ async def test_it_waits_only_for_a_moment(store: LmdbStore) -> None:
     await store.ride(advantages(store, 1))
     assert time.monotonic() - started < 10
     assert stored(store, 1) == b"1234"
-
-
-async def test_what_is_submitted_later_comes_later(store: LmdbStore) -> None:
-    await store.commit(appending(store, 1))
-    riding = store.ride(advantages(store, 1, b"late"))
-    removal = store.batch()
-    removal.remove(1, record(1))
-    await asyncio.gather(store.commit(removal), riding)
-    assert stored(store, 1) is None
-    await store.commit(appending(store, 2))
-    riding = store.ride(advantages(store, 2, b"old!"))
-    await asyncio.gather(store.commit(advantages(store, 2, b"new!")), riding)
-    assert stored(store, 2) == b"new!"
-
-
-async def test_closing_leaves_nobody_behind(tmp_path: Path) -> None:
-    store = await LmdbStore.open(tmp_path / "other", durability="commit")
-    await store.commit(appending(store, 1))
-    riding = asyncio.ensure_future(store.ride(advantages(store, 1)))
-    await asyncio.sleep(0)
-    await store.close()
-    await riding

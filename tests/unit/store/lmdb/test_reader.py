@@ -13,11 +13,18 @@ import lmdb
 import pytest
 
 from experience_buffer_server.runtime.loop_turns import Turns
-from experience_buffer_server.store.interface import AdvantageRow, DamagedRecordError, Found
+from experience_buffer_server.store.interface import (
+    AdvantageRow,
+    DamagedRecordError,
+    Found,
+    StoreFailedError,
+)
 from experience_buffer_server.store.lmdb import reader as lmdb_reader
+from experience_buffer_server.store.lmdb.disk.format import payload_key
 from experience_buffer_server.store.lmdb.reader import LmdbReader
+from tests.damaging import flip_large
 from tests.unit.builders import World, push, uid, want
-from tests.unit.store.conftest import MakeRecord, OpenStore
+from tests.unit.store.conftest import OpenStore, append, make_record
 
 NUM_READS = 16
 
@@ -27,7 +34,7 @@ def computed(seq: int) -> AdvantageRow:
 
 
 @pytest.fixture
-async def uids(path: Path, open_store: OpenStore, make_record: MakeRecord) -> list[str]:
+async def uids(path: Path, open_store: OpenStore) -> list[str]:
     """Three experiences, the second without advantages."""
     store = await open_store()
     uids = [f"3/math/5/7/{seq}" for seq in (1, 2, 3)]
@@ -78,6 +85,21 @@ def test_a_changed_row_is_named_and_its_neighbours_are_read(path: Path, uids: li
         assert str(second) == str(reader.payloads(1, uids)[1])
 
 
+async def test_a_changed_bit_of_a_large_payload_costs_no_other_one(
+    path: Path, open_store: OpenStore
+) -> None:
+    store = await open_store()
+    records, payload = list(map(make_record, (1, 2, 3))), bytes(300_001)
+    await append(store, *records, payload=payload)
+    await store.close()
+    uids = [record.uid for record in records]
+    flip_large(path, payload_key(1, uids[1]), place=0.99999)
+    first, second, third = (await open_store()).payloads(1, uids)
+    assert first == third == payload
+    assert isinstance(second, DamagedRecordError)
+    assert "payloads.bin" in str(second)
+
+
 def test_a_page_that_cannot_be_read_ends_only_the_first_attempt(
     path: Path, uids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +116,14 @@ def test_a_page_that_cannot_be_read_ends_only_the_first_attempt(
     with LmdbReader(path) as reader, reader.stored(1, uids, [1, 2, 3]) as (views, rows):
         assert copied(views) == reader_bytes(uids)
         assert rows == [computed(1), None, computed(3)]
+
+
+def test_what_is_closed_reads_nothing(path: Path, uids: list[str]) -> None:
+    with LmdbReader(path) as reader:
+        assert None not in reader.payloads(1, uids)
+    reader.close()
+    with pytest.raises(StoreFailedError, match="closed"):
+        reader.payloads(1, uids)
 
 
 def test_an_error_of_the_block_is_its_own(path: Path, uids: list[str]) -> None:

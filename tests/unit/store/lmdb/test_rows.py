@@ -18,6 +18,7 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (
     LAST_BUFFER_KEY,
+    Table,
     buffer_key,
     memory_key,
     memory_log_key,
@@ -26,7 +27,8 @@ from experience_buffer_server.store.lmdb.disk.format import (
     payload_key,
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
-from tests.unit.store.conftest import MakeBuffer, MakeRecord, OpenStore
+from tests.damaging import flip
+from tests.unit.store.conftest import OpenStore, buffer_row, make_record
 
 
 async def fill(store: LmdbStore, buffer: BufferRow, records: list[Record]) -> None:
@@ -37,21 +39,12 @@ async def fill(store: LmdbStore, buffer: BufferRow, records: list[Record]) -> No
     await store.commit(batch)
 
 
-def damage(path: Path, *rows: tuple[bytes, bytes]) -> None:
-    """Flip one bit in the middle of each row, given as table and key."""
-    with lmdb.open(str(path), max_dbs=16) as env:
-        for name, key in rows:
-            table = env.open_db(name)
-            with env.begin(write=True) as txn:
-                value = bytearray(txn.get(key, db=table) or b"")
-                value[len(value) // 2] ^= 1
-                txn.put(key, bytes(value), db=table)
-                sign_commit(txn, env.open_db(b"meta", txn=txn))
+def damage(path: Path, *rows: tuple[Table, bytes]) -> None:
+    for table, key in rows:
+        flip(path, table, key)
 
 
-async def test_damaged_rows_are_left_out_and_named(
-    open_store: OpenStore, path: Path, make_record: MakeRecord, buffer_row: MakeBuffer
-) -> None:
+async def test_damaged_rows_are_left_out_and_named(open_store: OpenStore, path: Path) -> None:
     store = await open_store()
     await fill(store, buffer_row(1), [make_record(seq) for seq in (1, 2, 3, 5)])
     batch = store.batch()
@@ -71,18 +64,18 @@ async def test_damaged_rows_are_left_out_and_named(
     await store.close()
     damage(
         path,
-        (b"records", numbered_key(1, 2)),
-        (b"groups", numbered_key(1, 11)),
-        (b"leases", numbered_key(1, 4)),
-        (b"progress", numbered_key(1, 1)),
-        (b"consumers", named_key(1, "actor-17")),
-        (b"counters", buffer_key(1)),
-        (b"magnitudes", numbered_key(1, 3)),
-        (b"magnitudes", numbered_key(1, 5)),
-        (b"advantages", numbered_key(1, 1)),
-        (b"advantages", numbered_key(1, 5)),
-        (b"payloads", payload_key(1, make_record(3).uid)),
-        (b"memory", memory_key(1, "uid", "lost")),
+        (Table.RECORDS, numbered_key(1, 2)),
+        (Table.GROUPS, numbered_key(1, 11)),
+        (Table.LEASES, numbered_key(1, 4)),
+        (Table.PROGRESS, numbered_key(1, 1)),
+        (Table.CONSUMERS, named_key(1, "actor-17")),
+        (Table.COUNTERS, buffer_key(1)),
+        (Table.MAGNITUDES, numbered_key(1, 3)),
+        (Table.MAGNITUDES, numbered_key(1, 5)),
+        (Table.ADVANTAGES, numbered_key(1, 1)),
+        (Table.ADVANTAGES, numbered_key(1, 5)),
+        (Table.PAYLOADS, payload_key(1, make_record(3).uid)),
+        (Table.MEMORY, memory_key(1, "uid", "lost")),
     )
     store = await open_store()
     (state,) = store.load()
@@ -116,17 +109,17 @@ async def test_damaged_rows_are_left_out_and_named(
 
 
 async def test_a_buffer_outlives_its_row_and_its_id_outlives_both(
-    open_store: OpenStore, path: Path, make_record: MakeRecord, buffer_row: MakeBuffer
+    open_store: OpenStore, path: Path
 ) -> None:
     store = await open_store()
     for buffer_id in (1, 2):
         await fill(store, buffer_row(buffer_id), [make_record(1)])
     await store.close()
-    damage(path, (b"buffers", buffer_key(1)), (b"buffers", buffer_key(2)))
+    damage(path, (Table.BUFFERS, buffer_key(1)), (Table.BUFFERS, buffer_key(2)))
     store = await open_store()
     assert [state.row for state in store.load()] == [buffer_row(1), buffer_row(2)]
     await store.close()
-    damage(path, (b"buffer_copies", buffer_key(2)))
+    damage(path, (Table.BUFFER_COPIES, buffer_key(2)))
     store = await open_store()
     assert [state.row.id for state in store.load()] == [1]
     assert store.last_buffer_id == 2
@@ -138,7 +131,7 @@ async def test_a_buffer_outlives_its_row_and_its_id_outlives_both(
 
 
 async def test_a_row_that_got_to_another_key_or_table_is_noticed(
-    open_store: OpenStore, path: Path, make_record: MakeRecord, buffer_row: MakeBuffer
+    open_store: OpenStore, path: Path
 ) -> None:
     store = await open_store()
     await fill(store, buffer_row(1), [make_record(1), make_record(2)])
@@ -156,9 +149,7 @@ async def test_a_row_that_got_to_another_key_or_table_is_noticed(
     assert state.damaged == DamagedRows(records=[2], leases=[1], any_records=True)
 
 
-async def test_pruning_passes_damaged_rows(
-    open_store: OpenStore, path: Path, buffer_row: MakeBuffer
-) -> None:
+async def test_pruning_passes_damaged_rows(open_store: OpenStore, path: Path) -> None:
     store = await open_store()
     await fill(store, buffer_row(1), [])
     batch = store.batch()
@@ -167,7 +158,7 @@ async def test_pruning_passes_damaged_rows(
     await store.commit(batch)
     await store.close()
     keys = [memory_key(1, "uid", str(number)) for number in range(3)]
-    damage(path, (b"memory", keys[0]), (b"memory_log", memory_log_key(keys[1], 11.0)))
+    damage(path, (Table.MEMORY, keys[0]), (Table.MEMORY_LOG, memory_log_key(keys[1], 11.0)))
     store = await open_store()
     assert await store.prune(1, 100.0) == 2
     # What only the log knew to be old stays.
@@ -175,7 +166,7 @@ async def test_pruning_passes_damaged_rows(
 
 
 async def test_the_highest_id_outlives_its_buffer_but_not_its_own_row(
-    open_store: OpenStore, path: Path, buffer_row: MakeBuffer
+    open_store: OpenStore, path: Path
 ) -> None:
     store = await open_store()
     for row in (buffer_row(7), buffer_row(3)):
@@ -187,7 +178,7 @@ async def test_the_highest_id_outlives_its_buffer_but_not_its_own_row(
     store = await open_store()
     assert ([state.row.id for state in store.load()], store.last_buffer_id) == ([3], 7)
     await store.close()
-    damage(path, (b"meta", LAST_BUFFER_KEY))
+    damage(path, (Table.META, LAST_BUFFER_KEY))
     store = await open_store()
     assert ([state.row.id for state in store.load()], store.last_buffer_id) == ([3], 3)
     assert store.damaged == ["meta: row last buffer"]

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,9 @@ from experience_buffer_server.store.lmdb.large.writes import large_bytes
 from experience_buffer_server.store.lmdb.shared_outbox import Outbox, attach
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_link import start_writer
+from experience_buffer_server.store.lmdb.writer_protocol import LARGE_BYTES
 from experience_buffer_server.store.payload import Scattered
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
+from tests.unit.store.conftest import MEBI, OpenStore, make_record
 
 NUM_BLOCKS = 64
 
@@ -148,13 +150,13 @@ def test_what_a_payload_takes_in_the_file_is_whole_blocks() -> None:
 
 def in_pieces(payload: bytes) -> Scattered:
     view = memoryview(payload)
-    return Scattered([payload[:9], view[9:70_000], view[70_000:]])
+    return Scattered([payload[:9], view[9:9], view[9:70_000], view[70_000:]])
 
 
 async def append(store: LmdbStore, records: list[Record], payloads: list[bytes]) -> None:
     batch = store.batch()
     for record, payload in zip(records, payloads, strict=True):
-        batch.append(1, record, in_pieces(payload))
+        batch.append(1, record, in_pieces(payload) if record.seq % 3 else payload)
     await store.commit(batch)
 
 
@@ -166,7 +168,7 @@ async def stored(store: LmdbStore, records: list[Record]) -> list[object]:
 
 @pytest.mark.parametrize("num_bytes", [0, MEBI, 3 * MEBI, 32 * MEBI])
 async def test_payloads_take_what_room_there_is_and_the_socket(
-    open_store: OpenStore, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ) -> None:
     """In one batch and in many at once, of all sizes, in the outbox and beside it."""
     real = Outbox.__init__
@@ -175,8 +177,10 @@ async def test_payloads_take_what_room_there_is_and_the_socket(
     else:
         monkeypatch.delattr(os, "memfd_create")
     store = await open_store()
-    size = LARGE_PAYLOAD_BYTES
-    sizes = [size - 1, size, size + 1, 100, 129_083, MEBI - 7, 20_000, 2 * MEBI + 1] * 8
+    sizes = [*(0, 1, 100, 20_000, 129_083, MEBI - 7, 3 * MEBI + 7)] * 5
+    for size in (LARGE_BYTES, LARGE_PAYLOAD_BYTES):
+        sizes += [size - 1, size, size + 1] * 5
+    random.Random(num_bytes).shuffle(sizes)
     records = [make_record(seq) for seq in range(1, len(sizes) + 1)]
     payloads = [os.urandom(size) for size in sizes]
     commits = [
@@ -194,7 +198,7 @@ async def test_payloads_take_what_room_there_is_and_the_socket(
 
 
 async def test_what_could_not_be_stored_leaves_its_room(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     store = await open_store(initial_map_bytes=8 * MEBI, max_map_bytes=8 * MEBI)
     room = store._outbox.free_bytes
@@ -208,7 +212,7 @@ async def test_what_could_not_be_stored_leaves_its_room(
 
 
 async def test_a_batch_that_can_t_be_packed_leaves_its_room(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     store = await open_store()
     room = store._outbox.free_bytes
@@ -244,7 +248,7 @@ def test_a_writer_that_can_t_have_the_memory_says_so(tmp_path: Path) -> None:
 
 
 async def test_the_writer_goes_on_with_what_a_dead_owner_has_sent(
-    open_store: OpenStore, make_record: MakeRecord
+    open_store: OpenStore,
 ) -> None:
     """It has the memory for itself then."""
     store = await open_store()

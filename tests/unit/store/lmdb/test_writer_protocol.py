@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgpack
@@ -13,79 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experience_buffer_server.store.interface import Record
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, seal, seal_in_place
-from experience_buffer_server.store.lmdb.store import LmdbStore
-from experience_buffer_server.store.lmdb.writer_protocol import LARGE_BYTES, PARTS, SentOperation
-from experience_buffer_server.store.payload import Scattered
-from tests.unit.store.conftest import MEBI, MakeRecord, OpenStore
-
-SIZES = (0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 7919, 129_083, 3 * MEBI + 7)
-
-
-async def append(
-    store: LmdbStore, records: list[Record], payloads: Sequence[bytes | Scattered]
-) -> None:
-    batch = store.batch()
-    for record, payload in zip(records, payloads, strict=True):
-        batch.append(1, record, payload)
-    await store.commit(batch)
-
-
-def in_pieces(payload: bytes) -> Scattered:
-    """As the compiled reader has a payload: some bytes of its own, and views of the request."""
-    view = memoryview(payload)
-    return Scattered([payload[:7], view[7:7], view[7:9], view[9:]])
-
-
-@pytest.mark.parametrize("view", [bytes, in_pieces])
-async def test_values_of_all_sizes_are_read_back(
-    open_store: OpenStore, make_record: MakeRecord, view: Callable[[bytes], bytes | Scattered]
-) -> None:
-    store = await open_store(initial_map_bytes=MEBI)
-    payloads = [os.urandom(size) for size in SIZES]
-    records = [make_record(seq) for seq in range(1, len(SIZES) + 1)]
-    await append(store, records, [view(payload) for payload in payloads])
-    assert store.payloads(1, [record.uid for record in records]) == payloads
-    assert store.backlog.num_bytes == 0
-
-
-async def test_batches_of_one_turn_keep_their_values(
-    open_store: OpenStore, make_record: MakeRecord
-) -> None:
-    store = await open_store(initial_map_bytes=MEBI)
-    records = [make_record(seq) for seq in range(1, 61)]
-    payloads = [os.urandom(SIZES[seq % 7]) for seq in range(60)]
-    commits = [
-        append(store, records[start : start + 3], payloads[start : start + 3])
-        for start in range(0, 60, 3)
-    ]
-    await asyncio.gather(*commits)
-    assert store.payloads(1, [record.uid for record in records]) == payloads
-
-
-async def test_a_value_is_replaced(open_store: OpenStore, make_record: MakeRecord) -> None:
-    store = await open_store()
-    record, payload = make_record(1), os.urandom(2 * LARGE_BYTES)
-    await append(store, [record], [b"small"])
-    batch = store.batch()
-    batch.replace(1, record, payload)
-    await store.commit(batch)
-    assert store.payloads(1, [record.uid]) == [payload]
+from experience_buffer_server.store.lmdb.writer_protocol import PARTS, SentOperation
+from tests.unit.store.conftest import MEBI, OpenStore, append, make_record, writer_pid
 
 
 async def test_half_a_frame_is_not_written(
-    open_store: OpenStore, make_record: MakeRecord, path: Path, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All of it takes the socket.
     monkeypatch.delattr(os, "memfd_create")
     store = await open_store()
-    pid = int((path / "writer.lock").read_text().split()[0])
+    pid = writer_pid(path)
     os.kill(pid, signal.SIGSTOP)
     pending = [
-        asyncio.ensure_future(append(store, [make_record(seq)], [bytes(24 * MEBI)]))
+        asyncio.ensure_future(append(store, make_record(seq), payload=bytes(24 * MEBI)))
         for seq in (1, 2)
     ]
     await asyncio.sleep(0)

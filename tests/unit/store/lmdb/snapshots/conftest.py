@@ -25,7 +25,7 @@ from experience_buffer_server.store.lmdb.disk.seal import seal
 from experience_buffer_server.store.lmdb.large.payload_file import PayloadWriter
 from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, take
 from experience_buffer_server.store.payload import checksum
-from tests.unit.store.conftest import MEBI, MakeBuffer, OpenStore, record
+from tests.unit.store.conftest import MEBI, OpenStore, buffer_row, make_record
 from tests.unit.store.lmdb.large_by_hand import changing, payloads
 
 _bytes = random.Random(5).randbytes
@@ -48,7 +48,7 @@ WANTED = {uid: payload for uid, (_, payload) in PLACES.items()} | {
 
 
 @pytest.fixture
-async def filled(path: Path, open_store: OpenStore, buffer_row: MakeBuffer) -> Path:
+async def filled(path: Path, open_store: OpenStore) -> Path:
     """A closed store of two buffers: 3 has rows in every table and a trainer at step 17, 4 is empty.
 
     Between the large payloads is what is left of a removed one.
@@ -58,7 +58,7 @@ async def filled(path: Path, open_store: OpenStore, buffer_row: MakeBuffer) -> P
     for buffer_id in (3, 4):
         batch.put_buffer(buffer_row(buffer_id))
     for seq, (uid, payload) in enumerate(WANTED.items(), start=1):
-        one = record(
+        one = make_record(
             seq,
             uid=uid,
             cut=cut_of("3", uid.split("/")[1]),
@@ -70,7 +70,7 @@ async def filled(path: Path, open_store: OpenStore, buffer_row: MakeBuffer) -> P
             batch.put_record(3, one)
         else:
             batch.append(3, one, payload)
-    batch.append(3, record(NUM + 1, tombstone=True, payload_bytes=0, group_id=0), b"")
+    batch.append(3, make_record(NUM + 1, tombstone=True, payload_bytes=0, group_id=0), b"")
     batch.put_last_seq(3, NUM + 1)
     batch.put_group(3, GroupRow(id=11, key="3/math", size=NUM, open_time=5.0, closed="whole"))
     batch.put_lease(3, LeaseRow(id=1, consumer="trainer", units=[], deadline=9.0, state="acked"))

@@ -41,7 +41,7 @@ from experience_buffer_server.store.lmdb.snapshots.manifest import (
 )
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.damaging import flip
-from tests.unit.store.conftest import MEBI, MakeBuffer, MakeRecord, OpenStore
+from tests.unit.store.conftest import MEBI, OpenStore, buffer_row, make_record
 from tests.unit.store.lmdb.snapshots.conftest import (
     HOLE_BYTES,
     HUGE,
@@ -112,12 +112,7 @@ def test_only_payloads_are_copied_and_nobody_else_may_read_them(
 
 
 async def test_what_a_server_stored_is_restored(
-    path: Path,
-    open_store: OpenStore,
-    make_record: MakeRecord,
-    buffer_row: MakeBuffer,
-    to: Path,
-    tmp_path: Path,
+    path: Path, open_store: OpenStore, to: Path, tmp_path: Path
 ) -> None:
     """With records, by another process, while the store is open."""
     store = await open_store()

@@ -17,7 +17,7 @@ from experience_buffer_server.store.interface import (
     Record,
 )
 from experience_buffer_server.store.lmdb.disk.format import payload_key
-from tests.unit.store.conftest import MakeBuffer, MakeRecord, OpenStore
+from tests.unit.store.conftest import OpenStore, buffer_row, make_record
 from tests.unit.store.lmdb.large_by_hand import move_out
 
 NUM: Final = 23
@@ -39,7 +39,7 @@ def payload(seq: int) -> bytes:
     return (text * (5 << 17))[: LARGE[seq]] if seq in LARGE else text * (seq * 37)
 
 
-def append(batch: Any, make_record: MakeRecord, seq: int, /, **changes: Any) -> Record:
+def append(batch: Any, seq: int, /, **changes: Any) -> Record:
     """An experience that fits its payload; two of them are a group."""
     given = {
         "digest_number": xxhash.xxh3_128_intdigest(payload(seq)),
@@ -53,15 +53,13 @@ def append(batch: Any, make_record: MakeRecord, seq: int, /, **changes: Any) -> 
 
 
 @pytest.fixture
-async def filled(
-    open_store: OpenStore, path: Path, make_record: MakeRecord, buffer_row: MakeBuffer
-) -> Path:
+async def filled(open_store: OpenStore, path: Path) -> Path:
     """A closed store with some of everything."""
     store = await open_store()
     batch = store.batch()
     batch.put_buffer(buffer_row(1))
     for seq in (*range(1, NUM), *LARGE):
-        append(batch, make_record, seq)
+        append(batch, seq)
         group = GroupRow(id=(seq + 1) // 2, key=str(seq), size=2, open_time=0.0, closed="whole")
         batch.put_group(1, group)
         if seq < NUM:

@@ -38,7 +38,7 @@ from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from experience_buffer_server.store.payload import checksum
 from tests.damaging import flip, flip_key, raw
-from tests.unit.store.conftest import MakeRecord, OpenStore
+from tests.unit.store.conftest import OpenStore, make_record
 from tests.unit.store.lmdb.large_by_hand import extent_of, put, put_large
 from tests.unit.store.lmdb.verify.conftest import LARGE, NUM, key_of, payload, uid
 
@@ -182,7 +182,8 @@ def test_damage_is_found(filled: Path, name: str) -> None:
 
 
 async def test_what_does_not_fit_together_is_found(
-    filled: Path, open_store: OpenStore, make_record: MakeRecord
+    filled: Path,
+    open_store: OpenStore,
 ) -> None:
     store = await open_store()
     batch = store.batch()

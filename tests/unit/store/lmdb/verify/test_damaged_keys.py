@@ -27,7 +27,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.damaging import flip, flip_key
-from tests.unit.store.conftest import MakeBuffer, MakeRecord, OpenStore
+from tests.unit.store.conftest import OpenStore, buffer_row, make_record
 
 NUM = 60
 PLAIN: dict[str, Any] = {
@@ -36,9 +36,7 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.fixture
-async def filled(
-    open_store: OpenStore, path: Path, make_record: MakeRecord, buffer_row: MakeBuffer
-) -> Path:
+async def filled(open_store: OpenStore, path: Path) -> Path:
     """A closed store of two buffers."""
     store = await open_store()
     batch = store.batch()
@@ -85,7 +83,7 @@ def test_a_number_far_too_high_is_not_believed(filled: Path, table: Table, key: 
 
 
 async def test_the_id_of_a_lone_damaged_lease_is_not_given_again(
-    open_store: OpenStore, path: Path, buffer_row: MakeBuffer
+    open_store: OpenStore, path: Path
 ) -> None:
     """Ids begin at the buffer's creation: that high is no sign of damage."""
     row = dataclasses.replace(buffer_row(1), create_time=1.9e9)
@@ -126,7 +124,8 @@ def test_a_buffer_is_found_by_its_copy(filled: Path) -> None:
 
 
 async def test_no_append_overwrites_a_record(
-    filled: Path, open_store: OpenStore, make_record: MakeRecord
+    filled: Path,
+    open_store: OpenStore,
 ) -> None:
     store = await open_store()
     batches = [store.batch() for _ in range(3)]
@@ -146,9 +145,7 @@ async def test_no_append_overwrites_a_record(
 
 
 @pytest.mark.parametrize("which", ["older", "older by little", "newer"])
-async def test_an_older_commit_is_noticed(
-    filled: Path, open_store: OpenStore, make_record: MakeRecord, which: str
-) -> None:
+async def test_an_older_commit_is_noticed(filled: Path, open_store: OpenStore, which: str) -> None:
     """A changed number on a meta page makes LMDB open the other one, without the last commit."""
     store = await open_store()
     batch = store.batch()
