@@ -28,19 +28,11 @@ def load(path: Path) -> tuple[Grants, str]:
     Raises:
         ConfigurationError: The file can't be used, or every user of the machine may write to it.
     """
-    try:
+    with _named(f"access.file {path}"):
         mode = path.stat().st_mode
-        text = _text(path)
-    except OSError as error:
-        raise ConfigurationError(f"access.file: can't read {path}: {error.strerror}") from error
-    if mode & stat.S_IWOTH:
-        raise ConfigurationError(
-            f"access.file: every user of this machine may write to {path}: chmod 600"
-        )
-    try:
-        grants = parse(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"access.file {path}: {error}") from error
+        if mode & stat.S_IWOTH:
+            raise ConfigurationError("every user of this machine may write to it: chmod 600")
+        grants = parse(_text(path))
     if mode & stat.S_IROTH:
         return grants, f"access.file {path} can be read by every user of this machine: chmod 600"
     return grants, ""
@@ -52,14 +44,9 @@ def entries(path: Path) -> tuple[GrantSettings, ...]:
     Raises:
         ConfigurationError: The file can't be used.
     """
-    try:
-        return read_entries(_text(path))
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+    with _named(str(path)):
+        found = read_entries(_text(path) if path.exists() else "")
+    return found
 
 
 def add(path: Path, entry: GrantSettings) -> None:
@@ -68,8 +55,7 @@ def add(path: Path, entry: GrantSettings) -> None:
     Raises:
         ConfigurationError: The file can't be used or written.
     """
-    with _rewritten(path) as rewrite:
-        rewrite(lambda text: f"{text.rstrip()}\n\n{as_toml(entry)}".lstrip())
+    _rewrite(path, lambda text: f"{text.rstrip()}\n\n{as_toml(entry)}".lstrip())
 
 
 def remove(path: Path, chosen: Callable[[GrantSettings], bool]) -> list[GrantSettings]:
@@ -99,8 +85,7 @@ def remove(path: Path, chosen: Callable[[GrantSettings], bool]) -> list[GrantSet
             kept.append(_comments_below(block))
         return "".join(kept)
 
-    with _rewritten(path) as rewrite:
-        rewrite(without)
+    _rewrite(path, without)
     return removed
 
 
@@ -142,30 +127,33 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"it isn't UTF-8: {error}") from error
 
 
-@contextmanager
-def _rewritten(path: Path) -> Iterator[Callable[[Callable[[str], str]], None]]:
+def _rewrite(path: Path, change: Callable[[str], str]) -> None:
     """Replace the file's text at once, alone: a reader sees the old text or the new one."""
-    try:
+    with _named(str(path)):
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise ConfigurationError(f"{path.parent}: {error.strerror}") from error
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-
-        def rewrite(change: Callable[[str], str]) -> None:
-            text = _text(path) if path.exists() else ""
-            changed = change(text)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            changed = change(_text(path) if path.exists() else "")
             read_entries(changed)
             _replace(path, changed)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
-        yield rewrite
-        os.fsync(folder)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Say which file it is that can't be used.
+
+    Raises:
+        ConfigurationError: It can't.
+    """
+    try:
+        yield
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    finally:
-        os.close(folder)
+        raise ConfigurationError(f"{what}: can't read or write it: {error.strerror}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
 
 
 def _replace(path: Path, text: str) -> None:

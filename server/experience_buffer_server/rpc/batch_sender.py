@@ -15,10 +15,9 @@ from experience_buffer._messages.sample_bytes import (
     packed_pieces,
 )
 from experience_buffer.packed import cut
-from experience_buffer.v1 import service_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import Unreadable
-from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.rpc import messages as wire
 from experience_buffer_server.rpc.batch_assembly import Sampled, packed, pieces_of, sampled
 from experience_buffer_server.rpc.flow_control import (
@@ -28,7 +27,7 @@ from experience_buffer_server.rpc.flow_control import (
     Credits,
     Outgoing,
 )
-from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.gateway import Backend, rank_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.runtime.response_bytes import Hold
@@ -64,9 +63,7 @@ class Sending:
         buffer: Whose experiences they are.
         outgoing: Takes the messages.
         credits: Says what is spent.
-        rank_of: The part that the stream gets of each batch, if it doesn't get all of it.
-        packed: In which format.
-        read_ahead: Batches that the client reads ahead of whoever uses them; 0: that isn't known.
+        asked: In which format it wants them, and which part of each if it doesn't get all of it.
     """
 
     def __init__(
@@ -75,20 +72,18 @@ class Sending:
         buffer: Buffer,
         outgoing: Outgoing,
         credits: Credits,
-        *,
-        rank_of: RankOf | None,
-        packed: bool,
-        read_ahead: int = 0,
+        asked: service_pb2.SampleStreamOpen,
     ) -> None:
         self._backend = backend
         self._buffer = buffer
         self._outgoing = outgoing
         self._credits = credits
-        self.rank_of = rank_of
+        self.rank_of = rank_of(asked)
         """Which batch comes next follows from the one that was sent last."""
-        self._packed = packed
+        self._packed = asked.format == types_pb2.SAMPLE_FORMAT_PACKED
         self._memory: SampleMemory | None = None
-        self._read_ahead = read_ahead
+        self._read_ahead = asked.read_ahead
+        """Batches that the client reads ahead of whoever uses them; 0: that isn't known."""
         self._leases: dict[int, int] = {}
         """Open leases of which something was sent, and which end with the stream; with their numbers
         in the order of sending. Some have ended by a call."""
@@ -173,9 +168,8 @@ class Sending:
             self._prefetches.end(lease.id)
 
     async def _send(self, lease: Lease, shortfall: str, least: int) -> bool:
-        rank_of = self.rank_of
-        if rank_of is not None:
-            self.rank_of = dataclasses.replace(rank_of, after_lease_id=lease.id)
+        if self.rank_of is not None:
+            self.rank_of = dataclasses.replace(self.rank_of, after_lease_id=lease.id)
         await self._outgoing.room()
         batch = SampledBatch(lease, self._units_of(lease), shortfall, least, Unreadable())
         hold = await self._backend.responses.wait(caller_of(), self._held_bytes(batch.units))

@@ -14,6 +14,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -112,20 +113,14 @@ _FACTORIES: dict[tuple[bool, bool], tuple[Callable[..., Any], str]] = {
 """All requests are streams to gRPC: so none is awaited, or received, before it is asked for."""
 
 
+@dataclass(eq=False)
 class _Call:
-    def __init__(
-        self,
-        metrics: Metrics,
-        labels: tuple[str, str, str],
-        guarded: GuardedCall,
-        quotas: Quotas,
-    ) -> None:
-        self._metrics = metrics
-        self._labels = labels
-        self._guarded = guarded
-        self._quotas = quotas
-        self._is_let_in = False
-        """Whether anything of it may be read."""
+    _metrics: Metrics
+    _labels: tuple[str, str, str]
+    _guarded: GuardedCall
+    _quotas: Quotas
+    _is_let_in: bool = False
+    """Whether anything of it may be read."""
 
     def unary(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
         async def handle(requests: Any, context: Context) -> Any:
@@ -286,11 +281,6 @@ def _explained(method: str, error: Exception) -> errors.ExperienceBufferError:
     return errors.InternalServerError(
         f"internal error {incident}; the server's log has the details under this id"
     )
-
-
-def receive_limit(max_message_bytes: int) -> int:
-    """What gRPC may receive, so that this server can explain what exceeds `max_message_bytes`."""
-    return 2 * max_message_bytes
 
 
 def _bounded(

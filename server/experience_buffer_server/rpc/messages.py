@@ -45,21 +45,13 @@ def lease_message(lease: Lease, now: float) -> types_pb2.Lease:
 def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary:
     """What is known of an experience without its payload."""
     record = entry.record
-    return types_pb2.ExperienceSummary(
-        uid=record.uid,
-        tid=record.tid,
-        rid=record.rid,
-        sid=record.sid,
+    return filled(
+        types_pb2.ExperienceSummary,
+        record,
         state=state_number(buffer.state_of(entry)),
-        reward=record.reward,
-        response_tokens=record.response_tokens,
-        payload_bytes=record.payload_bytes,
         min_policy_version=record.min_version,
         max_policy_version=record.max_version,
-        push_time=record.push_time,
         message=buffer.kept_from(entry),
-        priority=record.priority,
-        generation=record.generation,
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from experience_buffer import errors
 from experience_buffer.status import to_request_error
-from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.buffer.state.entries import MAX_NOTE
@@ -27,7 +27,7 @@ from experience_buffer_server.rpc.flow_control import (
     Leased,
     Outgoing,
 )
-from experience_buffer_server.rpc.gateway import Backend, rank_of
+from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.runtime.shared_memory import SampleMemory
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.client_errors import as_client_error
@@ -117,12 +117,7 @@ class SampleSession:
         self._want = self._backend.want(
             buffer, asked, timeout_seconds=timeout_seconds, max_bytes=2**63
         )
-        self._sending = Sending(
-            *(self._backend, buffer, self._outgoing, self._credits),
-            rank_of=rank_of(asked),
-            packed=asked.format == types_pb2.SAMPLE_FORMAT_PACKED,
-            read_ahead=asked.read_ahead,
-        )
+        self._sending = Sending(self._backend, buffer, self._outgoing, self._credits, asked)
         self._memory = None
         if asked.HasField("memory"):
             self._memory = self._backend.shared_memory.for_samples(asked.memory)

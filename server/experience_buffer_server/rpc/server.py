@@ -12,7 +12,7 @@ from experience_buffer.v1 import service_pb2, service_pb2_grpc
 from experience_buffer_server.access.exposure import UNIX_SCHEME, target
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.access.tls import Certificates
-from experience_buffer_server.rpc.boundary import BoundaryInterceptor, receive_limit
+from experience_buffer_server.rpc.boundary import BoundaryInterceptor
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.health import HealthServicer
 from experience_buffer_server.rpc.push_codec import readers
@@ -62,7 +62,8 @@ async def start(
         ],
         maximum_concurrent_rpcs=settings.max_calls,
         options=[
-            ("grpc.max_receive_message_length", receive_limit(settings.max_message_bytes)),
+            # What exceeds the limit by less is explained by the boundary.
+            ("grpc.max_receive_message_length", 2 * settings.max_message_bytes),
             ("grpc.max_send_message_length", settings.max_message_bytes),
             ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),

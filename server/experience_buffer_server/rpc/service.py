@@ -124,9 +124,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """Go back to a training step."""
         buffer = self._backend.buffer(request.buffer)
         rewound = await buffer.rewind(request.consumer, request.step)
-        return service_pb2.RewindResponse(
-            num_experiences=rewound.num_experiences, num_leases=rewound.num_leases
-        )
+        return messages.filled(service_pb2.RewindResponse, rewound)
 
     async def DeclareSafe(
         self, request: service_pb2.DeclareSafeRequest, context: Context
@@ -134,9 +132,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """Keep acknowledged experiences no longer."""
         buffer = self._backend.buffer(request.buffer)
         released = await buffer.declare_safe(request.consumer, request.step)
-        return service_pb2.DeclareSafeResponse(
-            num_experiences=released.num_experiences, safe_step=released.safe_step
-        )
+        return messages.filled(service_pb2.DeclareSafeResponse, released)
 
     async def ReleaseQuarantined(
         self, request: service_pb2.ReleaseQuarantinedRequest, context: Context
@@ -152,11 +148,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """Set priorities."""
         buffer = self._backend.buffer(request.buffer)
         updated = await buffer.update_priorities(messages.priorities_from(request.updates))
-        return service_pb2.UpdatePrioritiesResponse(
-            num_updated=updated.num_updated,
-            unknown_uids=updated.unknown_uids,
-            outdated_uids=updated.outdated_uids,
-        )
+        return messages.filled(service_pb2.UpdatePrioritiesResponse, updated)
 
     async def Get(
         self, request: service_pb2.GetRequest, context: Context
@@ -253,11 +245,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """Admit new tasks."""
         buffer = self._backend.buffer(request.buffer)
         reserved = buffer.reserve(request.groups, ttl_seconds=request.ttl_seconds)
-        return service_pb2.ReserveGroupsResponse(
-            granted=reserved.granted,
-            reason=reserved.reason,
-            retry_delay_seconds=reserved.retry_delay_seconds,
-        )
+        return messages.filled(service_pb2.ReserveGroupsResponse, reserved)
 
     async def GetStats(
         self, request: service_pb2.GetStatsRequest, context: Context

@@ -92,7 +92,7 @@ def admit(
             "publish it first, or generate with the published one",
             uid,
         )
-    priority = _priority(item)
+    priority = check_priority(info_of(item).get("priority", 1.0))
     if isinstance(priority, str):
         return Refusal(Reason.INVALID, priority, uid)
     try:
@@ -260,12 +260,6 @@ def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
 def is_future(version: int | None, published: int | None) -> bool:
     """Whether a policy version is newer than the published one."""
     return version is not None and published is not None and version > published
-
-
-def _priority(item: Item) -> float | str:
-    """The priority that an experience comes with, 1 without; or what is wrong with it."""
-    info = info_of(item)
-    return check_priority(info["priority"]) if "priority" in info else 1.0
 
 
 def check_priority(value: Any) -> float | str:
