@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from experience_buffer import BufferConfig, Client, ConsumerConfig
+from experience_buffer import Client
 from experience_buffer.collation import padded_collate
+from tests.integration.buffers import create
 from tests.integration.plain import NUM_PROMPT, experience
 
 SIZE = 3
@@ -16,12 +17,9 @@ SIZE = 3
 PADDED = padded_collate(pad_token_id=7, columns=["uid", "group"])
 
 
-def fill(client: Client, name: str, num_groups: int, **config: Any) -> list[str]:
+def fill(client: Client, name: str, num_groups: int) -> list[str]:
     """Create a buffer of groups and push some; their keys, oldest first."""
-    trainer = ConsumerConfig("trainer", "group")
-    client.create_buffer(
-        BufferConfig(name, group_by="task", group_size=SIZE, consumers=(trainer,), **config)
-    )
+    create(client, name, SIZE)
     return push(client, name, range(num_groups))
 
 

@@ -44,6 +44,11 @@ def group(task: int | str, size: int, **fields: Any) -> list[Experience]:
     return [experience(task, run, **fields) for run in range(size)]
 
 
+def groups(count: int, size: int) -> list[Experience]:
+    """The groups of so many tasks, one after the other."""
+    return [one for task in range(count) for one in group(task, size)]
+
+
 def uid(task: int | str, run: int) -> str:
     """The uid of an experience of `group`."""
     return experience(task, run).eid.uid

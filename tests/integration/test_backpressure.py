@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from experience_buffer import (
-    BufferConfig,
     BufferFullError,
     Client,
     ClientOptions,
@@ -26,6 +25,7 @@ from experience_buffer import (
     trxp,
 )
 from experience_buffer.v1 import service_pb2
+from tests.integration.buffers import create, stats
 from tests.integration.plain import error_of, experience, group, push_request, summaries
 from tests.integration.server import Server, eventually
 
@@ -54,14 +54,14 @@ def client(shared_server: Server) -> Iterator[Client]:
         yield connected
 
 
-def blocking(name: str, **changes: Any) -> BufferConfig:
+def blocking(client: Client, name: str, **changes: Any) -> None:
     """A buffer of three experiences in which pushes wait for room."""
-    fields: dict[str, Any] = {"group_by": "none", "max_items": 3, "on_full": "block"}
-    return BufferConfig(name, **(fields | changes))
+    fields: dict[str, Any] = {"max_items": 3, "on_full": "block"}
+    create(client, name, **(fields | changes))
 
 
 def num_waiting(client: Client, name: str) -> int:
-    return client.get_stats(name).buffers[0].num_waiting_pushes
+    return stats(client, name).num_waiting_pushes
 
 
 def wait_for_line(client: Client, name: str, length: int) -> None:
@@ -71,13 +71,13 @@ def wait_for_line(client: Client, name: str, length: int) -> None:
 def test_pushes_wait_in_line_until_acks_make_room(
     client: Client, stub: Any, name: str, pool: ThreadPoolExecutor
 ) -> None:
-    client.create_buffer(blocking(name))
+    blocking(client, name)
     client.push(group(0, 3), buffer=name)
     waiting: list[Future[Any]] = []
     for task in (1, 2):
         waiting.append(pool.submit(client.push, group(task, 2), buffer=name))
         wait_for_line(client, name, task)
-    words = client.get_stats(name).buffers[0].pushes_wait_for
+    words = stats(client, name).pushes_wait_for
     assert words.startswith("2 pushes of")
     assert "3 + 2 exceed max_items = 3" in words
     assert client.push(group(0, 2), buffer=name).num_duplicates == 2, "repeats don't wait"
@@ -92,7 +92,7 @@ def test_pushes_wait_in_line_until_acks_make_room(
 def test_the_wait_ends_with_the_time_and_with_the_call(
     shared_server: Server, client: Client, name: str, pool: ThreadPoolExecutor
 ) -> None:
-    client.create_buffer(blocking(name, full_timeout_seconds=0.3))
+    blocking(client, name, full_timeout_seconds=0.3)
     client.push(group(0, 3), buffer=name)
     with Client(shared_server.address, options=ONCE) as once:
         with pytest.raises(BufferFullError, match=r"after 0\.\d s in line: 3 \+ 1") as refused:
@@ -119,7 +119,7 @@ def test_the_wait_ends_with_the_time_and_with_the_call(
 
 
 def test_a_stream_keeps_its_order_while_it_waits(client: Client, stub: Any, name: str) -> None:
-    client.create_buffer(blocking(name))
+    blocking(client, name)
     client.push(group(0, 2), buffer=name)
     sizes = [2, 1, 1, 2]
     requests = [
@@ -142,7 +142,7 @@ def test_a_stopping_server_ends_the_wait_at_once(
 ) -> None:
     server = make_server()
     with Client(server.address) as client, Client(server.address, options=ONCE) as once:
-        client.create_buffer(blocking(name, full_timeout_seconds=600.0))
+        blocking(client, name, full_timeout_seconds=600.0)
         client.push(group(0, 3), buffer=name)
         waiting = pool.submit(once.push, group(1, 1), buffer=name)
         wait_for_line(client, name, 1)
@@ -186,7 +186,7 @@ def refused(call: Callable[[], Any]) -> tuple[str, str, float]:
 
 def test_streams_of_one_client_leave_room_for_others(guarded: Server, name: str) -> None:
     with guarded.stub() as stub, Client(guarded.address, token="b") as other:
-        other.create_buffer(BufferConfig(name, group_by="none"))
+        create(other, name)
         request = service_pb2.WatchPolicyVersionRequest(buffer=name)
         watch = functools.partial(stub.WatchPolicyVersion, request)
         streams = [watch(metadata=token("a")) for _ in range(3)]
@@ -219,7 +219,7 @@ def test_waiting_samples_of_one_client_leave_room_for_others(
     guarded: Server, name: str, pool: ThreadPoolExecutor
 ) -> None:
     with Client(guarded.address, token="b") as other, guarded.stub() as stub:
-        other.create_buffer(BufferConfig(name, group_by="none"))
+        create(other, name)
         request = service_pb2.SampleRequest(
             buffer=name, consumer="trainer", batch_size=1, timeout_seconds=60
         )
@@ -242,8 +242,8 @@ def test_waiting_samples_of_one_client_leave_room_for_others(
 def test_a_flood_of_a_full_buffer_leaves_room_for_all_else(guarded: Server, name: str) -> None:
     text = "z" * 200_000
     with Client(guarded.address, token="b") as other, guarded.stub() as stub:
-        other.create_buffer(blocking(name, full_timeout_seconds=600.0))
-        other.create_buffer(BufferConfig("calm", group_by="none"))
+        blocking(other, name, full_timeout_seconds=600.0)
+        create(other, "calm")
         other.push(group(0, 3), buffer=name)
         requests = [push_request(name, [experience(1, run, info={"t": text})]) for run in range(9)]
         calls = [stub.Push.future(request, metadata=token("a")) for request in requests]
@@ -274,7 +274,7 @@ def test_pushes_that_wait_take_little_more_than_they_are(
 ) -> None:
     server = make_server()
     with Client(server.address) as client, server.stub() as stub:
-        client.create_buffer(blocking(name, max_items=60, full_timeout_seconds=600.0))
+        blocking(client, name, max_items=60, full_timeout_seconds=600.0)
         client.push(group(0, 60), buffer=name)
         before = _memory_bytes(server)
         calls, size = [], 0
@@ -329,7 +329,7 @@ def test_metadata_is_bounded_and_what_is_accepted_can_be_read(
     fields = {f"x{number}": torch.arange(13) for number in range(6)}
     good = experience(1, 0, info={"deep": deep, "text": "z" * 90_000}, **_extra(fields))
     with Client(server.address, options=ONCE) as client, server.stub() as stub:
-        client.create_buffer(BufferConfig(name, group_by="none"))
+        create(client, name)
         assert client.push([good], buffer=name).num_stored == 1
         for bad, message in (
             ({"info": {"deep": [deep]}}, "nested more than 6 deep (max_metadata_depth)"),

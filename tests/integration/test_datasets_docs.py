@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 from experience_buffer import AdvantageConfig, BufferConfig, Client, ConsumerConfig, collation
-from tests.integration.plain import group
+from tests.integration.plain import groups
 from tests.integration.server import Server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def test_the_examples_print_what_they_say(shared_server: Server, tmp_path: Path)
                 advantage=AdvantageConfig("grpo"),
             )
         )
-        client.push([one for task in range(24) for one in group(task, 4)], buffer="math")
+        client.push(groups(24, 4), buffer="math")
     blocks = re.findall(r"^```python\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 6
     # As the page asks of scripts that start workers.

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from experience_buffer import (
-    BufferConfig,
     Client,
     ConsumerConfig,
     InvalidRequestError,
@@ -19,14 +18,9 @@ from experience_buffer import (
     trxp,
 )
 from experience_buffer.v1 import service_pb2
-from tests.integration.plain import error_of, experience, group, push, push_request, stats
+from tests.integration.buffers import create, stats, trainer
+from tests.integration.plain import error_of, experience, group, push, push_request
 from tests.integration.server import Server, Stub, eventually
-
-
-def limited(name: str, limiter: Limiter, **consumer: Any) -> BufferConfig:
-    """A buffer of single experiences whose trainer has a limiter."""
-    trainer = ConsumerConfig("trainer", limiter=limiter, **consumer)
-    return BufferConfig(name, group_by="none", consumers=(trainer,))
 
 
 def queue_of(size: int) -> Limiter:
@@ -34,38 +28,38 @@ def queue_of(size: int) -> Limiter:
     return Limiter(samples_per_insert=1.0, min_diff=0.0, max_diff=float(size))
 
 
-def pushes_wait_for(stub: Stub, name: str) -> str:
+def pushes_wait_for(client: Client, name: str) -> str:
     """What keeps the trainer's limiter from accepting pushes."""
-    return stats(stub, name).consumers[0].pushes_wait_for
+    return trainer(client, name).pushes_wait_for
 
 
-def test_min_size_keeps_sampling_waiting_and_says_so(client: Client, stub: Stub, name: str) -> None:
+def test_min_size_keeps_sampling_waiting_and_says_so(client: Client, name: str) -> None:
     """Reverb's MinSize."""
-    client.create_buffer(limited(name, Limiter(min_size=3)))
+    create(client, name, limiter=Limiter(min_size=3))
     client.push(group(0, 2), buffer=name)
     nothing = client.sample(1, buffer=name, timeout=0)
     assert not nothing
     assert "2 stored of min_size 3" in nothing.shortfall
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.sample, 2, buffer=name, timeout=40)
-        told = eventually(lambda: stats(stub, name).consumers[0].waiting_for, "a call to wait")
+        told = eventually(lambda: trainer(client, name).waiting_for, "a call to wait")
         assert "2 stored of min_size 3" in told
         client.push([experience(0, 2)], buffer=name)
         assert len(waiting.result()) == 2
-    assert pushes_wait_for(stub, name) == "", "nothing keeps pushes"
+    assert pushes_wait_for(client, name) == "", "nothing keeps pushes"
     client.push([experience(0, run) for run in range(3, 40)], buffer=name)
 
 
 def test_a_ratio_keeps_both_sides_within_its_window(client: Client, stub: Stub, name: str) -> None:
     """Reverb's SampleToInsertRatio: 2 samples per insert, min_size 2, error buffer 2."""
     limiter = Limiter(min_size=2, samples_per_insert=2.0, min_diff=2.0, max_diff=6.0)
-    client.create_buffer(limited(name, limiter, replay=True, max_times_sampled=0))
+    create(client, name, limiter=limiter, replay=True, max_times_sampled=0)
     inserted = sampled = 0
     while inserted < 3:
-        assert pushes_wait_for(stub, name) == ""
+        assert pushes_wait_for(client, name) == ""
         client.push([experience(0, inserted)], buffer=name)
         inserted += 1
-    text = pushes_wait_for(stub, name)
+    text = pushes_wait_for(client, name)
     assert "samples_per_insert 2 allows 0 more inserts until more is sampled, 1 are wanted" in text
     code, text, details = error_of(lambda: push(stub, name, [experience(1, 0)]))
     assert code == "RESOURCE_EXHAUSTED"
@@ -86,10 +80,10 @@ def test_a_ratio_keeps_both_sides_within_its_window(client: Client, stub: Stub, 
 
 @pytest.mark.parametrize(("kind", "order"), [("fifo", [0, 1, 2]), ("lifo", [2, 1, 0])])
 def test_a_queue_and_a_stack_hold_so_many(
-    client: Client, stub: Stub, name: str, kind: Any, order: list[int]
+    client: Client, name: str, kind: Any, order: list[int]
 ) -> None:
     """Reverb's Queue and Stack."""
-    client.create_buffer(limited(name, queue_of(3), selector=kind))
+    create(client, name, limiter=queue_of(3), selector=kind)
     client.push(group(0, 3), buffer=name)
     with pytest.raises(ResourceExhaustedError, match="0 more inserts until more is sampled"):
         client.push([experience(0, 3)], buffer=name, timeout=1.0)
@@ -101,12 +95,12 @@ def test_a_queue_and_a_stack_hold_so_many(
     assert runs == order
     assert not client.sample(1, buffer=name, timeout=0)
     client.push(group(1, 3), buffer=name)
-    assert stats(stub, name).num_items == 3
+    assert stats(client, name).num_items == 3
 
 
 def test_a_push_that_waits_goes_on_when_something_is_sampled(client: Client, name: str) -> None:
     """The client tries again by itself: nothing is dropped and no error is seen."""
-    client.create_buffer(limited(name, queue_of(2)))
+    create(client, name, limiter=queue_of(2))
     with ThreadPoolExecutor(1) as pool:
         pushing = pool.submit(
             lambda: [client.push([experience(0, run)], buffer=name) for run in range(6)]
@@ -122,7 +116,7 @@ def test_a_push_that_waits_goes_on_when_something_is_sampled(client: Client, nam
 
 def test_bytes_that_run_ahead_are_bounded(client: Client, stub: Stub, name: str) -> None:
     size = len(trxp.encode([experience(0, 0)]))
-    client.create_buffer(limited(name, Limiter(max_ahead_bytes=2 * size + size // 2)))
+    create(client, name, limiter=Limiter(max_ahead_bytes=2 * size + size // 2))
     client.push([experience(0, 0)], buffer=name)
     client.push([experience(0, 1)], buffer=name)
     code, text, _ = error_of(lambda: push(stub, name, [experience(0, 2)]))
@@ -132,12 +126,12 @@ def test_bytes_that_run_ahead_are_bounded(client: Client, stub: Stub, name: str)
     batch = client.sample(1, buffer=name)
     client.push([experience(0, 2)], buffer=name)
     batch.ack()
-    assert stats(stub, name).num_items == 2
+    assert stats(client, name).num_items == 2
 
 
-def test_live_tuning_lets_waiting_calls_go(client: Client, stub: Stub, name: str) -> None:
+def test_live_tuning_lets_waiting_calls_go(client: Client, name: str) -> None:
     """UpdateBuffer takes effect on calls that wait already, of both sides."""
-    client.create_buffer(limited(name, Limiter(min_size=100, max_diff=100.0)))
+    create(client, name, limiter=Limiter(min_size=100, max_diff=100.0))
     client.push(group(0, 4), buffer=name)
 
     def tune(limiter: Limiter | None) -> None:
@@ -145,7 +139,7 @@ def test_live_tuning_lets_waiting_calls_go(client: Client, stub: Stub, name: str
 
     with ThreadPoolExecutor(2) as pool:
         sampling = pool.submit(client.sample, 2, buffer=name, timeout=40)
-        eventually(lambda: stats(stub, name).consumers[0].num_waiting, "the sample to wait")
+        eventually(lambda: trainer(client, name).num_waiting, "the sample to wait")
         tune(Limiter(min_size=2, min_diff=0.0, max_diff=2.0))
         assert len(sampling.result()) == 2
         refused = threading.Event()
@@ -182,8 +176,8 @@ def test_settings_that_would_deadlock_are_refused_when_they_are_made(
     client: Client, name: str, limiter: Limiter, consumer: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
-        client.create_buffer(limited(name, limiter, **consumer))
-    client.create_buffer(limited(name, queue_of(3)))
+        create(client, name, limiter=limiter, **consumer)
+    create(client, name, limiter=queue_of(3))
     with pytest.raises(InvalidRequestError, match=complaint):
         client.update_buffer(
             name, consumers=(ConsumerConfig("trainer", limiter=limiter, **consumer),)
@@ -197,11 +191,11 @@ def test_counts_survive_restarts_and_tuning_after_one_never_deadlocks(
     server = make_server()
     ratio = Limiter(min_size=1, samples_per_insert=2.0, min_diff=0.0, max_diff=6.0)
     with Client(server.address) as client, server.stub() as stub:
-        client.create_buffer(limited("b", ratio, replay=True, max_times_sampled=2))
+        create(client, "b", limiter=ratio, replay=True, max_times_sampled=2)
         client.push(group(0, 3), buffer="b")
         client.sample(2, buffer="b").ack()
         client.sample(2, buffer="b").ack()
-        assert stats(stub, "b").num_items == 1, "two were sampled twice and are gone"
+        assert stats(client, "b").num_items == 1, "two were sampled twice and are gone"
     server.restart()
     with Client(server.address) as client, server.stub() as stub:
         # 3 inserts, 4 samples: the difference is 2, so that 2 more inserts fit and no third.
@@ -220,13 +214,13 @@ def test_counts_survive_restarts_and_tuning_after_one_never_deadlocks(
         pushed, sampled, run = 0, 0, 10
         while sampled < 12:
             # Whatever the counts: one side can always go on.
-            text = pushes_wait_for(stub, "b")
+            text = pushes_wait_for(client, "b")
             batch = client.sample(1, buffer="b", timeout=0)
             assert batch or not text, f"both wait: {text}; {batch.shortfall}"
             if batch:
                 batch.ack()
                 sampled += 1
-            if not pushes_wait_for(stub, "b"):
+            if not pushes_wait_for(client, "b"):
                 push(stub, "b", [experience(2, run)])
                 pushed, run = pushed + 1, run + 1
         assert pushed > 0
@@ -235,7 +229,7 @@ def test_counts_survive_restarts_and_tuning_after_one_never_deadlocks(
 def test_a_stream_of_pushes_is_told_to_wait_without_losing_its_place(
     stub: Stub, client: Client, name: str
 ) -> None:
-    client.create_buffer(limited(name, queue_of(2)))
+    create(client, name, limiter=queue_of(2))
     requests = [
         service_pb2.PushStreamRequest(sequence=run, push=push_request(name, [experience(0, run)]))
         for run in range(4)

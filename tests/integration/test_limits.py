@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from experience_buffer import (
-    BufferConfig,
     Client,
     ClientOptions,
     InvalidRequestError,
@@ -17,6 +16,7 @@ from experience_buffer import (
     ResourceExhaustedError,
 )
 from experience_buffer.v1 import config_pb2, service_pb2
+from tests.integration.buffers import config
 from tests.integration.plain import (
     STORED,
     create,
@@ -95,7 +95,7 @@ def test_what_a_group_shares_is_stored_with_each(
     messages = [{"role": "user", "content": "A" * 1_400_000}]
     server = make_server()
     with Client(server.address) as client:
-        client.create_buffer(BufferConfig(name, group_by="none"))
+        client.create_buffer(config(name))
         rollouts = group(0, 32, info={"messages": messages})
         assert client.push(rollouts, buffer=name).num_stored == 32
         rollouts = group(1, 60, info={"messages": messages})
@@ -121,7 +121,7 @@ def test_a_unit_larger_than_a_response_is_left_to_streams(small: Server, name: s
 def test_a_stream_waits_where_acks_make_room(make_server: Callable[..., Server], name: str) -> None:
     server = make_server(toml="[server]\nmax_leased_experiences = 2\n")
     with Client(server.address) as client:
-        client.create_buffer(BufferConfig(name=name, group_by="none"))
+        client.create_buffer(config(name))
         client.push([experience(0, run) for run in range(5)], buffer=name)
         with client.stream(1, buffer=name, prefetch=5) as batches:
             taken = [next(batches), next(batches)]

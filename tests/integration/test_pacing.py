@@ -14,19 +14,16 @@ from experience_buffer import (
     Pacing,
     ResourceExhaustedError,
 )
-from tests.integration.plain import error_of, experience, group, push, stats
+from tests.integration.buffers import create, stats, trainer
+from tests.integration.plain import error_of, experience, groups, push
 from tests.integration.server import Stub, eventually
 
 
-def paced(name: str, **pacing: Any) -> BufferConfig:
+def paced(client: Client, name: str, **pacing: Any) -> None:
     """A buffer of groups of two; its trainer consumes two per version, one version behind at most."""
     plan: dict[str, Any] = {"consumer": "trainer", "max_staleness": 1, "batch_size": 2} | pacing
-    return BufferConfig(
-        name,
-        group_size=2,
-        consumers=(ConsumerConfig("trainer", "group"), ConsumerConfig("critic", "group")),
-        pacing=Pacing(**plan),
-    )
+    critic = ConsumerConfig("critic", "group")
+    create(client, name, 2, others=(critic,), pacing=Pacing(**plan))
 
 
 def keys(*tasks: int) -> list[str]:
@@ -34,9 +31,9 @@ def keys(*tasks: int) -> list[str]:
     return [f"7/{task}" for task in tasks]
 
 
-def test_as_many_tasks_begin_as_can_be_used_in_time(client: Client, stub: Stub, name: str) -> None:
+def test_as_many_tasks_begin_as_can_be_used_in_time(client: Client, name: str) -> None:
     """AReaL's formula, (max_staleness + 1) * batch_size: here 4 groups, whatever they are doing."""
-    client.create_buffer(paced(name))
+    paced(client, name)
     first = client.reserve_groups(keys(0, 1, 2), buffer=name)
     assert (first.granted, first.reason, first.retry_delay_seconds) == (tuple(keys(0, 1, 2)), "", 0)
     second = client.reserve_groups(keys(2, 3, 4, 5), buffer=name)
@@ -44,20 +41,20 @@ def test_as_many_tasks_begin_as_can_be_used_in_time(client: Client, stub: Stub, 
     assert "0 are stored and not consumed by 'trainer', 4 are reserved" in second.reason
     assert "at most 4 can be used in time" in second.reason
     assert second.retry_delay_seconds > 0
-    assert stats(stub, name).num_reserved_groups == 4
-    assert "at most 4" in stats(stub, name).consumers[0].pushes_wait_for
-    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
-    assert stats(stub, name).num_reserved_groups == 0
+    assert stats(client, name).num_reserved_groups == 4
+    assert "at most 4" in trainer(client, name).pushes_wait_for
+    client.push(groups(4, 2), buffer=name)
+    assert stats(client, name).num_reserved_groups == 0
     assert not client.reserve_groups(keys(4), buffer=name).granted, "stored ones count as well"
     batch = client.sample(2, buffer=name)
     assert not client.reserve_groups(keys(4), buffer=name).granted, "and leased ones"
     batch.ack()
     assert client.reserve_groups(keys(4, 5, 6), buffer=name).granted == tuple(keys(4, 5))
-    assert stats(stub, name).num_items == 8, "the critic hasn't seen them: it doesn't count"
+    assert stats(client, name).num_items == 8, "the critic hasn't seen them: it doesn't count"
 
 
 def test_a_push_without_a_place_needs_room_too(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(paced(name))
+    paced(client, name)
     client.reserve_groups(keys(0), buffer=name)
     for task in (1, 2, 3):
         client.push([experience(task, 0)], buffer=name)
@@ -72,23 +69,21 @@ def test_a_push_without_a_place_needs_room_too(client: Client, stub: Stub, name:
     assert client.sample(4, buffer=name).num_units == 4
 
 
-def test_places_that_nothing_was_pushed_for_are_free_again(
-    client: Client, stub: Stub, name: str
-) -> None:
+def test_places_that_nothing_was_pushed_for_are_free_again(client: Client, name: str) -> None:
     """A worker that died holds no place for good; one that aborts gives its place back at once."""
-    client.create_buffer(paced(name))
+    paced(client, name)
     client.reserve_groups(keys(0, 1), buffer=name, ttl_seconds=1.0)
     client.reserve_groups(keys(2, 3), buffer=name)
     assert not client.reserve_groups(keys(4), buffer=name).granted
-    eventually(lambda: stats(stub, name).num_reserved_groups == 2, "places to expire")
+    eventually(lambda: stats(client, name).num_reserved_groups == 2, "places to expire")
     assert client.reserve_groups(keys(4), buffer=name).granted == tuple(keys(4))
     client.drop_group("7/2", buffer=name, reason="environment died")
-    assert stats(stub, name).num_reserved_groups == 2
+    assert stats(client, name).num_reserved_groups == 2
     assert client.reserve_groups(keys(5, 6), buffer=name).granted == tuple(keys(5, 6))
 
 
 def test_a_worker_that_comes_late_still_needs_room(client: Client, name: str) -> None:
-    client.create_buffer(paced(name, max_staleness=0, batch_size=1))
+    paced(client, name, max_staleness=0, batch_size=1)
     client.reserve_groups(keys(0), buffer=name, ttl_seconds=0.05)
     eventually(lambda: client.reserve_groups(keys(1), buffer=name).granted, "the place to expire")
     with pytest.raises(ResourceExhaustedError, match="admits 0 more groups"):
@@ -96,7 +91,7 @@ def test_a_worker_that_comes_late_still_needs_room(client: Client, name: str) ->
 
 
 def test_no_more_run_at_once_than_set(client: Client, name: str) -> None:
-    client.create_buffer(paced(name, max_running=2))
+    paced(client, name, max_running=2)
     assert client.reserve_groups(keys(0, 1, 2), buffer=name).granted == tuple(keys(0, 1))
     client.push([experience(0, 0)], buffer=name)
     assert client.reserve_groups(keys(2, 3), buffer=name).granted == tuple(keys(2))
@@ -104,7 +99,7 @@ def test_no_more_run_at_once_than_set(client: Client, name: str) -> None:
 
 @pytest.mark.parametrize("group_by", ["task", "none"])
 def test_admitted_tasks_may_push_all_of_their_items(
-    client: Client, stub: Stub, name: str, group_by: Any
+    client: Client, name: str, group_by: Any
 ) -> None:
     """Where every place is reserved, those who hold them must get through, item by item."""
     client.create_buffer(
@@ -119,7 +114,7 @@ def test_admitted_tasks_may_push_all_of_their_items(
     assert client.reserve_groups(keys(0, 1, 2), buffer=name).granted == tuple(keys(0, 1))
     for task in (0, 1):
         client.push([experience(task, 0)], buffer=name)
-    assert stats(stub, name).num_reserved_groups == 0
+    assert stats(client, name).num_reserved_groups == 0
     assert not client.reserve_groups(keys(2), buffer=name).granted
     if group_by == "task":
         client.push([experience(0, 1), experience(1, 1)], buffer=name)
@@ -136,7 +131,7 @@ def test_without_pacing_everything_may_begin(client: Client, name: str) -> None:
 
 
 def test_pacing_can_be_tuned_and_ended_live(client: Client, name: str) -> None:
-    client.create_buffer(paced(name))
+    paced(client, name)
     client.reserve_groups(keys(0, 1, 2, 3), buffer=name)
     client.update_buffer(name, pacing=Pacing(consumer="trainer", max_staleness=2, batch_size=2))
     assert client.reserve_groups(keys(4, 5, 6), buffer=name).granted == tuple(keys(4, 5))
@@ -155,6 +150,6 @@ def test_pacing_can_be_tuned_and_ended_live(client: Client, name: str) -> None:
 def test_bad_reservations_name_what_is_wrong(
     client: Client, name: str, groups: list[str], ttl_seconds: float, complaint: str
 ) -> None:
-    client.create_buffer(paced(name))
+    paced(client, name)
     with pytest.raises(InvalidRequestError, match=complaint):
         client.reserve_groups(groups, buffer=name, ttl_seconds=ttl_seconds)

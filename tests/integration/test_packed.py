@@ -12,12 +12,12 @@ from experience_buffer import (
     Batch,
     BufferConfig,
     Client,
-    ConsumerConfig,
     Experience,
     PackedBatch,
     Staleness,
 )
 from experience_buffer.v1 import types_pb2
+from tests.integration.buffers import create
 from tests.integration.plain import NUM_RESPONSE, experience, sample
 from tests.integration.server import Stub
 from tests.integration.streams import speaking
@@ -47,13 +47,9 @@ def varied() -> list[Experience]:
 
 def fill(client: Client, name: str, estimator: str) -> None:
     """A buffer that replays all groups, so that the same batch can be had twice."""
-    trainer = ConsumerConfig(
-        "trainer", "group", replay=True, staleness=Staleness(max_lag=1, on_stale="mark")
-    )
+    staleness = Staleness(max_lag=1, on_stale="mark")
     advantage = AdvantageConfig(estimator) if estimator else None
-    client.create_buffer(
-        BufferConfig(name, group_size=2, consumers=(trainer,), advantage=advantage)
-    )
+    create(client, name, 2, replay=True, staleness=staleness, advantage=advantage)
     client.push(varied(), buffer=name)
     client.publish_policy_version(3, buffer=name)
 
@@ -141,7 +137,7 @@ def test_a_rank_gets_its_part_packed(client: Client, name: str) -> None:
 def test_a_large_packed_batch_comes_in_bounded_frames(
     client: Client, stub: Stub, name: str
 ) -> None:
-    client.create_buffer(BufferConfig(name, group_by="none"))
+    create(client, name)
     texts = [chr(65 + run) * 900_011 for run in range(5)]
     for run, text in enumerate(texts):
         client.push([experience(0, run, response_text=text)], buffer=name)

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from experience_buffer import BufferConfig, Client, ConsumerConfig, WriterOptions
-from tests.integration.plain import experience, group, stats
-from tests.integration.server import Server, Stub, eventually
+from experience_buffer import Client, ConsumerConfig, WriterOptions
+from tests.integration.buffers import create, trainer
+from tests.integration.plain import experience, group
+from tests.integration.server import Server, eventually
 
 TESTS = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -133,11 +133,6 @@ ELSEWHERE = {
 }
 
 
-def alone(name: str, **config: Any) -> BufferConfig:
-    """A buffer of single experiences."""
-    return BufferConfig(name, **({"group_by": "none"} | config))
-
-
 @pytest.mark.parametrize("case", ELSEWHERE)
 def test_cases_that_are_tested_elsewhere_are(case: str) -> None:
     for place in ELSEWHERE[case]:
@@ -162,21 +157,19 @@ with Client(address) as client, client.stream(1, buffer=buffer, prefetch=window)
 """
 
 
-def wait_for_leased(stub: Stub, name: str, count: int) -> None:
+def wait_for_leased(client: Client, name: str, count: int) -> None:
     """Wait until so many units are leased."""
-    eventually(
-        lambda: stats(stub, name).consumers[0].num_leased_units == count, f"{count} leased units"
-    )
+    eventually(lambda: trainer(client, name).num_leased_units == count, f"{count} leased units")
 
 
 def test_reverb_a_consumer_killed_after_one_item_loses_nothing(
-    shared_server: Server, client: Client, stub: Stub, name: str
+    shared_server: Server, client: Client, name: str
 ) -> None:
     """Reverb 0.14 loses 2, 10 and 100 items of a queue with a window of 1, 10 and 100."""
     consumers = []
     for window in (1, 10, 100):
         buffer = f"{name}-{window}"
-        client.create_buffer(alone(buffer))
+        create(client, buffer)
         client.push([experience(0, run) for run in range(150)], buffer=buffer)
         command = [sys.executable, "-c", CONSUMER, shared_server.address, buffer, str(window)]
         pipe = subprocess.PIPE
@@ -188,9 +181,9 @@ def test_reverb_a_consumer_killed_after_one_item_loses_nothing(
             first = process.stdout.readline().strip()
             assert first == experience(0, 0).eid.uid
             # One is acknowledged, and the stream reads as far ahead as it may.
-            wait_for_leased(stub, buffer, window)
+            wait_for_leased(client, buffer, window)
             process.send_signal(signal.SIGKILL)
-        wait_for_leased(stub, buffer, 0)
+        wait_for_leased(client, buffer, 0)
         rest = client.sample(149, buffer=buffer)
         assert rest.uids == tuple(experience(0, run).eid.uid for run in range(1, 150))
 
@@ -198,12 +191,12 @@ def test_reverb_a_consumer_killed_after_one_item_loses_nothing(
 # --- TransferQueue
 
 
-def test_transferqueue_an_early_read_stalls_nobody(client: Client, stub: Stub, name: str) -> None:
+def test_transferqueue_an_early_read_stalls_nobody(client: Client, name: str) -> None:
     """There one read that comes before its data stalls another client for 4.5 s."""
-    client.create_buffer(alone(name, consumers=(ConsumerConfig("early"), ConsumerConfig("other"))))
+    create(client, name, consumers=(ConsumerConfig("early"), ConsumerConfig("other")))
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(client.sample, 8, buffer=name, consumer="early", timeout=60)
-        eventually(lambda: stats(stub, name).consumers[0].num_waiting, "the early read to wait")
+        eventually(lambda: trainer(client, name).num_waiting, "the early read to wait")
         started = time.monotonic()
         for run in range(7):
             client.push([experience(0, run)], buffer=name)
@@ -223,7 +216,7 @@ def test_trinity_closing_keeps_the_last_partial_batch(make_server: Callable[...,
     """There closing drops it, on the side that writes and on the side that reads."""
     server = make_server()
     with Client(server.address) as client:
-        client.create_buffer(alone("b"))
+        create(client, "b")
         options = WriterOptions(linger_seconds=60, max_batch_items=100)
         with client.writer(buffer="b", options=options) as writer:
             for one in group(0, 3):
@@ -243,7 +236,7 @@ def test_trinity_closing_keeps_the_last_partial_batch(make_server: Callable[...,
 
 def test_trinity_an_experience_over_32_mib_is_not_skipped(client: Client, name: str) -> None:
     """There SQL mode skips it with a line in the log."""
-    client.create_buffer(alone(name))
+    create(client, name)
     size = 9 * 1024 * 1024
     one = experience(
         0,

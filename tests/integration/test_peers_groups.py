@@ -16,19 +16,14 @@ from experience_buffer import (
     AdvantageConfig,
     BufferConfig,
     Client,
-    ConsumerConfig,
     Experience,
     Tombstone,
     trxp,
 )
 from experience_buffer.v1 import service_pb2
-from tests.integration.plain import error_of, experience, push_request, stats
+from tests.integration.buffers import create, stats
+from tests.integration.plain import error_of, experience, push_request
 from tests.integration.server import Stub
-
-
-def grouped(name: str, **config: Any) -> BufferConfig:
-    """A buffer whose trainer takes groups."""
-    return BufferConfig(name, consumers=(ConsumerConfig("trainer", "group"),), **config)
 
 
 def advantages(client: Client, name: str, size: int) -> dict[str, float]:
@@ -93,7 +88,7 @@ def test_areal_padding_changes_no_mask(client: Client, name: str) -> None:
 
 def test_areal_groups_after_a_failed_one_keep_their_own_rewards(client: Client, name: str) -> None:
     """There later groups misalign after a failed one."""
-    client.create_buffer(grouped(name, group_size=2, advantage=AdvantageConfig("rloo")))
+    create(client, name, 2, advantage=AdvantageConfig("rloo"))
     members, failed, expected = [], [], {}
     for task in range(6):
         for run in range(2):
@@ -128,7 +123,7 @@ def test_lerobot_bytes_from_strangers_are_never_run(
     client: Client, stub: Stub, name: str, tmp_path: Path
 ) -> None:
     """Unauthenticated gRPC and pickle were remote code execution there (CVE-2026-25874)."""
-    client.create_buffer(grouped(name, group_size=2))
+    create(client, name, 2)
     client.push([experience(0, 0)], buffer=name)
     bomb = pickle.dumps(Bomb(tmp_path / "gone off"))
     good = trxp.encode([experience(0, 1)])
@@ -142,4 +137,4 @@ def test_lerobot_bytes_from_strangers_are_never_run(
     assert not (tmp_path / "gone off").exists()
     pickle.loads(bomb)
     assert (tmp_path / "gone off").exists(), "it would have gone off"
-    assert stats(stub, name).num_items == 1
+    assert stats(client, name).num_items == 1

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from experience_buffer import (
-    BufferConfig,
     Client,
-    ConsumerConfig,
     InvalidRequestError,
     PushRefusedError,
     Selector,
 )
-from tests.integration.plain import experience, group, uid
-
-
-def ranked(name: str, unit: Any = "item") -> BufferConfig:
-    """A buffer whose trainer takes the highest priority first."""
-    consumer = ConsumerConfig("trainer", unit, selector="max")
-    if unit == "item":
-        return BufferConfig(name, group_by="none", consumers=(consumer,))
-    return BufferConfig(name, group_size=2, consumers=(consumer,))
+from tests.integration.buffers import create
+from tests.integration.plain import experience, group, groups, uid
 
 
 def test_updates_change_what_comes_next(client: Client, name: str) -> None:
-    client.create_buffer(ranked(name))
+    create(client, name, selector="max")
     client.push(group(0, 5), buffer=name)
     result = client.update_priorities({uid(0, 3): 7.0, uid(0, 1): 3.5, uid(0, 0): 0}, buffer=name)
     assert (result.num_updated, result.unknown_uids, result.outdated_uids) == (3, (), ())
@@ -40,7 +29,7 @@ def test_updates_change_what_comes_next(client: Client, name: str) -> None:
 
 def test_an_update_of_an_older_generation_is_ignored(client: Client, name: str) -> None:
     """torchrl: an update that comes late must not overwrite a newer one."""
-    client.create_buffer(ranked(name))
+    create(client, name, selector="max")
     client.push(group(0, 3), buffer=name)
     first = client.sample(3, buffer=name)
     known = dict(zip(first.uids, first.generations, strict=True))
@@ -59,7 +48,7 @@ def test_an_update_of_an_older_generation_is_ignored(client: Client, name: str) 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_one_bad_priority_keeps_the_whole_call_out(client: Client, name: str, bad: float) -> None:
-    client.create_buffer(ranked(name))
+    create(client, name, selector="max")
     client.push(group(0, 2), buffer=name)
     with pytest.raises(InvalidRequestError, match="finite and at least 0"):
         client.update_priorities({uid(0, 0): 5.0, uid(0, 1): bad}, buffer=name)
@@ -67,21 +56,21 @@ def test_one_bad_priority_keeps_the_whole_call_out(client: Client, name: str, ba
 
 
 def test_a_uid_has_one_priority(client: Client, name: str) -> None:
-    client.create_buffer(ranked(name))
+    create(client, name, selector="max")
     client.push(group(0, 2), buffer=name)
     with pytest.raises(InvalidRequestError, match="twice"):
         client.update_priorities([(uid(0, 0), 5.0, 0), (uid(0, 0), 6.0, 0)], buffer=name)
 
 
 def test_a_group_has_the_mean_of_its_members(client: Client, name: str) -> None:
-    client.create_buffer(ranked(name, "group"))
-    client.push([one for task in range(3) for one in group(task, 2)], buffer=name)
+    create(client, name, 2, selector="max")
+    client.push(groups(3, 2), buffer=name)
     client.update_priorities({uid(0, 0): 8.0, uid(1, 0): 5.0, uid(1, 1): 5.0}, buffer=name)
     assert client.sample(3, buffer=name).groups[::2] == ("7/1", "7/0", "7/2")
 
 
 def test_priorities_can_come_with_the_experience(client: Client, name: str) -> None:
-    client.create_buffer(ranked(name))
+    create(client, name, selector="max")
     client.push(
         [experience(0, run, info={"priority": priority}) for run, priority in enumerate((1, 6.5))],
         buffer=name,
@@ -92,10 +81,8 @@ def test_priorities_can_come_with_the_experience(client: Client, name: str) -> N
 
 
 def test_updated_weights_are_drawn_with(client: Client, name: str) -> None:
-    consumer = ConsumerConfig(
-        "trainer", selector=Selector("prioritized", seed=2), replay=True, with_replacement=True
-    )
-    client.create_buffer(BufferConfig(name, group_by="none", consumers=(consumer,)))
+    drawn = Selector("prioritized", seed=2)
+    create(client, name, selector=drawn, replay=True, with_replacement=True)
     client.push(group(0, 4), buffer=name)
     client.update_priorities(
         {uid(0, run): (0.0, 0.0, 3.0, 1.0)[run] for run in range(4)}, buffer=name

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from experience_buffer import BufferConfig, Client, ConsumerConfig, ExperienceNotFoundError
-from tests.integration.plain import group, states, stats, uid
+from experience_buffer import Client, ExperienceNotFoundError
+from tests.integration.buffers import create, states, trainer
+from tests.integration.plain import group, uid
 from tests.integration.server import Stub, eventually
 from tests.integration.streams import speaking
 
 
-def careful(
-    name: str, unit: Any = "item", *, others: tuple[ConsumerConfig, ...] = ()
-) -> BufferConfig:
-    """A buffer whose trainer gets nothing a third time without an ack."""
-    trainer = ConsumerConfig("trainer", unit, max_deliveries=2)
-    grouping: dict[str, Any] = {"group_size": 2} if unit == "group" else {"group_by": "none"}
-    return BufferConfig(name, consumers=(trainer, *others), **grouping)
-
-
-def quarantined(stub: Stub, name: str) -> int:
+def quarantined(client: Client, name: str) -> int:
     """How many units are kept from the trainer."""
-    return stats(stub, name).consumers[0].num_quarantined_units
+    return trainer(client, name).num_quarantined_units
 
 
-def wait_for_returns(stub: Stub, name: str, count: int) -> None:
+def wait_for_returns(client: Client, name: str, count: int) -> None:
     """Wait until so many deliveries have ended without an ack."""
-    eventually(
-        lambda: stats(stub, name).consumers[0].num_redelivered_units == count, "a lease to end"
-    )
+    eventually(lambda: trainer(client, name).num_redelivered_units == count, "a lease to end")
 
 
-def test_after_so_many_deliveries_it_is_kept_away_and_listed(
-    client: Client, stub: Stub, name: str
-) -> None:
-    client.create_buffer(careful(name))
+def test_after_so_many_deliveries_it_is_kept_away_and_listed(client: Client, name: str) -> None:
+    create(client, name, max_deliveries=2)
     client.push(group(0, 3), buffer=name)
     for number in (1, 2):
         batch = client.sample(1, buffer=name)
@@ -44,8 +30,8 @@ def test_after_so_many_deliveries_it_is_kept_away_and_listed(
         batch.nack("out of memory")
     others = client.sample(2, buffer=name)
     assert others.uids == (uid(0, 1), uid(0, 2))
-    assert quarantined(stub, name) == 1
-    assert states(stub, name) == ["quarantined", "leased", "leased"]
+    assert quarantined(client, name) == 1
+    assert states(client, name) == ["quarantined", "leased", "leased"]
     (listed,) = client.list(state="quarantined", buffer=name)
     assert listed.uid == uid(0, 0)
     assert "delivered 2 times to 'trainer' without an acknowledgement" in listed.message
@@ -58,7 +44,7 @@ def test_after_so_many_deliveries_it_is_kept_away_and_listed(
 def test_a_consumer_that_dies_counts_like_one_that_complains(
     client: Client, stub: Stub, name: str, way: str
 ) -> None:
-    client.create_buffer(careful(name))
+    create(client, name, max_deliveries=2)
     client.push(group(0, 1), buffer=name)
     for number in (1, 2):
         if way == "expired":
@@ -67,20 +53,20 @@ def test_a_consumer_that_dies_counts_like_one_that_complains(
             with speaking(stub) as stream:
                 stream.open(name, 1, credits=1)
                 assert stream.batch().uids == [uid(0, 0)]
-        wait_for_returns(stub, name, number)
-    assert quarantined(stub, name) == 1
+        wait_for_returns(client, name, number)
+    assert quarantined(client, name) == 1
     (listed,) = client.list(state="quarantined", buffer=name)
     assert f"the last one {way.replace('_', ' ')}" in listed.message
 
 
 def test_a_released_one_comes_again_with_its_deliveries_forgotten(
-    client: Client, stub: Stub, name: str
+    client: Client, name: str
 ) -> None:
-    client.create_buffer(careful(name))
+    create(client, name, max_deliveries=2)
     client.push(group(0, 3), buffer=name)
     for _ in range(2):
         client.sample(3, buffer=name).nack()
-    assert quarantined(stub, name) == 3
+    assert quarantined(client, name) == 3
     assert client.release_quarantined([uid(0, 1)], buffer=name) == 1
     batch = client.sample(1, buffer=name)
     assert (batch.uids, batch.num_deliveries) == ((uid(0, 1),), (1,))

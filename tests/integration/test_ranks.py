@@ -10,24 +10,16 @@ import torch
 
 from experience_buffer import (
     Batch,
-    BufferConfig,
     Client,
-    ConsumerConfig,
     Experience,
     InvalidRequestError,
     WrongStateError,
 )
 from experience_buffer.v1 import types_pb2
-from tests.integration.plain import error_of, experience, group, sample, stats
+from tests.integration.buffers import create, stats, trainer
+from tests.integration.plain import error_of, experience, groups, sample
 from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import speaking
-
-
-def grouped(name: str, **config: Any) -> BufferConfig:
-    """A buffer of groups of two."""
-    return BufferConfig(
-        name, group_size=2, consumers=(ConsumerConfig("trainer", "group"),), **config
-    )
 
 
 def long_group(task: int, num_tokens: int) -> list[Experience]:
@@ -56,7 +48,7 @@ def part(client: Client, name: str, rank: int, size: int, world: int, **rest: An
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_parts_are_disjoint_whole_and_balanced(client: Client, name: str, world: int) -> None:
-    client.create_buffer(grouped(name))
+    create(client, name, 2)
     lengths = [40, 4, 30, 12, 22, 18]
     client.push([one for task in range(6) for one in long_group(task, lengths[task])], buffer=name)
     parts = [part(client, name, rank, 6, world) for rank in range(world)]
@@ -71,25 +63,25 @@ def test_parts_are_disjoint_whole_and_balanced(client: Client, name: str, world:
     assert max(sums) - min(sums) <= 4, f"{sums} of {sum(lengths)} tokens"
 
 
-def test_a_batch_ends_when_all_ranks_have_acked(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
+def test_a_batch_ends_when_all_ranks_have_acked(client: Client, name: str) -> None:
+    create(client, name, 2)
+    client.push(groups(4, 2), buffer=name)
     first, second = (part(client, name, rank, 2, 2) for rank in (0, 1))
     assert first.ack() == 1, "one rank is left"
     assert first.ack() == 1, "again"
-    assert stats(stub, name).num_items == 8
+    assert stats(client, name).num_items == 8
     assert second.ack() == 0
-    assert stats(stub, name).num_items == 4
+    assert stats(client, name).num_items == 4
     with pytest.raises(InvalidRequestError, match="rank"):
         client.ack(part(client, name, 0, 2, 2).lease_id, buffer=name)
 
 
-def test_ranks_that_wait_together_get_one_batch(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(grouped(name))
+def test_ranks_that_wait_together_get_one_batch(client: Client, name: str) -> None:
+    create(client, name, 2)
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(part, client, name, rank, 3, 3, timeout=40) for rank in range(3)]
-        eventually(lambda: stats(stub, name).consumers[0].num_waiting, "a rank to wait")
-        client.push([one for task in range(3) for one in group(task, 2)], buffer=name)
+        eventually(lambda: trainer(client, name).num_waiting, "a rank to wait")
+        client.push(groups(3, 2), buffer=name)
         parts = [one.result() for one in waiting]
     assert len({one.lease_id for one in parts}) == 1
     assert {key for one in parts for key in one.groups} == {"7/0", "7/1", "7/2"}
@@ -99,8 +91,8 @@ def test_a_rank_that_comes_back_gets_the_same_part_again(
     shared_server: Server, client: Client, name: str
 ) -> None:
     """A rank that crashed and asks anew must train on what the others count on it for."""
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(8) for one in group(task, 2)], buffer=name)
+    create(client, name, 2)
+    client.push(groups(8, 2), buffer=name)
     parts = [part(client, name, rank, 4, 2) for rank in (0, 1)]
     following = part(client, name, 1, 4, 2)
     with Client(shared_server.address) as back:
@@ -114,8 +106,8 @@ def test_a_rank_that_comes_back_gets_the_same_part_again(
 
 
 def test_another_world_size_is_refused_while_a_batch_is_open(client: Client, name: str) -> None:
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
+    create(client, name, 2)
+    client.push(groups(4, 2), buffer=name)
     first = part(client, name, 0, 2, 2)
     with pytest.raises(WrongStateError, match="shared by 2 ranks, this call says 4"):
         part(client, name, 3, 2, 4)
@@ -127,7 +119,7 @@ def test_another_world_size_is_refused_while_a_batch_is_open(client: Client, nam
 def test_a_rank_must_be_one_of_its_world(
     stub: Stub, client: Client, name: str, rank: int, world: int
 ) -> None:
-    client.create_buffer(grouped(name))
+    create(client, name, 2)
     rank_of = types_pb2.RankOf(rank=rank, world_size=world)
     code, text, _ = error_of(lambda: sample(stub, name, 2, rank_of=rank_of))
     assert code == "INVALID_ARGUMENT"
@@ -137,8 +129,8 @@ def test_a_rank_must_be_one_of_its_world(
 def test_streams_deliver_parts_and_leave_them_when_they_end(
     client: Client, stub: Stub, name: str
 ) -> None:
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(4) for one in group(task, 2)], buffer=name)
+    create(client, name, 2)
+    client.push(groups(4, 2), buffer=name)
 
     def rank_of(rank: int) -> types_pb2.RankOf:
         return types_pb2.RankOf(rank=rank, world_size=2)
@@ -153,18 +145,18 @@ def test_streams_deliver_parts_and_leave_them_when_they_end(
         assert not set(theirs.uids) & set(mine[0].uids)
         assert zero.ack(mine[0].lease) is None
     # Rank 1 died with its stream. The shared leases stay: others hold them, too.
-    assert stats(stub, name).consumers[0].num_leases == 2
+    assert trainer(client, name).num_leases == 2
     with speaking(stub) as back:
         back.open(name, 2, credits=1, rank_of=rank_of(1))
         again = back.batch()
         assert (again.lease, again.uids) == (theirs.lease, theirs.uids)
         assert back.ack(again.lease) is None
-        assert stats(stub, name).num_items == 4
+        assert stats(client, name).num_items == 4
 
 
 def test_the_clients_streams_share_batches(client: Client, name: str) -> None:
-    client.create_buffer(grouped(name))
-    client.push([one for task in range(8) for one in group(task, 2)], buffer=name)
+    create(client, name, 2)
+    client.push(groups(8, 2), buffer=name)
 
     def train(rank: int) -> list[tuple[int, tuple[str, ...]]]:
         seen = []

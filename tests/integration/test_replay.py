@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from experience_buffer import (
-    BufferConfig,
     Client,
-    ConsumerConfig,
 )
+from tests.integration.buffers import create
 from tests.integration.plain import group
 
 
-def replaying(name: str, **consumer: Any) -> BufferConfig:
-    """A buffer of groups of two whose trainer replays."""
-    trainer = ConsumerConfig("trainer", "group", replay=True, **consumer)
-    return BufferConfig(name, group_size=2, consumers=(trainer,))
-
-
 def test_a_group_comes_as_often_as_asked_and_is_gone(client: Client, name: str) -> None:
-    client.create_buffer(replaying(name, max_times_sampled=3))
+    create(client, name, 2, replay=True, max_times_sampled=3)
     client.push([*group(0, 2), *group(1, 2)], buffer=name)
     delivered: Counter[str] = Counter()
     for time in range(3):
@@ -39,9 +31,8 @@ def test_a_group_comes_as_often_as_asked_and_is_gone(client: Client, name: str) 
 def test_with_replacement_a_batch_may_repeat_and_an_ack_counts_it_all(
     client: Client, name: str
 ) -> None:
-    client.create_buffer(
-        replaying(name, with_replacement=True, max_times_sampled=6, selector="uniform")
-    )
+    options = {"with_replacement": True, "max_times_sampled": 6, "selector": "uniform"}
+    create(client, name, 2, replay=True, **options)
     client.push(group(0, 2), buffer=name)
     batch = client.sample(4, buffer=name)
     assert batch.num_units == 4

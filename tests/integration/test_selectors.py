@@ -11,13 +11,13 @@ import torch
 from experience_buffer import (
     AdvantageConfig,
     Batch,
-    BufferConfig,
     Client,
     ConsumerConfig,
     Experience,
     Limiter,
     Selector,
 )
+from tests.integration.buffers import create
 from tests.integration.plain import experience
 
 DRAWS = 600
@@ -42,10 +42,8 @@ def member(task: int, run: int) -> Experience:
 
 def fill(client: Client, name: str, unit: Any, selector: Selector, **consumer: Any) -> None:
     """A buffer with five tasks of two runs, and a trainer that chooses among them."""
-    trainer = ConsumerConfig("trainer", unit, selector=selector, **consumer)
-    client.create_buffer(
-        BufferConfig(name, group_size=2, consumers=(trainer,), on_future_version="deliver")
-    )
+    options = {"unit": unit, "selector": selector, "on_future_version": "deliver"} | consumer
+    create(client, name, 2, **options)
     client.push([member(task, run) for task in range(5) for run in range(2)], buffer=name)
     client.publish_policy_version(9, buffer=name)
 
@@ -126,17 +124,9 @@ def test_draws_have_the_distribution_that_they_report(
 
 def test_large_advantages_are_drawn_more_often(client: Client, name: str) -> None:
     selector = Selector("advantage", exponent=1, seed=3)
-    trainer = ConsumerConfig(
-        "trainer",
-        selector=selector,
-        replay=True,
-        with_replacement=True,
-        limiter=Limiter(min_size=4),
-    )
-    advantage = AdvantageConfig("grpo")
-    client.create_buffer(
-        BufferConfig(name, group_size=4, consumers=(trainer,), advantage=advantage)
-    )
+    options = {"limiter": Limiter(min_size=4), "advantage": AdvantageConfig("grpo")}
+    drawn = {"selector": selector, "replay": True, "with_replacement": True}
+    create(client, name, 4, unit="item", **options, **drawn)
     rewards = [0.0, 0.125, 0.25, 4.0]
     client.push([experience(0, run, reward=rewards[run]) for run in range(4)], buffer=name)
     batch = client.sample(DRAWS, buffer=name)

@@ -31,6 +31,7 @@ from experience_buffer._messages.shared_memory import PUSH_BYTES
 from experience_buffer._transport.push_queue import Request
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.v1 import service_pb2, types_pb2
+from tests.integration.buffers import create
 from tests.integration.plain import error_of
 from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import Spoken, SpokenStream, ending, speaking
@@ -232,7 +233,7 @@ def by_message(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_more_than_the_memory_holds_waits_for_room_there(
     shared_server: Server, either: Client, name: str, by_message: list[int]
 ) -> None:
-    either.create_buffer(BufferConfig(name, group_by="none"))
+    create(either, name)
     with either.writer(buffer=name) as writer:
         writer.append(member(99, 0, 20))
         eventually(lambda: writer._memory._memory is not None, "shared memory")
@@ -342,7 +343,7 @@ def test_a_stream_that_ends_while_a_request_waits_for_room(
 ) -> None:
     server = make_server()
     with Client(server.address) as client:
-        client.create_buffer(BufferConfig(name, group_by="none"))
+        create(client, name)
         writer = client.writer(buffer=name)
         writer.append(member(99, 0, 20))
         eventually(lambda: writer._memory._memory is not None, "shared memory")

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from experience_buffer import (
-    BufferConfig,
     BufferNotFoundError,
     Client,
     ConsumerConfig,
@@ -18,8 +17,9 @@ from experience_buffer import (
     PushRefusedError,
     Staleness,
 )
-from tests.integration.plain import NUM_RESPONSE, experience, states, stats
-from tests.integration.server import Stub, eventually
+from tests.integration.buffers import create, states, trainer
+from tests.integration.plain import NUM_RESPONSE, experience
+from tests.integration.server import eventually
 
 
 def of_version(task: int, run: int, version: int, *, until: int | None = None) -> Experience:
@@ -29,30 +29,23 @@ def of_version(task: int, run: int, version: int, *, until: int | None = None) -
     return experience(task, run, versions=versions)
 
 
-def fresh(name: str, staleness: Staleness | None, **config: Any) -> BufferConfig:
-    """A buffer of single experiences whose trainer wants them fresh."""
-    trainer = ConsumerConfig("trainer", staleness=staleness)
-    others = config.pop("others", ())
-    return BufferConfig(name, consumers=(trainer, *others), **({"group_by": "none"} | config))
-
-
 def runs(batch: Any) -> list[int]:
     """The runs that a batch holds."""
     return [int(uid.split("/")[2]) for uid in batch.uids]
 
 
-def test_freshness_is_judged_when_the_batch_ships(client: Client, stub: Stub, name: str) -> None:
+def test_freshness_is_judged_when_the_batch_ships(client: Client, name: str) -> None:
     """prime-rl checks again when the batch ships: fresh when pushed isn't fresh when trained on."""
-    client.create_buffer(fresh(name, Staleness(max_lag=1)))
+    create(client, name, staleness=Staleness(max_lag=1))
     client.publish_policy_version(3, buffer=name)
     client.push([of_version(0, run, version) for run, version in enumerate((1, 2, 3))], buffer=name)
-    assert states(stub, name) == ["ready"] * 3, "admitted whatever their version"
+    assert states(client, name) == ["ready"] * 3, "admitted whatever their version"
     client.publish_policy_version(4, buffer=name)
     batch = client.sample(3, buffer=name, min_batch_size=1, timeout=0.1)
     assert runs(batch) == [2]
     assert batch.staleness == (1,)
     assert "2 were too stale and left out" in batch.shortfall
-    consumer = stats(stub, name).consumers[0]
+    consumer = trainer(client, name)
     assert consumer.num_stale_units == 2
     eventually(lambda: client.get_buffer(name).num_items == 1, "the stale ones to be removed")
 
@@ -71,7 +64,7 @@ def test_freshness_is_judged_when_the_batch_ships(client: Client, stub: Stub, na
 def test_the_window_is_by_lag_and_by_span(
     client: Client, name: str, staleness: Staleness, expected: list[int]
 ) -> None:
-    client.create_buffer(fresh(name, staleness))
+    create(client, name, staleness=staleness)
     client.publish_policy_version(5, buffer=name)
     client.push(
         [
@@ -88,7 +81,7 @@ def test_the_window_is_by_lag_and_by_span(
 
 
 def test_what_waited_too_long_is_stale_by_age(client: Client, name: str) -> None:
-    client.create_buffer(fresh(name, Staleness(max_age_seconds=0.9)))
+    create(client, name, staleness=Staleness(max_age_seconds=0.9))
     client.push([of_version(0, 0, 1)], buffer=name)
     old = client.get(of_version(0, 0, 1).eid.uid, buffer=name).summary.push_time
 
@@ -105,14 +98,12 @@ def test_what_waited_too_long_is_stale_by_age(client: Client, name: str) -> None
     assert "1 were too stale" in batch.shortfall
 
 
-def test_stale_units_are_kept_for_others_or_delivered_marked(
-    client: Client, stub: Stub, name: str
-) -> None:
+def test_stale_units_are_kept_for_others_or_delivered_marked(client: Client, name: str) -> None:
     """drop removes for all but who holds it; keep passes over for one; mark says so."""
     strict = Staleness(max_lag=0, on_stale="keep")
     marking = ConsumerConfig("marking", staleness=Staleness(max_lag=0, on_stale="mark"))
     any_age = ConsumerConfig("replay")
-    client.create_buffer(fresh(name, strict, others=(marking, any_age)))
+    create(client, name, staleness=strict, others=(marking, any_age))
     client.push([of_version(0, 0, 1), of_version(0, 1, 2)], buffer=name)
     client.publish_policy_version(2, buffer=name)
     first = client.sample(2, buffer=name, min_batch_size=1, timeout=0)
@@ -131,7 +122,7 @@ def test_stale_units_are_kept_for_others_or_delivered_marked(
 
 
 def test_a_repeated_push_of_a_dropped_one_is_a_duplicate(client: Client, name: str) -> None:
-    client.create_buffer(fresh(name, Staleness(max_lag=0)))
+    create(client, name, staleness=Staleness(max_lag=0))
     client.push([of_version(0, 0, 1)], buffer=name)
     client.publish_policy_version(2, buffer=name)
     assert not client.sample(1, buffer=name, timeout=0)
@@ -143,28 +134,28 @@ def test_a_repeated_push_of_a_dropped_one_is_a_duplicate(client: Client, name: s
 
 
 def test_versions_of_the_future_are_held_until_they_are_published(
-    client: Client, stub: Stub, name: str
+    client: Client, name: str
 ) -> None:
     """Marin refuses what is newer than the trainer after a rollback; here it waits by default."""
-    client.create_buffer(fresh(name, None))
+    create(client, name)
     client.publish_policy_version(5, buffer=name)
     client.push([of_version(0, 0, 5), of_version(0, 1, 6), of_version(0, 2, 8)], buffer=name)
-    assert states(stub, name) == ["ready", "held", "held"]
+    assert states(client, name) == ["ready", "held", "held"]
     first = client.sample(3, buffer=name, min_batch_size=1, timeout=0)
     assert runs(first) == [0]
     assert "2 held until policy version 6 is published" in first.shortfall
-    assert stats(stub, name).consumers[0].num_held_units == 2
+    assert trainer(client, name).num_held_units == 2
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.sample, 1, buffer=name, timeout=40)
-        eventually(lambda: stats(stub, name).consumers[0].num_waiting, "the call to wait")
+        eventually(lambda: trainer(client, name).num_waiting, "the call to wait")
         client.publish_policy_version(7, buffer=name)
         assert runs(waiting.result()) == [1]
-    assert states(stub, name) == ["leased", "leased", "held"]
+    assert states(client, name) == ["leased", "leased", "held"]
 
 
-def test_a_rollback_holds_what_came_after(client: Client, stub: Stub, name: str) -> None:
+def test_a_rollback_holds_what_came_after(client: Client, name: str) -> None:
     """What was ready before the rollback is judged again when the batch ships."""
-    client.create_buffer(fresh(name, Staleness(max_lag=1)))
+    create(client, name, staleness=Staleness(max_lag=1))
     client.publish_policy_version(6, buffer=name)
     client.push([of_version(0, run, version) for run, version in enumerate((6, 5, 4))], buffer=name)
     client.publish_policy_version(4, buffer=name)
@@ -177,10 +168,8 @@ def test_a_rollback_holds_what_came_after(client: Client, stub: Stub, name: str)
     assert runs(client.sample(1, buffer=name)) == [0]
 
 
-def test_versions_of_the_future_are_refused_where_that_is_set(
-    client: Client, stub: Stub, name: str
-) -> None:
-    client.create_buffer(fresh(name, None, on_future_version="refuse"))
+def test_versions_of_the_future_are_refused_where_that_is_set(client: Client, name: str) -> None:
+    create(client, name, on_future_version="refuse")
     client.push([of_version(0, 0, 9)], buffer=name)
     client.publish_policy_version(5, buffer=name)
     with pytest.raises(PushRefusedError, match="version 6 is newer than the published version 5"):
@@ -190,11 +179,11 @@ def test_versions_of_the_future_are_refused_where_that_is_set(
     )
     assert [outcome.reason for outcome in result.outcomes] == ["future_version", ""]
     assert runs(client.sample(2, buffer=name, min_batch_size=1, timeout=0)) == [2]
-    assert states(stub, name) == ["held", "leased"], "what was stored before is held"
+    assert states(client, name) == ["held", "leased"], "what was stored before is held"
 
 
 def test_versions_of_the_future_are_delivered_where_that_is_set(client: Client, name: str) -> None:
-    client.create_buffer(fresh(name, Staleness(max_lag=0), on_future_version="deliver"))
+    create(client, name, staleness=Staleness(max_lag=0), on_future_version="deliver")
     client.publish_policy_version(5, buffer=name)
     client.push([of_version(0, 0, 9)], buffer=name)
     batch = client.sample(1, buffer=name)

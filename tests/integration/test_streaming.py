@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 import grpc
 import pytest
@@ -20,20 +19,15 @@ from experience_buffer import (
     trxp,
 )
 from experience_buffer.v1 import service_pb2
-from tests.integration.plain import experience, group, stats, uids
+from tests.integration.buffers import create, trainer
+from tests.integration.plain import experience, group, uids
 from tests.integration.server import Server, Stub, eventually
 from tests.integration.streams import SpokenStream, speaking
 
 
-def alone(name: str, **consumer: Any) -> BufferConfig:
-    """A buffer of single experiences."""
-    trainer = ConsumerConfig("trainer", **consumer)
-    return BufferConfig(name, group_by="none", consumers=(trainer,))
-
-
-def leased(stub: Stub, name: str) -> int:
+def leased(client: Client, name: str) -> int:
     """How many units are leased."""
-    return stats(stub, name).consumers[0].num_leased_units
+    return trainer(client, name).num_leased_units
 
 
 def large(run: int, num_bytes: int = 100_003) -> Experience:
@@ -46,11 +40,11 @@ def size_of(one: Experience) -> int:
     return len(trxp.encode([one]))
 
 
-def nothing_more(stream: SpokenStream, stub: Stub, name: str, count: int) -> None:
+def nothing_more(stream: SpokenStream, client: Client, name: str, count: int) -> None:
     """No batch is on its way: an answer comes next, and so many units are leased."""
     error = stream.settle(nack=service_pb2.NackLeases(ids=[999_999]))
     assert error is not None
-    assert leased(stub, name) == count
+    assert leased(client, name) == count
 
 
 # --- credits
@@ -58,7 +52,7 @@ def nothing_more(stream: SpokenStream, stub: Stub, name: str, count: int) -> Non
 
 def test_byte_credits_bound_what_is_sent_ahead(client: Client, stub: Stub, name: str) -> None:
     """Reverb bounds items in flight; large experiences need a bound in bytes as well."""
-    client.create_buffer(alone(name))
+    create(client, name)
     client.push([large(run) for run in range(6)], buffer=name)
     size = size_of(large(0))
     with speaking(stub) as stream:
@@ -67,23 +61,21 @@ def test_byte_credits_bound_what_is_sent_ahead(client: Client, stub: Stub, name:
         stream.say(credits=6)
         batches = [stream.batch() for _ in range(3)]
         assert [batch.last.batch_bytes for batch in batches] == [size] * 3, "one may exceed them"
-        nothing_more(stream, stub, name, 3)
+        nothing_more(stream, client, name, 3)
         # 2 * size + 1 - 3 * size is below 0; a grant that brings it above 0 lets one more go.
         stream.say(byte_credits=size - 1)
-        nothing_more(stream, stub, name, 3)
+        nothing_more(stream, client, name, 3)
         stream.say(byte_credits=1)
         assert stream.batch().uids == [large(3).eid.uid]
-        nothing_more(stream, stub, name, 4)
+        nothing_more(stream, client, name, 4)
 
 
-def test_the_clients_stream_bounds_what_it_reads_ahead(
-    client: Client, stub: Stub, name: str
-) -> None:
-    client.create_buffer(alone(name))
+def test_the_clients_stream_bounds_what_it_reads_ahead(client: Client, name: str) -> None:
+    create(client, name)
     client.push([large(run) for run in range(6)], buffer=name)
     with client.stream(1, buffer=name, prefetch=6, max_bytes=size_of(large(0))) as stream:
         batch = next(stream)
-        assert leased(stub, name) <= 2, "the one that was taken, and one ahead"
+        assert leased(client, name) <= 2, "the one that was taken, and one ahead"
         seen = [batch.uids[0]]
         batch.ack()
         for _ in range(5):
@@ -96,7 +88,7 @@ def test_the_clients_stream_bounds_what_it_reads_ahead(
 def test_frames_are_bounded_and_say_the_rest_at_the_end(
     client: Client, stub: Stub, name: str
 ) -> None:
-    client.create_buffer(alone(name))
+    create(client, name)
     pushed = [large(run, 400_009) for run in range(7)]
     client.push(pushed, buffer=name)
     client.publish_policy_version(4, buffer=name)
@@ -124,7 +116,7 @@ def test_frames_are_bounded_and_say_the_rest_at_the_end(
 def test_leases_are_extended_by_call_and_on_the_stream(
     client: Client, stub: Stub, name: str
 ) -> None:
-    client.create_buffer(alone(name))
+    create(client, name)
     client.push(group(0, 3), buffer=name)
     kept = client.sample(1, buffer=name, lease_seconds=9)
     assert kept.extend(60) > 50
@@ -134,7 +126,7 @@ def test_leases_are_extended_by_call_and_on_the_stream(
         extended, expired = stream.batch(), stream.batch()
         extension = service_pb2.ExtendLeaseRequest(lease_id=extended.lease, lease_seconds=60)
         assert stream.settle(extend=extension) is None
-        eventually(lambda: leased(stub, name) == 2, "the third to expire")
+        eventually(lambda: leased(client, name) == 2, "the third to expire")
         error = stream.ack(expired.lease)
         assert error is not None
         assert "was expired" in error.message
@@ -145,20 +137,20 @@ def test_leases_are_extended_by_call_and_on_the_stream(
     kept.ack()
     with pytest.raises(LeaseNotFoundError):
         client.extend_lease(kept.lease_id, buffer=name, lease_seconds=5)
-    assert stats(stub, name).consumers[0].last_step == 3
+    assert trainer(client, name).last_step == 3
 
 
 def test_the_window_in_experiences_holds_batches_back_until_an_ack(
     client: Client, stub: Stub, name: str
 ) -> None:
-    client.create_buffer(alone(name, max_leased_experiences=4))
+    create(client, name, max_leased_experiences=4)
     client.push(group(0, 9), buffer=name)
     with speaking(stub) as stream:
         stream.open(name, 2, credits=4, timeout_seconds=0.1)
         batches = [stream.batch(), stream.batch()]
         note = stream.next().waiting
         assert "4 experiences are leased and max_leased_experiences is 4" in note
-        assert leased(stub, name) == 4
+        assert leased(client, name) == 4
         stream.say(ack=service_pb2.AckLeases(ids=[batches[0].lease]))
         message = stream.next()
         while message.WhichOneof("message") != "frame":
@@ -166,11 +158,9 @@ def test_the_window_in_experiences_holds_batches_back_until_an_ack(
         assert uids(message.frame) == [one.eid.uid for one in group(0, 9)[4:6]]
 
 
-def test_the_window_in_bytes_lets_one_batch_go_whatever_its_size(
-    client: Client, stub: Stub, name: str
-) -> None:
+def test_the_window_in_bytes_lets_one_batch_go_whatever_its_size(client: Client, name: str) -> None:
     size = size_of(large(0))
-    client.create_buffer(alone(name, max_leased_bytes=size // 2))
+    create(client, name, max_leased_bytes=size // 2)
     client.push([large(run) for run in range(3)], buffer=name)
     first = client.sample(2, buffer=name)
     assert len(first) == 2, "one batch may always be leased"
@@ -185,24 +175,24 @@ def test_the_window_in_bytes_lets_one_batch_go_whatever_its_size(
 
 def test_streams_of_one_consumer_share_fairly(client: Client, stub: Stub, name: str) -> None:
     """An early read must not starve the others: who waits longest is served first."""
-    client.create_buffer(alone(name))
+    create(client, name)
     with speaking(stub) as one, speaking(stub) as two, speaking(stub) as three:
         streams = (one, two, three)
         for stream in streams:
             stream.open(name, 2, credits=100)
-        eventually(lambda: stats(stub, name).consumers[0].num_waiting == 3, "all to wait")
+        eventually(lambda: trainer(client, name).num_waiting == 3, "all to wait")
         counts: Counter[int] = Counter()
         for turn in range(6):
             client.push(group(turn, 6), buffer=name)
             for number, stream in enumerate(streams):
                 batch = stream.batch()
                 counts[number] += len(batch.uids)
-            eventually(lambda: stats(stub, name).consumers[0].num_waiting == 3, "all to wait")
+            eventually(lambda: trainer(client, name).num_waiting == 3, "all to wait")
         assert counts == {0: 12, 1: 12, 2: 12}
 
 
 def test_a_cancelled_stream_loses_nothing(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(alone(name))
+    create(client, name)
     client.push([large(run) for run in range(20)], buffer=name)
     seen: set[str] = set()
     for turn in range(8):
@@ -211,7 +201,7 @@ def test_a_cancelled_stream_loses_nothing(client: Client, stub: Stub, name: str)
             # The first of the frames may be all that is read, or not even that.
             if turn % 2:
                 seen.update(stream.batch().uids)
-        eventually(lambda: leased(stub, name) == 0, "its leases to come back")
+        eventually(lambda: leased(client, name) == 0, "its leases to come back")
     everything = client.sample(20, buffer=name)
     assert set(everything.uids) == {large(run).eid.uid for run in range(20)}
     assert seen <= set(everything.uids)
@@ -219,7 +209,7 @@ def test_a_cancelled_stream_loses_nothing(client: Client, stub: Stub, name: str)
 
 async def test_who_waits_for_ever_gets_its_acks(shared_server: Server, name: str) -> None:
     with Client(shared_server.address, timeout=math.inf) as client:
-        client.create_buffer(alone(name))
+        create(client, name)
         client.push(group(0, 4), buffer=name)
         with client.stream(2, buffer=name) as stream:
             assert next(stream).ack() == 0
@@ -246,10 +236,10 @@ def test_a_first_batch_that_does_not_come_raises_with_the_reason(client: Client,
 
 
 def test_a_removed_consumer_ends_its_stream(client: Client, stub: Stub, name: str) -> None:
-    client.create_buffer(alone(name))
+    create(client, name)
     with speaking(stub) as stream:
         stream.open(name, 1, credits=1)
-        eventually(lambda: stats(stub, name).consumers[0].num_waiting, "the stream to wait")
+        eventually(lambda: trainer(client, name).num_waiting, "the stream to wait")
         client.update_buffer(name, consumers=(ConsumerConfig("other"),))
         with pytest.raises(grpc.RpcError) as caught:
             stream.next()

@@ -5,27 +5,23 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
 from experience_buffer import (
     Batch,
-    BufferConfig,
     Client,
-    ConsumerConfig,
     LeaseNotFoundError,
     WrongStateError,
 )
-from tests.integration.plain import group, states, stats
-from tests.integration.server import Stub
+from tests.integration.buffers import create, states, stats, trainer
+from tests.integration.plain import groups
 
 
-def training(client: Client, name: str, num_tasks: int, **consumer: Any) -> None:
+def training(client: Client, name: str, num_tasks: int) -> None:
     """A buffer of groups of two that are all there already."""
-    trainer = ConsumerConfig("trainer", "group", **consumer)
-    client.create_buffer(BufferConfig(name, group_size=2, consumers=(trainer,)))
-    client.push([one for task in range(num_tasks) for one in group(task, 2)], buffer=name)
+    create(client, name, 2)
+    client.push(groups(num_tasks, 2), buffer=name)
 
 
 def step(client: Client, name: str, number: int | None) -> str:
@@ -40,13 +36,11 @@ def keys(*tasks: int) -> list[str]:
     return [f"7/{task}" for task in tasks]
 
 
-def test_a_rewind_brings_back_what_came_after_its_step(
-    client: Client, stub: Stub, name: str
-) -> None:
+def test_a_rewind_brings_back_what_came_after_its_step(client: Client, name: str) -> None:
     training(client, name, 5)
     assert [step(client, name, number) for number in range(4)] == keys(0, 1, 2, 3)
-    assert states(stub, name) == ["retained"] * 8 + ["ready"] * 2
-    consumer = stats(stub, name).consumers[0]
+    assert states(client, name) == ["retained"] * 8 + ["ready"] * 2
+    consumer = trainer(client, name)
     assert (consumer.last_step, consumer.num_retained_experiences) == (3, 8)
     held = client.sample(1, buffer=name)
     assert held.groups[0] == "7/4"
@@ -60,20 +54,20 @@ def test_a_rewind_brings_back_what_came_after_its_step(
     assert not client.sample(1, buffer=name, timeout=0)
 
 
-def test_what_is_safe_leaves_and_is_not_rewound(client: Client, stub: Stub, name: str) -> None:
+def test_what_is_safe_leaves_and_is_not_rewound(client: Client, name: str) -> None:
     training(client, name, 4)
     for number in range(4):
         step(client, name, number)
     result = client.declare_safe(1, buffer=name)
     assert (result.num_experiences, result.safe_step) == (4, 1)
-    assert stats(stub, name).num_items == 4
+    assert stats(client, name).num_items == 4
     assert client.declare_safe(0, buffer=name).safe_step == 1, "what is safe stays so"
     with pytest.raises(WrongStateError, match="can't be rewound to step 0: step 1 was declared"):
         client.rewind(0, buffer=name)
     assert client.rewind(1, buffer=name).num_experiences == 4
     assert [step(client, name, number) for number in (2, 3)] == keys(2, 3)
     client.declare_safe(3, buffer=name)
-    assert stats(stub, name).num_items == 0
+    assert stats(client, name).num_items == 0
 
 
 def test_a_batch_that_is_rewound_on_its_way_is_none_and_says_so(client: Client, name: str) -> None:

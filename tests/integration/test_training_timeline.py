@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from experience_buffer import (
-    BufferConfig,
     Client,
-    ConsumerConfig,
 )
 from experience_buffer.values import BufferStats, ConsumerStats
 from tests.integration import plain
+from tests.integration.buffers import create, stats, trainer
 from tests.integration.server import Server, eventually
 from tests.integration.timeline_job import Job
 from tests.integration.timeline_trainer import (
@@ -51,12 +50,6 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         job.close()
 
 
-def create(client: Client, buffer: str) -> None:
-    """A buffer whose trainer takes whole groups."""
-    consumers = (ConsumerConfig("trainer", "group"),)
-    client.create_buffer(BufferConfig(buffer, group_size=GROUP_SIZE, consumers=consumers))
-
-
 def push_all(client: Client, buffer: str) -> set[str]:
     """Push all groups, 20 at a time; their keys."""
     tasks = range(NUM_GROUPS)
@@ -68,9 +61,7 @@ def push_all(client: Client, buffer: str) -> set[str]:
 
 def stats_of(client: Client, buffer: str) -> tuple[BufferStats, ConsumerStats]:
     """The buffer's statistics and its trainer's."""
-    [stats] = client.get_stats(buffer).buffers
-    [consumer] = stats.consumers
-    return stats, consumer
+    return stats(client, buffer), trainer(client, buffer)
 
 
 def check_bounds(client: Client, buffer: str, *, keep: int) -> None:
@@ -129,7 +120,7 @@ def test_a_trainer_killed_at_50_points_learns_from_every_group_once(
     chance = random.Random(50)
     with Client(shared_server.address) as client:
         for buffer in (name, f"{name}-undisturbed"):
-            create(client, buffer)
+            create(client, buffer, GROUP_SIZE)
             everything = push_all(client, buffer)
         undisturbed = make_job(shared_server.address, f"{name}-undisturbed")
         undisturbed.start(save_every=5, keep=1)
@@ -156,7 +147,7 @@ def test_trainer_and_server_killed_while_a_worker_pushes(
     server = make_server()
     pushed: set[str] = set()
     with Client(server.address, options=OPTIONS) as client:
-        create(client, "b")
+        create(client, "b", GROUP_SIZE)
         worker = threading.Thread(target=lambda: pushed.update(push_all(client, "b")))
         worker.start()
         job = make_job(server.address, "b")
@@ -194,7 +185,7 @@ def test_two_ranks_killed_together_learn_from_every_group_once(
     chance = random.Random(15)
     server = make_server()
     with Client(server.address, options=OPTIONS) as client:
-        create(client, "b")
+        create(client, "b", GROUP_SIZE)
         everything = push_all(client, "b")
         job = make_job(server.address, "b", world_size=2)
         for number, death in enumerate(some_deaths(chance, 15, POINTS)):
