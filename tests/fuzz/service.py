@@ -27,7 +27,7 @@ from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.server import ComputeSection, Settings
-from experience_buffer_server.store.client_errors import as_client_error
+from experience_buffer_server.store.errors import as_client_error
 from experience_buffer_server.store.interface import StoreError
 from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from experience_buffer_server.store.lmdb.store import LmdbStore

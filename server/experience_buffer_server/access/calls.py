@@ -31,7 +31,7 @@ from experience_buffer_server.access.policy import Rule
 from experience_buffer_server.runtime import callers
 from experience_buffer_server.runtime.callers import Caller, address_of
 from experience_buffer_server.settings.consumer import MAX_NAME_CHARS
-from experience_buffer_server.store.client_errors import as_client_error
+from experience_buffer_server.store.errors import as_client_error
 from experience_buffer_server.store.interface import StoreError
 
 if TYPE_CHECKING:

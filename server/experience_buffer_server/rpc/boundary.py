@@ -27,7 +27,7 @@ from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Quotas
-from experience_buffer_server.store.client_errors import as_client_error
+from experience_buffer_server.store.errors import as_client_error
 from experience_buffer_server.store.interface import StoreError
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from experience_buffer_server.rpc.push_codec import (
     write_push_stream,
 )
 from experience_buffer_server.runtime.shared_memory import PushMemory
-from experience_buffer_server.store.client_errors import as_client_error
+from experience_buffer_server.store.errors import as_client_error
 from experience_buffer_server.store.interface import StoreError
 
 _MAX_PUSHES = 64

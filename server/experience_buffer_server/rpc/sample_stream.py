@@ -30,7 +30,7 @@ from experience_buffer_server.rpc.flow_control import (
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.runtime.shared_memory import SampleMemory
 from experience_buffer_server.sampling.leases import Lease
-from experience_buffer_server.store.client_errors import as_client_error
+from experience_buffer_server.store.errors import as_client_error
 from experience_buffer_server.store.interface import StoreError
 
 _DEFAULT_TIMEOUT_SECONDS = 10.0

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from experience_buffer_server.store.interface import Store, StoreStats
+from experience_buffer_server.store.interface import Store
 
 _PREFIX = "experience_buffer_store_"
-_SIZES: tuple[tuple[str, str, Callable[[StoreStats], int]], ...] = (
-    (
-        "live_bytes",
-        "Pages of the store that hold rows, and what holds large payloads.",
-        lambda stats: stats.live_bytes,
-    ),
-    (
-        "file_bytes",
-        "Room of the store that was ever in use; what isn't live can be reused.",
-        lambda stats: stats.file_bytes,
-    ),
-)
+_SIZES = {
+    "live_bytes": "Pages of the store that hold rows, and what holds large payloads.",
+    "file_bytes": "Room of the store that was ever in use; what isn't live can be reused.",
+}
+"""By their names in `StoreStats`."""
 
 
 class StoreGauges(Collector):
@@ -40,14 +33,12 @@ class StoreGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family per size; without a value until the writer has said how large the store is."""
-        for name, text, size in _SIZES:
-            family = GaugeMetricFamily(_PREFIX + name, text)
-            if self._store.stats.file_bytes:
-                family.add_metric([], size(self._store.stats))
-            yield family
+        stats = self._store.stats
+        for name, text in _SIZES.items():
+            yield GaugeMetricFamily(
+                _PREFIX + name, text, value=getattr(stats, name) if stats.file_bytes else None
+            )
         limit = "What the store may grow to: store.max_map_bytes."
         yield GaugeMetricFamily(_PREFIX + "limit_bytes", limit, value=self._store.limit_bytes)
-        free = GaugeMetricFamily(_PREFIX + "disk_free_bytes", "Free space on the store's disk.")
-        if (num_bytes := self._store.disk_free_bytes()) is not None:
-            free.add_metric([], num_bytes)
-        yield free
+        free, text = self._store.disk_free_bytes(), "Free space on the store's disk."
+        yield GaugeMetricFamily(_PREFIX + "disk_free_bytes", text, value=free)

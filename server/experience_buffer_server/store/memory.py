@@ -8,12 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Awaitable, Iterable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
 import msgpack
@@ -261,8 +256,11 @@ class MemoryStore:
 
     def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
         """The stored payloads."""
-        payloads = self._rows(buffer_id).of[Kind.PAYLOAD]
-        return [payloads.get(_checked(uid)) for uid in uids]
+        payloads, found = self._rows(buffer_id).of[Kind.PAYLOAD], []
+        for uid in uids:
+            check_key(uid)
+            found.append(payloads.get(uid))
+        return found
 
     def advantages(self, buffer_id: int, seqs: Iterable[int]) -> list[Found[AdvantageRow]]:
         """What was computed."""
@@ -270,18 +268,13 @@ class MemoryStore:
         return [row_codec.decode_advantages(rows[seq]) if seq in rows else None for seq in seqs]
 
     @contextmanager
-    def _stored(
+    def stored(
         self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
     ) -> Iterator[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
+        """Payloads and what was computed."""
         payloads = self.payloads(buffer_id, uids)
         views = [memoryview(one) if isinstance(one, bytes) else one for one in payloads]
         yield views, self.advantages(buffer_id, seqs)
-
-    def stored(
-        self, buffer_id: int, uids: Iterable[str], seqs: Iterable[int]
-    ) -> AbstractContextManager[tuple[list[Found[memoryview]], list[Found[AdvantageRow]]]]:
-        """Payloads and what was computed."""
-        return self._stored(buffer_id, uids, seqs)
 
     def fetched(self, buffer_id: int, uids: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """They are in memory."""
@@ -299,7 +292,7 @@ class MemoryStore:
 
     def expect(self, buffer_id: int, payloads: Iterable[tuple[str, int]]) -> Expected:
         """Nothing has to be read ahead."""
-        return _Nothing()
+        return ExitStack()
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
         """The remembered values."""
@@ -338,17 +331,7 @@ class MemoryStore:
             await asyncio.wait([self._last_commit])
 
 
-class _Nothing:
-    def close(self) -> None:
-        """There is nothing to let go."""
-
-
 def _num_bytes(kind: int, value: Any) -> int:
     if kind == Kind.PAYLOAD:
         return 0 if value is None else len(value)
     return _ROW_BYTES if kind in (Kind.RECORD, Kind.NEW_RECORD) and value is not None else 0
-
-
-def _checked(uid: str) -> str:
-    check_key(uid)
-    return uid

@@ -79,11 +79,13 @@ def faults(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     made.close()
 
 
-async def append(store: Store, *records: Record, payload: bytes = b"payload") -> None:
-    """Append records of buffer 1 in one batch, and wait for it."""
+async def append(
+    store: Store, *records: Record, payload: bytes = b"payload", buffer_id: int = 1
+) -> None:
+    """Append records in one batch, and wait for it."""
     batch = store.batch()
     for each in records:
-        batch.append(1, each, payload)
+        batch.append(buffer_id, each, payload)
     await store.commit(batch)
 
 

@@ -304,28 +304,35 @@ async def test_delete_consumer_takes_it_alone(store: Store) -> None:
     assert left == [["actor-2"], ["actor", "actor-2"]]
 
 
-async def test_delete_buffer_takes_all_of_it_and_nothing_else(
-    store: Store,
-) -> None:
+async def test_delete_buffer_takes_all_of_it_and_nothing_else(engine: Engine, store: Store) -> None:
     records = [make_record(seq) for seq in range(1, 500)]
     for buffer_id in (1, 2, 3):
         await fill(store, row(buffer_id), records)
         batch = store.batch()
         batch.remember(buffer_id, "uid", "u", b"d", 5.0)
         batch.put_consumer(buffer_id, ConsumerRow(name="trainer"))
+        batch.put_last_seq(buffer_id, 997)
         await store.commit(batch)
+    await store.claim(3)
+    await append(store, make_record(501), buffer_id=3)
     batch = store.batch()
-    batch.delete_buffer(2)
+    batch.delete_buffer(1)
+    batch.delete_buffer(3)
     await store.commit(batch)
-    assert [(s.row.id, len(s.records)) for s in store.load()] == [(1, 499), (3, 499)]
-    assert store.payloads(2, [records[0].uid]) == [None]
-    assert [store.recall(b, "uid", ["u"]) for b in (1, 2, 3)] == [[b"d"], [None], [b"d"]]
-    assert None not in store.payloads(3, [r.uid for r in records])
+    store = await reopened(engine, store)
+    assert [(s.row.id, len(s.records)) for s in store.load()] == [(2, 499)]
+    assert store.last_buffer_id == 3, "an id is never given again"
+    assert store.payloads(3, [records[0].uid]) == [None]
+    assert list(store.payload_uids(3)) == []
+    assert [store.recall(b, "uid", ["u"]) for b in (1, 2, 3)] == [[None], [b"d"], [None]]
+    assert None not in store.payloads(2, [r.uid for r in records])
+    assert await store.last_number(3) == 0
     # The id's tables are empty, not only its row gone.
-    await fill(store, row(2), [])
-    again = next(s for s in store.load() if s.row.id == 2)
-    assert (again.records, again.consumers) == ([], [])
-    assert await store.prune(2, 10.0) == 0
+    await fill(store, row(3), [])
+    again = loaded(store, 3)
+    assert (again.records, again.consumers, again.last_seq) == ([], [], 0)
+    assert await store.prune(3, 10.0) == 0
+    await store.close()
 
 
 async def test_changes_of_a_batch_apply_in_order(store: Store) -> None:
@@ -640,31 +647,6 @@ async def test_one_buffer_is_loaded_alone_or_all_by_id(
         assert alone == found or dict(alone.computed) == dict(found.computed)
         assert (alone.row, alone.progress) == (found.row, found.progress)
     assert list(store.load(3)) == []
-
-
-async def test_a_deleted_buffer_leaves_nothing_and_its_id_is_never_given_again(
-    engine: Engine,
-    store: Store,
-) -> None:
-    await put(store, row(1), row(7))
-    await store.claim(1)
-    await append(store, make_record(1))
-    batch = store.batch()
-    batch.remember(1, "uid", "gone", b"digest", 1.0)
-    batch.put_last_seq(7, 11)
-    await store.commit(batch)
-    batch = store.batch()
-    batch.delete_buffer(1)
-    batch.delete_buffer(7)
-    await store.commit(batch)
-    store = await reopened(engine, store)
-    assert list(store.load()) == []
-    assert store.last_buffer_id == 7
-    assert store.payloads(1, [make_record(1).uid]) == [None]
-    assert list(store.payload_uids(1)) == []
-    assert store.recall(1, "uid", ["gone"]) == [None]
-    assert await store.last_number(1) == 0
-    await store.close()
 
 
 # --- the end

@@ -7,37 +7,26 @@ from experience_buffer_server.store.interface import GroupRow, Record
 from experience_buffer_server.store.interning import Interner, share_with_group
 from tests.unit.store.conftest import make_record
 
+VALUES: dict[str, float] = {
+    "cut": 3077, "group_id": 1009, "response_tokens": 1013, "payload_bytes": 1019,
+    "min_version": 1021, "max_version": 1031, "push_time": 1033.5, "fields": 1039,
+    "reward": 0.625, "priority": 3.5,
+}  # fmt: skip
+
 
 def distinct(seq: int, **changes: Any) -> Record:
     """A record none of whose large values is an object that another one has."""
-    values: dict[str, Any] = {
-        "cut": int("3077"),
-        "group_id": int("1009"),
-        "response_tokens": int("1013"),
-        "payload_bytes": int("1019"),
-        "min_version": int("1021"),
-        "max_version": int("1031"),
-        "push_time": float("1033.5"),
-        "fields": int("1039"),
-        "reward": float("0.625"),
-        "priority": float("3.5"),
-    }
-    return make_record(seq, **(values | changes))
-
-
-SHARED = (
-    *("cut", "group_id", "response_tokens", "payload_bytes", "min_version"),
-    *("max_version", "push_time", "fields", "reward", "priority"),
-)
+    fresh = {name: type(value)(str(value)) for name, value in VALUES.items()}
+    return make_record(seq, **(fresh | changes))
 
 
 def test_equal_values_of_neighbours_become_one_object() -> None:
     first, second = distinct(1), distinct(2)
-    assert not any(getattr(first, name) is getattr(second, name) for name in SHARED)
+    assert not any(getattr(first, name) is getattr(second, name) for name in VALUES)
     interner = Interner()
     interner.intern(first)
     interner.intern(second)
-    assert all(getattr(first, name) is getattr(second, name) for name in SHARED)
+    assert all(getattr(first, name) is getattr(second, name) for name in VALUES)
 
 
 def test_the_two_versions_of_one_record_are_shared_too() -> None:
@@ -58,18 +47,10 @@ def test_members_share_their_groups_numbers() -> None:
 
 
 def test_no_value_changes() -> None:
-    others: dict[str, Any] = {
-        "cut": 1026,
-        "group_id": 0,
-        "response_tokens": 0,
-        "payload_bytes": 7,
-        "min_version": None,
-        "max_version": None,
-        "push_time": 0.5,
-        "fields": 0,
-        "reward": None,
-        "priority": 0.0,
-    }
+    others: dict[str, Any] = dict.fromkeys(VALUES, 0) | {
+        "cut": 1026, "payload_bytes": 7, "push_time": 0.5, "priority": 0.0,
+        "min_version": None, "max_version": None, "reward": None,
+    }  # fmt: skip
     records = [distinct(1)]
     for seq, (name, value) in enumerate(others.items(), 2):
         records += [distinct(seq, **{name: value}), distinct(seq + 100)]

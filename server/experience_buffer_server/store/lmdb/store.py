@@ -21,11 +21,10 @@ from experience_buffer_server.store.interface import (
     WriteBatch,
 )
 from experience_buffer_server.store.lmdb import writer_protocol
-from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load
+from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load, Riders
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.private_files import free_bytes
 from experience_buffer_server.store.lmdb.fences import Ownership
-from experience_buffer_server.store.lmdb.piggyback import Riders
 from experience_buffer_server.store.lmdb.reader import CommittedRows
 from experience_buffer_server.store.lmdb.shared_outbox import Outbox
 from experience_buffer_server.store.lmdb.translation import Translation
@@ -157,17 +156,7 @@ class LmdbStore(CommittedRows):
         return WriteBatch(self._pack)
 
     def commit(self, batch: WriteBatch) -> Awaitable[None]:
-        """Submit a batch now; the awaitable ends when it is as durable as configured.
-
-        Submission needs no awaiting, and cancelling who awaits does not withdraw it.
-
-        Raises:
-            StoreFullError: From the awaitable: no room; nothing of this batch is stored.
-            StoreError: From the awaitable: a key or value is too long; nothing of it is stored.
-            StoreFencedError: From the awaitable: another owner has claimed a buffer of it.
-            StoreFailedError: From the awaitable: the store can't go on; whether the batch is
-                stored, `last_number` says.
-        """
+        """Submit a batch now; see `interface.Store.commit`."""
         self._number(batch)
         if not batch.has_appends:
             self._riders.dismount()
@@ -205,11 +194,7 @@ class LmdbStore(CommittedRows):
 
     def prune(self, buffer_id: int, before_time: float, *, limit: int = 1000) -> Awaitable[int]:
         """Forget up to `limit` values remembered before `before_time`; how many were forgotten."""
-        self._riders.dismount()
-        pruning = Translation(())
-        limits = PRUNE_LIMITS.pack(before_time, limit)
-        pruning.operations.append((PRUNE, disk.buffer_key(buffer_id), limits))
-        return self._submit(pruning, answers=True)
+        return self._ask(PRUNE, buffer_id, PRUNE_LIMITS.pack(before_time, limit))
 
     async def claim(self, buffer_id: int) -> int:
         """Own a buffer from now on; its new epoch. See `interface.Store.claim`."""
@@ -219,10 +204,14 @@ class LmdbStore(CommittedRows):
         return epoch
 
     def _raise_epoch(self, buffer_id: int) -> Awaitable[int]:
+        return self._ask(CLAIM, buffer_id, b"")
+
+    def _ask(self, code: int, buffer_id: int, value: bytes) -> Awaitable[int]:
+        """Submit what the writer has an answer to."""
         self._riders.dismount()
-        claiming = Translation(())
-        claiming.operations.append((CLAIM, disk.buffer_key(buffer_id), b""))
-        return self._submit(claiming, answers=True)
+        asking = Translation(())
+        asking.operations.append((code, disk.buffer_key(buffer_id), value))
+        return self._submit(asking, answers=True)
 
     async def last_number(self, buffer_id: int) -> int:
         """The number of the last commit that is stored; see `interface.Store.last_number`."""

@@ -56,25 +56,24 @@ async def test_another_format_version_is_refused(open_store: OpenStore, path: Pa
         LmdbReader(path)
 
 
-async def test_a_foreign_database_is_refused_and_left_as_it_is(
-    open_store: OpenStore, path: Path
+@pytest.mark.parametrize("is_database", [True, False])
+async def test_a_foreign_file_is_refused_and_left_as_it_is(
+    open_store: OpenStore, path: Path, is_database: bool
 ) -> None:
     path.mkdir(parents=True)
-    with lmdb.open(str(path)) as env, env.begin(write=True) as txn:
-        txn.put(b"foreign", b"value")
-    before = (path / "data.mdb").read_bytes()
-    with pytest.raises(StoreFormatError, match="not an experience buffer store"):
+    file, text = path / "data.mdb", r"data\.mdb is not an LMDB database"
+    if is_database:
+        text = "not an experience buffer store"
+        with lmdb.open(str(path)) as env, env.begin(write=True) as txn:
+            txn.put(b"foreign", b"value")
+    else:
+        file.write_bytes(b"something else" * 1000)
+    before = file.read_bytes()
+    with pytest.raises(StoreFormatError, match=text):
         await open_store()
-    with pytest.raises(StoreFormatError, match="not an experience buffer store"):
+    with pytest.raises(StoreFormatError, match=text):
         LmdbReader(path)
-    assert (path / "data.mdb").read_bytes() == before
-
-
-async def test_a_foreign_file_is_refused(open_store: OpenStore, path: Path) -> None:
-    path.mkdir(parents=True)
-    (path / "data.mdb").write_bytes(b"something else" * 1000)
-    with pytest.raises(StoreFormatError, match=r"data\.mdb"):
-        await open_store()
+    assert file.read_bytes() == before
 
 
 async def test_a_directory_that_cannot_be_made_is_named(
@@ -228,6 +227,19 @@ async def test_the_map_grows_under_concurrent_reads(
     assert None not in store.payloads(1, acked)
 
 
+def started(program: str, *arguments: object) -> subprocess.Popen[str]:
+    """Another process, once it says that it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
 async def test_a_reader_in_another_process_follows_a_growing_map(
     open_store: OpenStore,
     path: Path,
@@ -240,15 +252,9 @@ async def test_a_reader_in_another_process_follows_a_growing_map(
         "for line in sys.stdin:\n"
         "    print(len(reader.payloads(1, [line.strip()])[0]), flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", child, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(child, path) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
         for seq in range(1, 6):
             await append(store, make_record(seq), payload=bytes(MEBI * seq))
             process.stdin.write(make_record(seq).uid + "\n")
@@ -263,18 +269,10 @@ async def test_a_dead_readers_slot_is_freed_at_the_start(open_store: OpenStore, 
     child = (
         "import sys, os, lmdb\n"
         "env = lmdb.open(sys.argv[1], readonly=True, max_dbs=16); txn = env.begin()\n"
-        "print('reading', flush=True); sys.stdin.read()\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
     )
-    command = [sys.executable, "-c", child, str(path)]
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
     # The one that lives keeps LMDB from starting the table of readers afresh.
-    with start() as alive, start() as dead:
-        for process in (alive, dead):
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"reading\n"
+    with started(child, path) as alive, started(child, path) as dead:
         dead.kill()
         dead.wait()
         store = await open_store()
@@ -307,7 +305,7 @@ HOLD = """
 import fcntl, os, sys
 file = os.open(sys.argv[1], os.O_RDWR)
 fcntl.lockf(file, fcntl.LOCK_EX, 1, int(sys.argv[2]))
-print("held", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
 
@@ -317,13 +315,7 @@ async def test_a_reader_of_the_same_id_in_another_container_is_told(
 ) -> None:
     """LMDB knows readers by their process ids: each locks the byte of its number."""
     await (await open_store()).close()
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path / "lock.mdb"), str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
+    with started(HOLD, path / "lock.mdb", os.getpid()) as other:
         with pytest.raises(StoreFailedError, match="the same id reads it, from another container"):
             open_to_read(path)
         other.communicate()

@@ -12,7 +12,7 @@ from experience_buffer_server.store.interface import (
     DamagedRecordError,
     WriteBatch,
 )
-from experience_buffer_server.store.lmdb import piggyback
+from experience_buffer_server.store.lmdb import commit_backlog
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.store.conftest import OpenStore, make_record
 
@@ -47,7 +47,7 @@ async def test_without_appends_it_goes_at_once(store: LmdbStore) -> None:
 
 async def test_it_shares_the_next_append(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long a busy machine takes between the two appends.
-    monkeypatch.setattr(piggyback, "_RIDE_SECONDS", 60.0)
+    monkeypatch.setattr(commit_backlog, "_RIDE_SECONDS", 60.0)
     await store.commit(appending(store, 1))
     before = store.stats.num_batches
     riding = asyncio.ensure_future(store.ride(advantages(store, 1)))

@@ -116,9 +116,8 @@ def named_key(buffer_id: int, name: str) -> bytes:
     return _checked(_BUFFER.pack(buffer_id) + name.encode())
 
 
-def payload_key(buffer_id: int, uid: str) -> bytes:
-    """The key of an experience's payload."""
-    return _checked(_BUFFER.pack(buffer_id) + uid.encode())
+payload_key = named_key
+"""(buffer id, uid): the key of an experience's payload."""
 
 
 def memory_key(buffer_id: int, kind: str, key: str) -> bytes:

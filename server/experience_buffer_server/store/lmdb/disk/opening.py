@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,25 @@ def _open_tables(env: lmdb.Environment, path: Path) -> list[lmdb._Database]:
 def handles(env: lmdb.Environment) -> list[lmdb._Database]:
     """A store's tables, in their order."""
     return [env.open_db(table.disk_name, create=False) for table in Table]
+
+
+@contextmanager
+def at_rest(path: Path) -> Iterator[tuple[lmdb.Transaction[memoryview], list[lmdb._Database]]]:
+    """Read a store that nobody else has open, without a lock file: it would become a part of it.
+
+    Returns:
+        A transaction, and the tables.
+
+    Raises:
+        StoreFormatError: As `open_to_read`.
+        StoreFailedError: As that, also from within the block.
+    """
+    env, tables = open_to_read(path, lock=False)
+    try:
+        with env, begin(env) as txn:
+            yield txn, tables
+    except lmdb.Error as error:
+        raise StoreFailedError(f"can't read the store at {path}: {error}") from error
 
 
 def begin(env: lmdb.Environment) -> lmdb.Transaction[memoryview]:

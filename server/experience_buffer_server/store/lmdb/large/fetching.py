@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
 
-from experience_buffer_server.store.interface import Found, StoreFailedError
+from experience_buffer_server.store.interface import DamagedRecordError, Found, StoreFailedError
 from experience_buffer_server.store.lmdb.large.reads import (
     MOST_AT_ONCE_BYTES,
-    Fetched,
     Place,
+    Together,
     side_by_side,
     span_bytes,
 )
@@ -44,12 +44,12 @@ class Fetching:
     def __init__(
         self,
         find: Callable[[int, Sequence[str]], Sequence[Place | None]],
-        read: Callable[[Sequence[Place]], list[Fetched]],
+        read: Callable[[Sequence[Place]], Together],
     ) -> None:
         self._find_places = find
         self._read = read
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="payloads")
-        self._held: defaultdict[Place, list[Fetched]] = defaultdict(list)
+        self._held: defaultdict[Place, list[_Fetch]] = defaultdict(list)
         self._expected: defaultdict[_Name, list[Expected]] = defaultdict(list)
         """Who expects what nobody has asked for yet."""
         self._ahead_bytes = 0
@@ -58,27 +58,27 @@ class Fetching:
     def find(self, place: Place) -> Found[memoryview]:
         """A payload that is in memory, or why it can't be; None: it wasn't asked for."""
         held = self._held.get(place)
-        return held[0].payload if held else None
+        return held[0].result() if held else None
 
     @asynccontextmanager
     async def fetched(self, buffer_id: int, uids: Iterable[str]) -> AsyncIterator[None]:
         """Have the large ones of these payloads in memory within the block."""
         fetches: list[_Fetch] = []
-        held: list[Fetched] = []
+        held: list[_Fetch] = []
         try:
             self._ask_for(buffer_id, uids, fetches)
             for reading in dict.fromkeys(fetch.reading for fetch in fetches):
                 await reading.wait()
             for fetch in fetches:
-                found = fetch.result()
-                held.append(found)
-                self._held[found.place].append(found)
+                fetch.result()
+                held.append(fetch)
+                self._held[fetch.place].append(fetch)
             yield
         finally:
-            for found in held:
-                self._held[found.place].remove(found)
-                if not self._held[found.place]:
-                    del self._held[found.place]
+            for fetch in held:
+                self._held[fetch.place].remove(fetch)
+                if not self._held[fetch.place]:
+                    del self._held[fetch.place]
             for fetch in fetches:
                 fetch.close()
 
@@ -115,7 +115,7 @@ class Fetching:
             found = loop.run_in_executor(self._threads, self._read, neighbours)
             reading = _Reading(found, span_bytes(neighbours), len(neighbours))
             for number, place in enumerate(neighbours):
-                fetches[names[place]] = _Fetch(reading, number)
+                fetches[names[place]] = _Fetch(reading, number, place)
         return fetches
 
     async def run(self, read: Callable[[], _T]) -> _T:
@@ -234,9 +234,7 @@ class _Reading:
         num_payloads: How many they are.
     """
 
-    def __init__(
-        self, found: asyncio.Future[list[Fetched]], num_bytes: int, num_payloads: int
-    ) -> None:
+    def __init__(self, found: asyncio.Future[Together], num_bytes: int, num_payloads: int) -> None:
         self.found = found
         self.num_bytes = num_bytes
         self._num_left = num_payloads
@@ -255,13 +253,14 @@ class _Reading:
 class _Fetch:
     """One payload of those that are read at once."""
 
-    def __init__(self, reading: _Reading, number: int) -> None:
+    def __init__(self, reading: _Reading, number: int, place: Place) -> None:
         self.reading = reading
         self._number = number
+        self.place = place
 
-    def result(self) -> Fetched:
+    def result(self) -> memoryview | DamagedRecordError:
         """The payload; it is in memory."""
-        return self.reading.found.result()[self._number]
+        return self.reading.found.result().payloads[self._number]
 
     def close(self) -> None:
         """Give the memory back, as soon as the disk has answered."""
@@ -270,6 +269,6 @@ class _Fetch:
         else:
             self.reading.found.add_done_callback(self._release)
 
-    def _release(self, found: asyncio.Future[list[Fetched]]) -> None:
+    def _release(self, found: asyncio.Future[Together]) -> None:
         if not found.cancelled() and found.exception() is None:
-            self.result().release()
+            found.result().release(self._number)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from experience_buffer_server.runtime.memory_arena import whole_blocks
+from experience_buffer_server.store.errors import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.lmdb.disk import private_files
 
 NAME: Final = "payloads.bin"
@@ -34,11 +35,17 @@ _MOST_KEPT_BYTES: Final = 64 << 20
 """Buffers beyond that are given back to the system after use."""
 
 
-DAMAGE_CODES: Final = frozenset(
+_DAMAGE_CODES: Final = frozenset(
     {errno.ENOENT, errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN}
 )
 """What the system says of a file that is lost, or of a disk that can't read it; others, such as for want
 of memory or descriptors, say nothing of what is stored."""
+
+
+def unreadable(what: str, error: OSError) -> DamagedRecordError | StoreFailedError:
+    """What an error of reading says of what is stored: that it is lost, or only that it can't be read now."""
+    kind = DamagedRecordError if error.errno in _DAMAGE_CODES else StoreFailedError
+    return kind(f"{what}: {error.strerror}")
 
 
 class Aligned(NamedTuple):

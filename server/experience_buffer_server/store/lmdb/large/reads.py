@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -15,7 +15,7 @@ from experience_buffer_server.runtime.memory_arena import whole_blocks
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Extent, Table
-from experience_buffer_server.store.lmdb.large.payload_file import DAMAGE_CODES, NAME, PayloadReader
+from experience_buffer_server.store.lmdb.large.payload_file import NAME, PayloadReader, unreadable
 from experience_buffer_server.store.payload import checksum
 
 MOST_AT_ONCE_BYTES: Final = 4 << 20
@@ -44,44 +44,29 @@ def check_readable(folder: Path) -> None:
         ) from error
 
 
-class Fetched:
-    """A payload in memory, unchecked, or why it can't be. Belongs to one thread at a time."""
-
-    __slots__ = ("_memory", "payload", "place")
-
-    def __init__(
-        self, place: Place, payload: memoryview | DamagedRecordError, memory: Shared | None = None
-    ) -> None:
-        self.place = place
-        self.payload = payload
-        self._memory = memory
-
-    def release(self) -> None:
-        """Give the memory back: the view ends. To be called once, by who is the owner."""
-        if self._memory is not None and isinstance(self.payload, memoryview):
-            try:
-                self.payload.release()
-            except BufferError:
-                return  # Somebody still looks at it: the memory isn't used again.
-            self._memory.release()
-
-
-class Shared:
-    """Memory that neighbours were read into. Belongs to one thread at a time.
+class Together:
+    """Payloads that were read at once, unchecked, until each is released. For one thread at a time.
 
     Args:
-        memory: Gives it back.
-        num_shares: The payloads in it.
+        payloads: In the order in which they lie; or why one can't be read.
+        memory: Gives back what they were read into.
     """
 
-    def __init__(self, memory: ExitStack, num_shares: int) -> None:
+    def __init__(self, payloads: list[memoryview | DamagedRecordError], memory: ExitStack) -> None:
+        self.payloads = payloads
         self._memory = memory
-        self._num_shares = num_shares
+        self._num_held = len(payloads)
 
-    def release(self) -> None:
-        """One of the payloads isn't needed any more; the last one gives the memory back."""
-        self._num_shares -= 1
-        if not self._num_shares:
+    def release(self, number: int) -> None:
+        """End the view of one, to be called once for each; the last one gives the memory back."""
+        payload = self.payloads[number]
+        if isinstance(payload, memoryview):
+            try:
+                payload.release()
+            except BufferError:
+                return  # Somebody still looks at it: the memory isn't used again.
+        self._num_held -= 1
+        if not self._num_held:
             self._memory.close()
 
 
@@ -121,7 +106,7 @@ class LargePayloads:
                 )
             yield payload
 
-    def fetch(self, neighbours: Sequence[Place]) -> list[Fetched]:
+    def fetch(self, neighbours: Sequence[Place]) -> Together:
         """Read payloads that lie side by side at once, without a look at them; blocks for the disk.
 
         No transaction need be open: what is read may be written over meanwhile, which `is_as_written`
@@ -132,28 +117,31 @@ class LargePayloads:
             neighbours: See `side_by_side`.
 
         Returns:
-            The payloads in the order given; a disk that can't read one of them costs the others only time.
+            The payloads; a disk that can't read one of them costs the others only time.
 
         Raises:
             StoreFailedError: They can't be read now: for want of memory or file descriptors, say.
         """
-        begin = neighbours[0][1].offset
         with ExitStack() as stack:
-            try:
-                view = stack.enter_context(self._file.read(begin, span_bytes(neighbours)))
-            except OSError as error:
-                if len(neighbours) > 1:
-                    return [found for place in neighbours for found in self.fetch([place])]
-                reason = _unreadable(neighbours[0][0], error)
-                if isinstance(reason, DamagedRecordError):
-                    return [Fetched(neighbours[0], reason)]
-                raise reason from error
-            memory = Shared(stack.pop_all(), len(neighbours))
-        return [
-            Fetched(place, view[offset - begin : offset - begin + num_bytes], memory)
-            for place in neighbours
-            for offset, num_bytes, _ in (place[1],)
-        ]
+            found: list[memoryview | DamagedRecordError] = []
+            if len(neighbours) > 1:
+                begin = neighbours[0][1].offset
+                with suppress(OSError):
+                    view = stack.enter_context(self._file.read(begin, span_bytes(neighbours)))
+                    for _, (offset, num_bytes, _) in neighbours:
+                        found.append(view[offset - begin : offset - begin + num_bytes])
+            found = found or [self._fetch_one(place, stack) for place in neighbours]
+            return Together(found, stack.pop_all())
+
+    def _fetch_one(self, place: Place, stack: ExitStack) -> memoryview | DamagedRecordError:
+        key, (offset, num_bytes, _) = place
+        try:
+            return stack.enter_context(self._file.read(offset, num_bytes))
+        except OSError as error:
+            reason = _unreadable(key, error)
+            if isinstance(reason, DamagedRecordError):
+                return reason
+            raise reason from error
 
     def close(self) -> None:
         """Release the file. Idempotent."""
@@ -196,8 +184,7 @@ def _offset(place: Place) -> int:
 
 
 def _unreadable(key: bytes, error: OSError) -> DamagedRecordError | StoreFailedError:
-    kind = DamagedRecordError if error.errno in DAMAGE_CODES else StoreFailedError
-    return kind(f"{_name(key)} can't be read from {NAME}: {error.strerror}")
+    return unreadable(f"{_name(key)} can't be read from {NAME}", error)
 
 
 def _name(key: bytes) -> str:

@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 import lmdb
 
 from experience_buffer_server.store import row_codec
-from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
+from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
+from experience_buffer_server.store.lmdb.disk.opening import at_rest
 from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.snapshots.manifest import BufferManifest, ConsumerManifest
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
@@ -52,13 +52,8 @@ def checked_inventory(path: Path) -> tuple[list[BufferManifest], list[str]]:
     report = check(path)
     if problem := problem_of(report):
         raise DamagedRecordError(problem)
-    try:
-        # Without a lock file: it would become a part of the snapshot.
-        env, tables = open_to_read(path, lock=False)
-        with env, begin(env) as txn:
-            return list(_inventory(txn, tables, report)), _warnings(report)
-    except lmdb.Error as error:
-        raise StoreFailedError(f"can't read the store at {path}: {error}") from error
+    with at_rest(path) as (txn, tables):
+        return list(_inventory(txn, tables, report)), _warnings(report)
 
 
 def problem_of(report: Report) -> str:

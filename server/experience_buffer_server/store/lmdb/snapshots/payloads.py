@@ -13,17 +13,17 @@ from pathlib import Path
 import lmdb
 
 from experience_buffer_server.runtime.memory_arena import whole_blocks
-from experience_buffer_server.store.interface import DamagedRecordError, StoreFailedError
+from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
+from experience_buffer_server.store.lmdb.disk.opening import at_rest
 from experience_buffer_server.store.lmdb.disk.private_files import sync
 from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.large.payload_file import (
-    DAMAGE_CODES,
     NAME,
     PayloadReader,
     PayloadWriter,
+    unreadable,
 )
 
 Run = tuple[int, int]
@@ -79,7 +79,8 @@ def copy_payloads(source: Path, to: Path, on_progress: Callable[[int], None] | N
         StoreFailedError: The rows can't be read, or the source can't be opened.
         OSError: The copy can't be written, such as for want of room.
     """
-    runs = _runs_of(to)
+    with at_rest(to) as (txn, tables):
+        runs = named_runs(txn, tables[Table.EXTENTS])
     if not runs:
         return 0
     _check_length(source / NAME, sum(runs[-1]))
@@ -90,7 +91,7 @@ def copy_payloads(source: Path, to: Path, on_progress: Callable[[int], None] | N
                 try:
                     piece = stack.enter_context(reader.read(offset, num_bytes))
                 except OSError as error:
-                    raise _unreadable(source / NAME, error) from error
+                    raise unreadable(_unread(source / NAME), error) from error
                 writer.write([(offset, piece)])
             done += num_bytes
             if on_progress is not None:
@@ -113,22 +114,6 @@ def _pieces(offset: int, num_bytes: int) -> Iterable[Run]:
     return ((begin, min(_PIECE_BYTES, end - begin)) for begin in range(offset, end, _PIECE_BYTES))
 
 
-def _runs_of(folder: Path) -> list[Run]:
-    """What the rows of a copy, which nobody has open, name.
-
-    Raises:
-        DamagedRecordError: One is damaged.
-        StoreFailedError: They can't be read.
-    """
-    try:
-        # Without a lock file: it would become a part of the snapshot.
-        env, tables = open_to_read(folder, lock=False)
-        with env, begin(env) as txn:
-            return named_runs(txn, tables[Table.EXTENTS])
-    except lmdb.Error as error:
-        raise StoreFailedError(f"can't read the copy in {folder}: {error}") from error
-
-
 def _check_length(path: Path, end: int) -> None:
     """Refuse what lies behind the end of a file: reading it gives nothing, and no error.
 
@@ -139,15 +124,12 @@ def _check_length(path: Path, end: int) -> None:
     try:
         num_bytes = path.stat().st_size
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(_unread(path), error) from error
     if num_bytes < end:
         raise DamagedRecordError(
             f"{path} is cut short: it has {num_bytes} bytes, its payloads reach to {end}"
         )
 
 
-def _unreadable(path: Path, error: OSError) -> DamagedRecordError | StoreFailedError:
-    message = f"the large payloads in {path} can't be read: {error.strerror}"
-    if error.errno in DAMAGE_CODES:
-        return DamagedRecordError(message)
-    return StoreFailedError(message)
+def _unread(path: Path) -> str:
+    return f"the large payloads in {path} can't be read"

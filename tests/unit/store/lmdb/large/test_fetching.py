@@ -13,7 +13,7 @@ from experience_buffer_server.store.interface import DamagedRecordError, StoreFa
 from experience_buffer_server.store.lmdb.disk.format import Extent
 from experience_buffer_server.store.lmdb.large import fetching as module
 from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
-from experience_buffer_server.store.lmdb.large.reads import Fetched, Place, Shared
+from experience_buffer_server.store.lmdb.large.reads import Place, Together
 from tests.unit.store.conftest import MEBI
 
 
@@ -37,7 +37,7 @@ class Disk:
             raise self.find_error
         return [None if uid.startswith("small") else place(uid) for uid in uids]
 
-    def fetch(self, places: Sequence[Place]) -> list[Fetched]:
+    def fetch(self, places: Sequence[Place]) -> Together:
         names = [key.decode() for key, _ in places]
         with self._lock:
             self.read.append("+".join(names))
@@ -45,11 +45,10 @@ class Disk:
         if "broken" in names:
             raise StoreFailedError("the store can't be read")
         if names == ["bad"]:
-            return [Fetched(places[0], DamagedRecordError("the disk can't read it"))]
+            return Together([DamagedRecordError("the disk can't read it")], ExitStack())
         stack = ExitStack()
         stack.callback(self.released.append, "+".join(names))
-        memory = Shared(stack, len(places))
-        return [Fetched(place, memoryview(place[0]), memory) for place in places]
+        return Together([memoryview(key) for key, _ in places], stack)
 
     @property
     def held(self) -> list[str]:

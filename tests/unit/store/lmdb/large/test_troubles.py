@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from pickle import PickleBuffer
+from typing import cast
 
 import lmdb
 import pytest
@@ -31,6 +32,7 @@ from experience_buffer_server.store.lmdb.large.reads import (
     MOST_AT_ONCE_BYTES,
     LargePayloads,
     Place,
+    Together,
     is_as_written,
     side_by_side,
 )
@@ -204,17 +206,24 @@ def test_a_disk_that_fails_is_asked_once(
 
     monkeypatch.setattr(PayloadReader, "_read", fail)
     with LmdbReader(tmp_path) as reader:
-        (found,) = reader._large.fetch(places(reader, "a"))
-        assert isinstance(found.payload, DamagedRecordError)
-        monkeypatch.setattr(reader._fetching, "find", {found.place: found.payload}.get)
+        (found,) = fetched(reader, monkeypatch, "a").payloads
+        assert isinstance(found, DamagedRecordError)
         (payload,) = reader.payloads(1, ["a"])
-    assert payload is found.payload
+    assert payload is found
     assert len(asked) == 1
 
 
 def places(reader: LmdbReader, *names: str) -> list[Place]:
     """Where those of them lie that are large."""
     return [place for place in reader.places(1, names) if place is not None]
+
+
+def fetched(reader: LmdbReader, monkeypatch: pytest.MonkeyPatch, *names: str) -> Together:
+    """Payloads in memory, where the reader finds them from now on."""
+    found = reader._large.fetch(places(reader, *names))
+    held = dict(zip(places(reader, *names), found.payloads, strict=True))
+    monkeypatch.setattr(reader._fetching, "find", held.get)
+    return found
 
 
 def test_what_was_written_over_while_it_was_read_is_left_to_who_asks(
@@ -233,9 +242,7 @@ def test_what_was_written_over_while_it_was_read_is_left_to_who_asks(
     with LmdbReader(tmp_path) as reader:
         stored = reader.payloads(1, ["a", "b"])
         monkeypatch.setattr(PayloadReader, "_read", read)
-        fetched = reader._large.fetch(places(reader, "a", "b"))
-        held = {found.place: found.payload for found in fetched}
-        monkeypatch.setattr(reader._fetching, "find", held.get)
+        fetched(reader, monkeypatch, "a", "b")
         assert reader.payloads(1, ["a", "b"]) == stored
     assert asked == [(0, 2 * MEBI), (0, MEBI)], "both at once, and only what wasn't right again"
 
@@ -254,14 +261,14 @@ def test_one_of_neighbours_that_cannot_be_read_costs_the_others_nothing(
 
     monkeypatch.setattr(PayloadReader, "_read", read)
     with LmdbReader(tmp_path) as reader:
-        fetched = reader._large.fetch(places(reader, *names))
-        bad = fetched[1].payload
+        found = reader._large.fetch(places(reader, *names))
+        _, bad, _ = found.payloads
         assert isinstance(bad, DamagedRecordError)
         assert str(bad).endswith(f"can't be read from {NAME}: Input/output error")
-        for found in fetched[::2]:
-            assert isinstance(found.payload, memoryview)
-            assert is_as_written(found.place, found.payload)
-            found.release()
+        for number, place in enumerate(places(reader, *names)):
+            payload = found.payloads[number]
+            assert payload is bad or is_as_written(place, cast(memoryview, payload))
+            found.release(number)
 
 
 def test_memory_of_neighbours_is_used_again_once_all_were_released(
@@ -270,23 +277,22 @@ def test_memory_of_neighbours_is_used_again_once_all_were_released(
     engines.store("a", "b", num_bytes=MEBI)
     with LmdbReader(tmp_path) as reader:
         memory = reader._large._file._kept
-        first, second = reader._large.fetch(places(reader, "a", "b"))
-        first.release()
+        found = reader._large.fetch(places(reader, "a", "b"))
+        first, second = found.payloads
+        found.release(0)
         assert memory == []
-        assert isinstance(second.payload, memoryview)
-        assert is_as_written(second.place, second.payload)
-        second.release()
+        assert is_as_written(places(reader, "b")[0], cast(memoryview, second))
+        found.release(1)
         assert len(memory) == 1
-        third, fourth = reader._large.fetch(places(reader, "a", "b"))
-        assert isinstance(third.payload, memoryview)
-        still = PickleBuffer(third.payload)
-        third.release()
-        fourth.release()
-        del third, fourth
+        again = reader._large.fetch(places(reader, "a", "b"))
+        still = PickleBuffer(cast(memoryview, again.payloads[0]))
+        again.release(0)
+        again.release(1)
+        del again
         assert memory == [], "somebody still looks at it"
         assert len(still.raw()) == MEBI
         with pytest.raises(ValueError, match="released"):
-            bytes(first.payload)  # type: ignore[arg-type]
+            bytes(cast(memoryview, first))
 
 
 def extents(*blocks: tuple[int, int]) -> list[Place]:
