@@ -336,19 +336,6 @@ def test_zeros_inside_a_mask_lose_nothing(case: dict[str, Any]) -> None:
     assert any(has_lost) == case["name"].startswith("interior")
 
 
-def test_interior_zeros_survive_concat_and_split() -> None:
-    trajectories = [
-        {
-            "attention_mask": torch.tensor([mask]),
-            "input_ids": torch.arange(1, len(mask) + 1)[None],
-        }
-        for mask in ([1, 0, 1, 1], [0, 1, 0], [1, 1, 0, 1, 0, 0])
-    ]
-    batch, layout = collation.concat(trajectories)
-    for part, trajectory in zip(collation.split(batch, layout), trajectories, strict=True):
-        assert_same(part, trajectory)
-
-
 def test_the_former_name_has_what_it_had_and_says_where_that_is() -> None:
     former = importlib.import_module("experience_buffer.collate")
     for name in ("gather_token_ids", "split", "TrajectoryLayout", "to_hf_datasets"):

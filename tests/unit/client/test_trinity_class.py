@@ -161,13 +161,6 @@ def test_merged_singles_are_the_batch_if_only_keys_are_shared() -> None:
     assert trxp.merge(trxp.split(batch)) == batch
 
 
-def test_640_singles_of_batches_of_64() -> None:
-    for start in range(0, 640, 64):
-        theirs = [build(start + i, KINDS[i % len(KINDS)], _THEIRS) for i in range(64)]
-        payload = trinity.Experience.serialize_many(theirs)
-        assert trxp.split(payload) == [each.serialize() for each in theirs]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_added_tensors_are_byte_identical(kind: str) -> None:
     before, after = build(3, kind, _THEIRS), build(3, kind, _THEIRS)

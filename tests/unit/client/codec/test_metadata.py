@@ -88,13 +88,6 @@ def test_depth(depth: int) -> None:
     assert outcome(plain_metas, [{"info": value}]) == outcome(thorough, [{"info": value}])
 
 
-def test_what_holds_itself_is_refused() -> None:
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(TrxpError, match="holds itself"):
-        plain_metas([{"info": value}])
-
-
 @pytest.mark.parametrize("num_items", [24, 25, 26, 27])
 def test_values_are_counted_as_often_as_they_are_reached(
     num_items: int, monkeypatch: pytest.MonkeyPatch

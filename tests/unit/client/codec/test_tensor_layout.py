@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from unittest import mock
 
 import pytest
 
 from experience_buffer._codec import safetensors, tensor_layout
-from experience_buffer._codec.safetensors import TensorView
 from experience_buffer.errors import TrxpError
+from tests.unit.client.packed.packed_rows import view
 
 LIMIT = 1 << 20
 
@@ -19,19 +20,12 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_layout, "_known", {})
 
 
-def view(dtype: str, *shape: int) -> TensorView:
-    size = tensor_layout.ITEM_BYTES[dtype]
-    for length in shape:
-        size *= length
-    return TensorView(dtype, shape, memoryview(random.Random(size).randbytes(size)))
-
-
 def table(length: int) -> bytes:
     tensors = {
-        "0:tokens": view("I32", length),
-        "0:logprobs": view("F32", length + 3),
-        "0:action_mask": view("BOOL", length),
-        "0:empty": view("F32", 0),
+        "0:tokens": view("I32", (length,)),
+        "0:logprobs": view("F32", (length + 3,)),
+        "0:action_mask": view("BOOL", (length,)),
+        "0:empty": view("F32", (0,)),
     }
     return b"".join(safetensors.write(tensors.items()))
 
@@ -47,12 +41,8 @@ def found(data: bytes) -> str:
 
 def unknown(data: bytes) -> str:
     """The same for a reader that has seen nothing before."""
-    known = dict(tensor_layout._known)
-    tensor_layout._known.clear()
-    said = found(data)
-    tensor_layout._known.clear()
-    tensor_layout._known.update(known)
-    return said
+    with mock.patch.dict(tensor_layout._known, clear=True):
+        return found(data)
 
 
 def test_other_lengths_of_a_layout_are_read_without_a_look_at_each_entry(
@@ -114,13 +104,13 @@ def test_a_table_in_another_order_is_not_kept() -> None:
 def test_what_is_kept_is_bounded() -> None:
     for number in range(3 * tensor_layout._MAX_KNOWN):
         name = "x" * (number + 1)
-        data = b"".join(safetensors.write([(name, view("F32", 3))]))
+        data = b"".join(safetensors.write([(name, view("F32", (3,)))]))
         assert found(data) == unknown(data)
         assert len(tensor_layout._known) <= tensor_layout._MAX_KNOWN
     for number in range(30):
-        data = b"".join(safetensors.write([(f"{number}:x", view("F32", 3))]))
+        data = b"".join(safetensors.write([(f"{number}:x", view("F32", (3,)))]))
         assert found(data) == unknown(data)
     assert all(len(alike) <= tensor_layout._MAX_ALIKE for alike in tensor_layout._known.values())
     long = "y" * (tensor_layout._MAX_CHARS + 1)
-    found(b"".join(safetensors.write([(long, view("F32", 3))])))
+    found(b"".join(safetensors.write([(long, view("F32", (3,)))])))
     assert not any(b"yyyy" in key for key in tensor_layout._known)

@@ -45,6 +45,7 @@ def test_pieces_outlive_what_they_are_views_of() -> None:
         torch.arange(20_000).view(1, -1).expand(5, -1)[1:, ::2],
         torch._neg_view(torch.arange(20_000)),
         torch._neg_view(torch.arange(20_000))[::3],
+        torch.tensor([1 + 2j, 3 - 4j] * 7, dtype=torch.complex64).conj(),
         torch.arange(5.0, requires_grad=True),
         torch.arange(20_000)[7:9_999],
         torch.zeros(4, 0),

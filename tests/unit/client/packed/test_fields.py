@@ -98,39 +98,25 @@ def test_a_changed_table_is_read_as_it_would_be_alone(data: st.DataObject) -> No
         ('"shape":[7,3,2]', '"shape":[6,3,2]'),
         ('"dtype":"I32"', '"dtype":"F32"'),
         ('"0:tokens"', '"1:tokens"'),
-    ],
-)
-def test_numbers_that_do_not_go_together_are_refused_by_name(old: str, new: str) -> None:
-    sound = [rollout(number, 8, kind=1) for number in range(3)]
-    text = bytes(sound[1].payload)
-    assert text.count(old.encode()) == 1
-    sound[1].payload = text.replace(old.encode(), new.encode())
-    found = outcome(sound)
-    assert found == expected(sound)
-    if new != '"dtype":"F32"':
-        assert isinstance(found, tuple)
-        assert found[1] == sound[1].uid
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+        # Numbers are spelled as JSON spells them.
         ('"shape":[8]', '"shape":[08]'),
         ('"data_offsets":[16,48]', '"data_offsets":[16,048]'),
         ('"shape":[8]', '"shape":[+8]'),
         ('"shape":[8]', '"shape":[8_]'),
     ],
 )
-def test_numbers_are_spelled_as_json_spells_them(old: str, new: str) -> None:
+def test_numbers_that_do_not_go_together_are_refused_by_name(old: str, new: str) -> None:
     sound = [rollout(number, 8, kind=1) for number in range(3)]
     text = bytes(sound[1].payload)
     assert (text.count(old.encode()), text.count(b"]}} ")) == (1, 1)
-    text = text.replace(b"]}} ", b"]}}")
+    # The padding makes room for what is longer.
+    text = text.replace(b"]}} ", b"]}}", len(new) - len(old))
     sound[1].payload = text.replace(old.encode(), new.encode())
     found = outcome(sound)
     assert found == expected(sound)
-    assert isinstance(found, tuple)
-    assert found[1] == sound[1].uid
+    if new != '"dtype":"F32"':
+        assert isinstance(found, tuple)
+        assert found[1] == sound[1].uid
 
 
 @pytest.mark.parametrize("change", [-6, 6])

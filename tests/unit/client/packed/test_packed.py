@@ -7,7 +7,6 @@ import dataclasses
 import math
 import pickle
 import re
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -399,17 +398,6 @@ def test_no_byte_breaks_a_reader(data: st.DataObject) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_000_000
-
-
-def test_packing_and_parsing_need_no_torch() -> None:
-    script = (
-        "import sys\n"
-        "from tests.unit.client.packed import packed_rows as r\n"
-        "batch = r.parsed([r.row(2, {'tokens': r.view('I32', (3,))})])\n"
-        "assert batch.uids == ['2/3/2/5/000002'] and batch.meta(0)['reward'] == 0.5\n"
-        "assert len(batch.payload(0)) and 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_the_examples_of_the_documentation() -> None:

@@ -35,6 +35,13 @@ def script(server: tuple[ScriptedServer, str]) -> ScriptedServer:
 
 
 @pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that wait."""
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+@pytest.fixture
 def connected(server: tuple[ScriptedServer, str], connect: Any) -> Any:
     """Makes a client of the server, of either kind; see `connect`."""
     return partial(connect, server[1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from experience_buffer import EID, ClientOptions, Experience, RetryOptions, trxp
@@ -34,3 +37,12 @@ def item_of(payload: bytes) -> trxp.Item:
     [item] = trxp.read(payload)
     assert isinstance(item, trxp.Item)
     return item
+
+
+def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        threading.Event().wait(0.002)
+
+
+async def acquired(semaphore: Any) -> bool:
+    return await asyncio.to_thread(semaphore.acquire, timeout=10)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experience_buffer import AsyncClient, CallCancelledError, ClientOptions, WrongStateError
-from tests.unit.client.rpc.pushed import FAST, experience, payload
+from tests.unit.client.rpc.pushed import FAST, acquired, experience, payload
 
 
 @pytest.fixture
@@ -20,10 +20,6 @@ async def buffer(server: tuple[Any, str]) -> AsyncIterator[AsyncClient]:
     options = ClientOptions(max_push_items=3, retry=FAST.retry)
     async with AsyncClient(server[1], token="secret", options=options) as client:
         yield client
-
-
-async def acquired(semaphore: Any) -> bool:
-    return await asyncio.to_thread(semaphore.acquire, timeout=10)
 
 
 def test_one_client_in_two_loops(server: tuple[Any, str]) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 import time
 from typing import Any
 
@@ -28,7 +27,7 @@ from experience_buffer import (
     WriterOptions,
     trxp,
 )
-from tests.unit.client.rpc.pushed import FAST, experience, payload
+from tests.unit.client.rpc.pushed import FAST, experience, payload, until
 
 
 def test_push_returns_outcomes_at_the_callers_positions(script: Any, connected: Any) -> None:
@@ -153,24 +152,12 @@ def test_sample_and_unary_ack(script: Any, buffer: Client) -> None:
     assert script.acked == [batch.lease_id]
 
 
-def test_empty_batch_is_falsy_and_says_why(script: Any, buffer: Client) -> None:
-    batch = buffer.sample(64, timeout=0)
-    assert not batch
-    assert batch.shortfall == "0 ready of 64"
-    batch.ack()
-    assert script.acked == []
-
-
-def test_client_works_after_pickling_and_in_many_threads(script: Any, buffer: Client) -> None:
+def test_client_works_after_pickling_and_in_many_threads(
+    script: Any, buffer: Client, pool: Any
+) -> None:
     buffer.get_stats()
     with pickle.loads(pickle.dumps(buffer)) as twin:
-        threads = [
-            threading.Thread(target=twin.push, args=([experience(run)],)) for run in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert all(pool.map(twin.push, [[experience(run)] for run in range(8)]))
     assert len(script.stored) == 8
     assert script.metadata[-1]["authorization"] == "Bearer secret"
 
@@ -182,23 +169,13 @@ def test_closed_client_says_so(buffer: Client) -> None:
         buffer.get_stats()
 
 
-def test_closing_ends_a_retrying_call(script: Any, buffer: Client) -> None:
+def test_closing_ends_a_retrying_call(script: Any, buffer: Client, pool: Any) -> None:
     script.failures.append(UnavailableError("starting", retry_delay_seconds=25))
-    failure: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            buffer.get_stats()
-        except CallCancelledError as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    while not script.requests:
-        thread.join(0.01)
+    call = pool.submit(buffer.get_stats)
+    until(lambda: script.requests)
     buffer.close()
-    thread.join(5)
-    assert len(failure) == 1
+    with pytest.raises(CallCancelledError):
+        call.result(5)
 
 
 def test_what_a_stopping_server_cancels_is_done_again(script: Any, buffer: Client) -> None:
@@ -223,25 +200,17 @@ def test_what_must_not_be_done_twice_is_unavailable_when_it_is_cancelled(
         buffer.delete(["x"])
 
 
-def test_closing_ends_calls_under_way(script: Any, buffer: Client) -> None:
-    failures: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            buffer.delete(["x"])  # Not tried again, so nothing else finds that it is closed.
-        except CallCancelledError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=call)
+def test_closing_ends_calls_under_way(script: Any, buffer: Client, pool: Any) -> None:
     with buffer.stream(1) as stream, script.lock:
         assert script.begun.acquire(timeout=10)
-        thread.start()
+        # Not tried again, so nothing else finds that it is closed.
+        call = pool.submit(buffer.delete, ["x"])
         assert script.begun.acquire(timeout=10)
         buffer.close()
-        thread.join(10)
+        with pytest.raises(CallCancelledError, match=r"^the client is closed; make a new one$"):
+            call.result(10)
         with pytest.raises(CallCancelledError, match="client is closed"):
             next(stream)
-    assert [str(failure) for failure in failures] == ["the client is closed; make a new one"]
 
 
 @pytest.mark.parametrize("way", ["call", "stream"])
@@ -396,21 +365,12 @@ def test_stream_raises_what_the_server_ends_it_with(server: tuple[Any, str]) -> 
         next(stream)
 
 
-def test_closing_the_stream_wakes_its_waiters(script: Any, buffer: Client) -> None:
+def test_closing_the_stream_wakes_its_waiters(script: Any, buffer: Client, pool: Any) -> None:
     stream = buffer.stream(1)
-    ended = threading.Event()
-
-    def wait() -> None:
-        for _ in stream:
-            pass
-        ended.set()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    waiting = pool.submit(list, iter(stream))
     assert script.open_streams.acquire(timeout=10)
     stream.close()
-    assert ended.wait(10)
-    thread.join()
+    assert waiting.result(10) == []
 
 
 def test_writer_batches_and_flushes(script: Any, buffer: Client) -> None:
@@ -432,10 +392,7 @@ def test_writer_sends_after_lingering(script: Any, buffer: Client) -> None:
     writer = buffer.writer(options=WriterOptions(linger_seconds=0.01))
     for run in range(3):
         writer.append(experience(run))
-        deadline = time.monotonic() + 10
-        while writer.counts.num_stored == run:
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.01)
+        until(lambda: writer.counts.num_stored == writer.counts.num_appended)
     assert len(script.requests) == 3
     writer.close()
 
@@ -484,8 +441,7 @@ def test_full_writer_blocks_until_its_deadline_and_says_why(script: Any, buffer:
     script.push_errors.append(BufferFullError("math is full", retry_delay_seconds=60))
     writer = buffer.writer(options=WriterOptions(max_pending_bytes=100))
     writer.append(experience(1))
-    while not script.requests:
-        threading.Event().wait(0.01)
+    until(lambda: script.requests)
     with pytest.raises(DeadlineExceededError, match="stayed full"):
         writer.append(experience(2), timeout=0.1)
     with pytest.raises(DeadlineExceededError, match=r"1 experiences have no outcome.*math is full"):

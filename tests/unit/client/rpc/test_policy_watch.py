@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from experience_buffer import (
     UnavailableError,
 )
 from experience_buffer.v1 import service_pb2 as pb
-from tests.unit.client.rpc.pushed import FAST
+from tests.unit.client.rpc.pushed import FAST, acquired
 
 
 @pytest.fixture
@@ -32,10 +31,6 @@ def say(script: Any, *versions: int | None) -> None:
     with script.changed:
         script.versions += versions
         script.changed.notify_all()
-
-
-async def acquired(semaphore: Any) -> bool:
-    return await asyncio.to_thread(semaphore.acquire, timeout=10)
 
 
 def test_versions_come_as_they_are_published(script: Any, buffer: Client) -> None:
@@ -56,28 +51,22 @@ def test_a_reconnected_watch_does_not_repeat_itself(script: Any, buffer: Client)
     assert len(script.requests) == 3
 
 
-def test_closing_a_watch_wakes_its_thread(script: Any, buffer: Client) -> None:
+def test_closing_a_watch_wakes_its_thread(script: Any, buffer: Client, pool: Any) -> None:
     versions = buffer.watch_policy_version()
-    found: list[int | None] = []
-    thread = threading.Thread(target=lambda: found.extend(versions))
-    thread.start()
+    waiting = pool.submit(list, versions)
     assert script.open_streams.acquire(timeout=10)
     versions.close()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert found == []
+    assert waiting.result(10) == []
     assert script.ended_streams.acquire(timeout=10)
 
 
-def test_closing_ends_a_reconnecting_watch(connect: Any) -> None:
+def test_closing_ends_a_reconnecting_watch(connect: Any, pool: Any) -> None:
     retry = RetryOptions(initial_backoff_seconds=60, max_backoff_seconds=60)
     with connect("127.0.0.1:1", options=ClientOptions(retry=retry)) as client:
         versions = client.watch_policy_version()
-        thread = threading.Thread(target=lambda: list(versions))
-        thread.start()
+        waiting = pool.submit(list, versions)
         versions.close()
-        thread.join(10)
-        assert not thread.is_alive()
+        assert waiting.result(10) == []
 
 
 def test_a_watch_fails_for_good(script: Any, buffer: Client, connect: Any) -> None:

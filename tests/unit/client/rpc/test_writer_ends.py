@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from experience_buffer import (
     TlsOptions,
     WriterOptions,
 )
-from tests.unit.client.rpc.pushed import experience
+from tests.unit.client.rpc.pushed import experience, until
 
 
 class Hooked(list[Experience]):
@@ -32,11 +33,6 @@ class Hooked(list[Experience]):
     def __getitem__(self, place: Any) -> Any:
         self.hook()
         return super().__getitem__(place)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        threading.Event().wait(0.002)
 
 
 def test_what_comes_while_a_writer_is_closed_is_refused(script: Any, buffer: Client) -> None:
@@ -69,34 +65,26 @@ def test_what_was_appended_when_a_close_begins_is_stored(script: Any, buffer: Cl
 
 
 def test_a_writer_that_is_closed_just_before_it_connects_ends(
-    server: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+    server: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, pool: Any
 ) -> None:
-    failures: list[Exception] = []
-
-    def close() -> None:
-        try:
-            writer.close(timeout=0.01)
-        except DeadlineExceededError as error:
-            failures.append(error)
-
     with Client(server[1]) as client:
         writer = client.writer()
-        closing = threading.Thread(target=close)
+        closing: list[Future[None]] = []
         await_work = writer._await_work
 
         def closed_meanwhile() -> bool:
             has_work = await_work()
             if has_work:
-                closing.start()
+                closing.append(pool.submit(writer.close, timeout=0.01))
                 until(lambda: writer._done)
             return has_work
 
         monkeypatch.setattr(writer, "_await_work", closed_meanwhile)
         writer.append(experience(1))
         until(lambda: writer._done)
-        closing.join(5)
-        assert not closing.is_alive(), "it waits for a thread that waits for the server"
-    assert "1 experiences have no outcome" in str(failures[0])
+        # It doesn't wait for a thread that waits for the server.
+        with pytest.raises(DeadlineExceededError, match="1 experiences have no outcome"):
+            closing[0].result(5)
 
 
 def test_a_refusal_does_not_hide_what_has_no_outcome(script: Any, buffer: Client) -> None:

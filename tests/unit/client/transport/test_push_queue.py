@@ -19,13 +19,17 @@ class Clock:
 
 def make(**options: Any) -> tuple[PushQueue, Clock]:
     clock = Clock()
-    queue = PushQueue(
-        buffer="math",
-        group_size=7,
-        options=WriterOptions(**options),
-        clock=clock,
-    )
-    return queue, clock
+    options_of = WriterOptions(**options)
+    return PushQueue(buffer="math", group_size=7, options=options_of, clock=clock), clock
+
+
+def sent(queue: PushQueue, *payloads: bytes, num_items: int = 1) -> list[Request | None]:
+    """Each in a request of its own, which is under way."""
+    requests = []
+    for payload in payloads:
+        queue.add(payload, num_items)
+        requests.append(queue.next_request())
+    return requests
 
 
 def parsed(request: Request | None) -> service_pb2.PushStreamRequest:
@@ -136,24 +140,19 @@ def test_flush_waits_for_what_came_before_and_not_for_what_comes_after() -> None
 
 def test_rewind_sends_the_unanswered_again_in_order() -> None:
     queue, _ = make(linger_seconds=0, max_batch_items=1)
-    for payload in (b"a", b"b", b"c"):
-        queue.add(payload, 1)
-    sent = [queue.next_request() for _ in range(3)]
+    first, _, third = sent(queue, b"a", b"b", b"c")
     queue.answered(answer(2, 1), delay=0)
     queue.rewind()
-    assert [queue.next_request(), queue.next_request()] == [sent[0], sent[2]]
-    assert queue.next_request() is None
-    queue.answered(answer(1, 2), delay=0)
-    queue.answered(answer(2, 1), delay=0)
-    queue.answered(answer(3, 1), delay=0)
+    assert [queue.next_request() for _ in range(3)] == [first, third, None]
+    for again in (answer(1, 2), answer(2, 1), answer(3, 1)):
+        queue.answered(again, delay=0)
     counts = queue.counts()
     assert (counts.num_stored, counts.num_duplicates, counts.num_pending) == (2, 1, 0)
 
 
 def test_postponed_request_holds_everything_back_for_the_delay() -> None:
     queue, clock = make(linger_seconds=0)
-    queue.add(b"a", 1)
-    request = queue.next_request()
+    [request] = sent(queue, b"a")
     queue.add(b"b", 1)
     queue.answered(failure(1, 8, 2.5), delay=0.1)
     assert queue.next_request() is None
@@ -168,22 +167,19 @@ def test_postponed_request_holds_everything_back_for_the_delay() -> None:
 
 def test_postponed_requests_go_again_in_the_order_of_the_first_time() -> None:
     queue, clock = make(linger_seconds=0, max_batch_items=1)
-    for payload in (b"a", b"b", b"c", b"d"):
-        queue.add(payload, 1)
-    sent = [queue.next_request() for _ in range(4)]
+    first, _, *others = sent(queue, b"a", b"b", b"c", b"d")
     queue.answered(answer(2, 1), delay=0)
     for sequence in (1, 3, 4):
         queue.answered(failure(sequence, 8, 1), delay=0)
     clock.now += 1
-    assert [queue.next_request() for _ in range(4)] == [sent[0], sent[2], sent[3], None]
+    assert [queue.next_request() for _ in range(4)] == [first, *others, None]
 
 
 def test_what_is_late_is_raised_alone_or_noted() -> None:
     queue, _ = make(linger_seconds=0, max_batch_items=1)
     late = InternalServerError("late")
     assert queue.take_error(late) is late
-    queue.add(b"a", 1)
-    queue.next_request()
+    sent(queue, b"a")
     queue.answered(answer(1, 3), delay=0)
     error = queue.take_error(late)
     assert isinstance(error, PushRefusedError)
@@ -193,11 +189,9 @@ def test_what_is_late_is_raised_alone_or_noted() -> None:
 
 def test_errors_are_taken_once_with_positions_since_the_start() -> None:
     queue, _ = make(linger_seconds=0, max_batch_items=2)
-    queue.add(b"a", 2)
-    queue.next_request()
+    sent(queue, b"a", num_items=2)
     queue.answered(answer(1, 1, 1), delay=0)
-    queue.add(b"b", 2)
-    queue.next_request()
+    sent(queue, b"b", num_items=2)
     queue.answered(answer(2, 1, 3), delay=0)
     error = queue.take_error()
     assert isinstance(error, PushRefusedError)
@@ -207,9 +201,7 @@ def test_errors_are_taken_once_with_positions_since_the_start() -> None:
 
 def test_failed_requests_and_refusals_come_together() -> None:
     queue, _ = make(linger_seconds=0, max_batch_items=2)
-    for payload in (b"a", b"b"):
-        queue.add(payload, 2)
-        queue.next_request()
+    sent(queue, b"a", b"b", num_items=2)
     queue.answered(answer(1, 3, 1), delay=0)
     queue.answered(failure(2, 3, 0), delay=0)
     error = queue.take_error()
@@ -231,8 +223,7 @@ def test_missing_outcomes_are_a_bug_of_the_servers_not_a_hang() -> None:
 
 def test_refusals_can_be_counted_only() -> None:
     queue, _ = make(linger_seconds=0, raise_on_refused=False)
-    queue.add(b"a", 1)
-    queue.next_request()
+    sent(queue, b"a")
     queue.answered(answer(1, 3), delay=0)
     assert queue.take_error() is None
     assert queue.counts().num_refused == 1

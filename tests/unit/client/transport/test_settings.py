@@ -3,8 +3,6 @@ from __future__ import annotations
 import inspect
 import pickle
 import socket
-import subprocess
-import sys
 import threading
 import typing
 from pathlib import Path
@@ -78,25 +76,6 @@ def test_both_clients_have_the_same_verbs_and_parameters() -> None:
         ours, theirs = getattr(Client, name), getattr(AsyncClient, name)
         if callable(ours):
             assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
-
-
-def run_python(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-
-
-def test_importing_loads_neither_grpc_nor_torch_and_a_client_no_torch() -> None:
-    heavy = "[m for m in ('grpc', 'torch', 'numpy') if m in sys.modules]"
-    out = run_python(
-        "import sys, time; start = time.perf_counter(); import experience_buffer; "
-        f"print(time.perf_counter() - start); print({heavy}); "
-        f"experience_buffer.Client('h'), experience_buffer.AsyncClient; print({heavy})"
-    )
-    seconds, alone, with_client = out.splitlines()
-    assert float(seconds) < 0.2
-    assert alone == "[]"
-    assert with_client == "['grpc']"
 
 
 @pytest.mark.parametrize("cls", [Client, AsyncClient])

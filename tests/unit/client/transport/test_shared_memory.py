@@ -46,12 +46,17 @@ class Made:
             process_id=os.getpid(), descriptor=self.descriptor, name=name, num_bytes=num_bytes
         )
 
+    def __enter__(self) -> Made:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        os.close(self.descriptor)
+
 
 @pytest.fixture
 def made() -> Iterator[Made]:
-    found = Made()
-    yield found
-    os.close(found.descriptor)
+    with Made() as found:
+        yield found
 
 
 # --- which machine, and whose memory
@@ -295,8 +300,7 @@ def test_a_place_in_the_memory_of_a_stream_that_broke_is_elsewhere(
     made: Made, memory: PushMemory
 ) -> None:
     joined, payload = place(memory, 100_003)
-    other = Made(name=NAME[:-1] + "0")
-    try:
+    with Made(name=NAME[:-1] + "0") as other:
         following = PushMemory(FIELDS, is_wanted=True)
         assert sent(following, holding(1, payload)) == holding(1, joined).message()
         following.offered(other.offer)
@@ -304,8 +308,6 @@ def test_a_place_in_the_memory_of_a_stream_that_broke_is_elsewhere(
         following.settled([payload])
         following.answered(1)
         assert following._free.num_bytes == NUM_BYTES // 64 * 64
-    finally:
-        os.close(other.descriptor)
 
 
 @pytest.mark.parametrize("problem", [PermissionError("not yours"), ValueError("not memory")])
