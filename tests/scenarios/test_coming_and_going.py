@@ -14,30 +14,20 @@ from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
-from tests.unit.builders import World, push, settings, uid
+from tests.unit.builders import World, push, settings, turns, uid, until
 
 pytestmark = pytest.mark.on_disk
 
 
 @pytest.fixture
-def refusals(world: World) -> Refusals:
-    return Refusals(world.store)
-
-
-@pytest.fixture
 def registry(world: World) -> Registry:
-    return Registry(Settings(), world.store, world.computer, world.metrics)
-
-
-async def steps(number: int = 5) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
+    return world.registry()
 
 
 async def restarted(world: World) -> Registry:
     await world.store.close()
     await world.open()
-    again = Registry(Settings(), world.store, world.computer, world.metrics)
+    again = world.registry()
     await again.load()
     return again
 
@@ -50,7 +40,7 @@ async def test_nobody_finds_a_buffer_before_it_is_on_disk(
     creations = [
         asyncio.ensure_future(registry.create("math", settings(), exist_ok=True)) for _ in "ab"
     ]
-    await steps()
+    await turns(5)
     assert registry.all() == []
     with pytest.raises(errors.BufferNotFoundError):
         registry.get("math")
@@ -125,11 +115,9 @@ async def test_a_refused_version_stays_refused_though_the_row_is_stored_with_it(
     buffer = await registry.create("math", settings())
     refusals.num_next = 1
     publishing = asyncio.ensure_future(registry.get("math").publish(2))
-    while not buffer.row.policy_version:
-        await asyncio.sleep(0)
+    await until(lambda: buffer.row.policy_version)
     update = asyncio.ensure_future(registry.update("math", {"group_size": 7}))
-    while buffer.settings.group_size != 7:
-        await asyncio.sleep(0)
+    await until(lambda: buffer.settings.group_size == 7)
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
         await publishing
@@ -168,8 +156,7 @@ async def test_a_version_on_its_way_does_not_bring_a_deleted_buffer_back(
     publishing = [
         asyncio.ensure_future(registry.get("math").publish(version)) for version in (2, 3)
     ]
-    while not buffer.row.policy_version:
-        await asyncio.sleep(0)
+    await until(lambda: buffer.row.policy_version)
     deletion = asyncio.ensure_future(registry.delete("math", force=True))
     results = await asyncio.gather(*publishing, deletion, return_exceptions=True)
     assert [type(one) for one in results] == [StoreFullError, errors.BufferNotFoundError, int]
@@ -187,9 +174,9 @@ async def test_nothing_is_annotated_in_a_buffer_that_is_being_deleted(
     refusals.held = asyncio.Event()
     annotations = [Annotation(uid=uid(0, run), reward=3.0) for run in range(2)]
     annotating = asyncio.ensure_future(buffer.annotate(annotations))
-    await steps()
+    await turns(5)
     deletion = asyncio.ensure_future(registry.delete("math", force=True))
-    await steps()
+    await turns(5)
     refusals.held.set()
     with pytest.raises(errors.BufferNotFoundError):
         await annotating
@@ -208,8 +195,7 @@ async def test_series_of_a_deleted_buffer_end_though_its_pushes_end_later(
     await buffer.push(push((0, 0)))
     patience = Patience(deadline=float("inf"), stop=asyncio.Event())
     waiting = [asyncio.ensure_future(buffer.push(push((run, 1)), patience)) for run in range(50)]
-    while buffer.flow.push_room.num_waiting < 50:
-        await asyncio.sleep(0)
+    await until(lambda: buffer.flow.push_room.num_waiting >= 50)
     await registry.delete("math", force=True)
     await asyncio.gather(*waiting, return_exceptions=True)
     world.metrics.push_waited("math", "max_items", 1.0)

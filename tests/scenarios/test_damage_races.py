@@ -14,13 +14,12 @@ from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc.batch_assembly import read_payload, sampled
-from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.server import ConfigurationError, Settings
 from tests.refusing_store import Refusals
 from tests.unit.buffer.delivery.test_damage import lose
 from tests.unit.buffer.intake.test_annotate import RLOO, annotate
-from tests.unit.buffer_verbs import entry_of, pushed
-from tests.unit.builders import World, push, settings, settle, uid, want
+from tests.unit.buffer_verbs import entry_of, leased, pushed
+from tests.unit.builders import World, push, settings, settle, uid, until
 from tests.unit.sample_calls import granting, serving
 
 pytestmark = pytest.mark.on_disk
@@ -30,8 +29,7 @@ CONSUMERS = [{"name": "critic", "raw": True}, {"name": "actor", "unit": "group"}
 
 async def computed(world: World) -> Buffer:
     """A group of two experiences with their advantages."""
-    world.computer.start()
-    buffer = await world.create(consumers=CONSUMERS, **RLOO)
+    buffer = await world.computing(consumers=CONSUMERS, **RLOO)
     await buffer.push(pushed((1, 0)))
     await buffer.push(pushed((1, 1)))
     await settle(buffer)
@@ -39,17 +37,10 @@ async def computed(world: World) -> Buffer:
     return buffer
 
 
-async def leased(buffer: Buffer, name: str, count: int) -> Lease:
-    lease, why = await buffer.sample(name, want(count), asyncio.Event())
-    assert lease is not None, why
-    return lease
-
-
 async def begun(buffer: Buffer, reward: float) -> asyncio.Task[Any]:
     """An annotation of the first experience whose commit is under way."""
     task = asyncio.create_task(buffer.annotate([Annotation(uid=uid(1, 0), reward=reward)]))
-    while not entry_of(buffer, 1, 0).changing:
-        await asyncio.sleep(0)
+    await until(lambda: entry_of(buffer, 1, 0).changing)
     return task
 
 
@@ -59,13 +50,13 @@ async def test_an_annotated_group_is_read_before_it_is_computed_again(world: Wor
     for run in (0, 1):
         payload, row = read_payload(world.store, buffer, entry_of(buffer, 1, run))
         assert (bool(payload), row) == (True, None)
-    lease = await leased(buffer, "critic", 2)
+    lease = await leased(buffer, 2, "critic")
     unreadable = Unreadable()
     assert sampled(world.store, buffer, lease.units, unreadable, len) == 2
     assert not unreadable
     await settle(buffer)
     assert buffer.flow.damage.num_experiences == 0
-    assert len((await leased(buffer, "actor", 1)).units[0].seqs) == 2
+    assert len((await leased(buffer, 1, "actor")).units[0].seqs) == 2
 
 
 async def test_while_an_annotation_is_under_way_nothing_is_missed(world: World) -> None:
@@ -133,7 +124,7 @@ async def test_what_is_set_aside_while_it_is_annotated_stays_so(
 async def test_what_is_being_removed_is_not_damaged(world: World) -> None:
     buffer = await world.create()
     await buffer.push(push((1, 0), (1, 1)))
-    lease = await leased(buffer, "trainer", 2)
+    lease = await leased(buffer, 2)
     entry = entry_of(buffer, 1, 1)
     await lose(world, buffer, (1, 1))
     entry.leaving = True
@@ -193,7 +184,7 @@ async def test_a_packed_stream_keeps_to_the_smallest_batch(
 
 
 async def test_a_refused_override_changes_no_buffer(world: World) -> None:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     await registry.create("a", settings())
     second = await registry.create("b", settings(group_size=2))
     await second.push(push((1, 0)))

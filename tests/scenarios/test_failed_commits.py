@@ -11,28 +11,16 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.timeline import Timeline
-from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals, begin
+from tests.unit.buffer_verbs import consume, leased
 from tests.unit.builders import World, push, settings, uid, want
 
 pytestmark = pytest.mark.on_disk
 
 TWO = [{"name": "c"}, {"name": "d"}]
-
-
-@pytest.fixture
-def refusals(world: World) -> Refusals:
-    return Refusals(world.store)
-
-
-async def sample(buffer: Buffer, name: str, num_units: int = 1, **changes: Any) -> Lease:
-    lease, shortfall = await buffer.sample(name, want(num_units, **changes), asyncio.Event())
-    assert lease is not None, shortfall
-    return lease
 
 
 async def refuse_ack(buffer: Buffer, refusals: Refusals, lease: Lease, step: int | None) -> None:
@@ -54,7 +42,7 @@ def open_on_disk(world: World) -> list[int]:
 async def test_a_refused_ack_is_not_stored_later(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.push(push((0, 0)))
-    lease = await sample(buffer, "c")
+    lease = await leased(buffer, 1, "c")
     await refuse_ack(buffer, refusals, lease, 1)
     await buffer.nack(lease.id, reason="no room")
     for place in (buffer, await world.restart(buffer)):
@@ -72,9 +60,9 @@ async def test_a_refused_ack_is_no_rewind(
     buffer = await world.create(group_by="none", consumers=consumers, max_items=1, on_full="evict")
     await buffer.push(push((0, 0)))
     if was_rewound:
-        await buffer.ack((await sample(buffer, "c")).id, step=1)
+        await consume(buffer, 1, "c", step=1)
         await buffer.rewind("c", 0)
-    lease = await sample(buffer, "c")
+    lease = await leased(buffer, 1, "c")
     await refuse_ack(buffer, refusals, lease, 1)
     await buffer.nack(lease.id, reason="no room")
     if restarts:
@@ -90,11 +78,11 @@ async def test_a_refused_ack_is_no_rewind(
 async def test_a_refused_rewind_is_not_stored_later(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.push(push((0, 0)))
-    await buffer.ack((await sample(buffer, "c")).id, step=1)
+    await consume(buffer, 1, "c", step=1)
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
         await buffer.rewind("c", 0)
-    await buffer.nack((await sample(buffer, "d")).id, reason="other")
+    await buffer.nack((await leased(buffer, 1, "d")).id, reason="other")
     for place in (buffer, await world.restart(buffer)):
         consumer = place.state.consumer("c")
         assert len(consumer.ready) == 0
@@ -105,7 +93,7 @@ async def test_a_refused_rewind_is_not_stored_later(world: World, refusals: Refu
 async def test_an_ack_on_its_way_takes_nothing_with_it(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.push(push((0, 0)))
-    first, second = await sample(buffer, "c"), await sample(buffer, "d")
+    first, second = await leased(buffer, 1, "c"), await leased(buffer, 1, "d")
     refusals.num_next = 1
     refused = await begin(buffer.ack(first.id))
     await buffer.ack(second.id)
@@ -113,7 +101,7 @@ async def test_an_ack_on_its_way_takes_nothing_with_it(world: World, refusals: R
         await refused
     assert len(buffer.state.contents) == 1
     await buffer.nack(first.id, reason="no room")
-    again = await sample(buffer, "c")
+    again = await leased(buffer, 1, "c")
     await buffer.ack(again.id)
     assert len(buffer.state.contents) == 0
 
@@ -121,7 +109,7 @@ async def test_an_ack_on_its_way_takes_nothing_with_it(world: World, refusals: R
 async def test_two_acks_at_once_remove_together(world: World) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.push(push((0, 0), (0, 1)))
-    first, second = await sample(buffer, "c", 2), await sample(buffer, "d", 2)
+    first, second = await leased(buffer, 2, "c"), await leased(buffer, 2, "d")
     await asyncio.gather(buffer.ack(first.id), buffer.ack(second.id))
     assert len(buffer.state.contents) == 0
     assert len((await world.restart(buffer)).state.contents) == 0
@@ -132,7 +120,7 @@ async def test_what_all_consumed_leaves_once_there_is_room(
 ) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.push(push((0, 0)))
-    first, second = await sample(buffer, "c"), await sample(buffer, "d")
+    first, second = await leased(buffer, 1, "c"), await leased(buffer, 1, "d")
     refusals.held = asyncio.Event()
     acks = [await begin(buffer.ack(lease.id)) for lease in (first, second)]
     refusals.num_next = 1
@@ -149,7 +137,7 @@ async def test_what_all_consumed_leaves_once_there_is_room(
 async def test_a_rewind_waits_for_every_ack(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
     await buffer.push(push((0, 0), (0, 1)))
-    first, second = await sample(buffer, "c"), await sample(buffer, "c")
+    first, second = await leased(buffer, 1, "c"), await leased(buffer, 1, "c")
     consumer = buffer.state.consumer("c")
     refusals.held = one = asyncio.Event()
     acks = [await begin(buffer.ack(first.id, step=1))]
@@ -178,7 +166,7 @@ async def test_a_unit_is_in_one_open_lease_on_disk(
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
     await buffer.push(push((0, 0)))
-    lease = await sample(buffer, "c")
+    lease = await leased(buffer, 1, "c")
     refusals.num_next = 1
     if how == "expire":
         buffer.flow.leasing.expire(time.time() + 1000.0)
@@ -191,7 +179,7 @@ async def test_a_unit_is_in_one_open_lease_on_disk(
                 if how == "nack"
                 else buffer.flow.timelines.rewind(consumer, -1)
             )
-    again = await sample(buffer, "c")
+    again = await leased(buffer, 1, "c")
     assert open_on_disk(world) == [again.id]
     fresh = await world.restart(buffer)
     await fresh.ack(again.id)
@@ -203,7 +191,7 @@ async def test_a_lease_that_finds_no_room_was_never_given(world: World, refusals
     await buffer.push(push((0, 0)))
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
-        await sample(buffer, "c")
+        await leased(buffer, 1, "c")
     await buffer.drain()
     consumer = buffer.state.consumer("c")
     assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
@@ -218,10 +206,10 @@ async def test_an_end_under_way_may_fail_after_the_next_grant(
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
     await buffer.push(push((0, 0)))
-    lease = await sample(buffer, "c")
+    lease = await leased(buffer, 1, "c")
     refusals.num_next = 1
     nack = await begin(buffer.nack(lease.id, reason="x"))
-    again = await sample(buffer, "c")
+    again = await leased(buffer, 1, "c")
     with pytest.raises(StoreFullError):
         await nack
     assert open_on_disk(world) == [again.id]
@@ -230,7 +218,7 @@ async def test_an_end_under_way_may_fail_after_the_next_grant(
 async def test_an_end_is_stored_when_there_is_room(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 2}])
     await buffer.push(push((0, 0)))
-    lease = await sample(buffer, "c", lease_seconds=5000.0)
+    lease = await leased(buffer, 1, "c", lease_seconds=5000.0)
     refusals.num_next = 2
     with pytest.raises(StoreFullError):
         await buffer.nack(lease.id, reason="x")
@@ -240,7 +228,7 @@ async def test_an_end_is_stored_when_there_is_room(world: World, refusals: Refus
     fresh = await world.restart(buffer)
     consumer = fresh.state.consumer("c")
     assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
-    again = await sample(fresh, "c")
+    again = await leased(fresh, 1, "c")
     assert again.units[0].num_deliveries == 2
     await fresh.nack(again.id, reason="x")
     assert list(consumer.quarantined) == [1]
@@ -265,9 +253,9 @@ async def test_rewinds_and_cancelled_calls_are_nobodys_fault(world: World) -> No
     await buffer.push(push((0, 0)))
     consumer = buffer.state.consumer("c")
     for _ in range(3):
-        await sample(buffer, "c")
+        await leased(buffer, 1, "c")
         await buffer.flow.timelines.rewind(consumer, -1)
-        call = await begin(sample(buffer, "c"))
+        call = await begin(leased(buffer, 1, "c"))
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -275,11 +263,11 @@ async def test_rewinds_and_cancelled_calls_are_nobodys_fault(world: World) -> No
         assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
     redelivered = consumer.totals.redelivered
     assert redelivered == 3, "a cancelled call got nothing"
-    await buffer.nack((await sample(buffer, "c")).id, reason="x")
+    await buffer.nack((await leased(buffer, 1, "c")).id, reason="x")
     assert not consumer.quarantined
     fresh = await world.restart(buffer)
     assert not fresh.state.consumer("c").leases
-    last = await sample(fresh, "c")
+    last = await leased(fresh, 1, "c")
     assert last.units[0].num_deliveries == 2
     await fresh.nack(last.id, reason="x")
     assert list(fresh.state.consumer("c").quarantined) == [1]
@@ -293,7 +281,7 @@ async def quarantined(world: World, **changes: Any) -> Buffer:
     consumers = [{"name": "c", "unit": "group", "max_deliveries": 1}, {"name": "d"}]
     buffer = await world.create(group_size=2, consumers=consumers, **changes)
     await buffer.push(push((0, 0), (0, 1)))
-    await buffer.nack((await sample(buffer, "c")).id, reason="x")
+    await buffer.nack((await leased(buffer, 1, "c")).id, reason="x")
     assert list(buffer.state.consumer("c").quarantined) == [1]
     return buffer
 
@@ -339,7 +327,7 @@ async def test_what_is_left_of_a_quarantined_group_stays_there(
 async def test_an_ack_ends_the_quarantine(world: World) -> None:
     buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 1}, {"name": "d"}])
     await buffer.push(push((0, 0)))
-    lease = await sample(buffer, "c")
+    lease = await leased(buffer, 1, "c")
     consumer = buffer.state.consumer("c")
     batch = world.store.batch()
     buffer.state.progress.quarantine(batch, lease.units[0], consumer, "by another lease")
@@ -355,7 +343,7 @@ async def test_an_ack_ends_the_quarantine(world: World) -> None:
 async def test_a_row_does_not_outlive_its_experience(world: World) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.push(push((0, 0), (0, 1)))
-    await buffer.ack((await sample(buffer, "c", 2)).id, step=1)
+    await consume(buffer, 2, "c", step=1)
     entry = buffer.state.contents.by_uid(uid(0, 1))
     assert entry is not None
     delete = await begin(buffer.delete([entry]))
@@ -370,7 +358,7 @@ async def test_a_row_is_stored_after_all_if_the_removal_fails(
 ) -> None:
     buffer = await world.create(consumers=TWO)
     await buffer.push(push((0, 0)))
-    await buffer.ack((await sample(buffer, "c")).id, step=1)
+    await consume(buffer, 1, "c", step=1)
     refusals.num_next = 1
     delete = await begin(buffer.delete(list(buffer.state.contents)))
     await buffer.declare_safe("c", 1)
@@ -387,8 +375,8 @@ async def test_deleting_what_is_retained_looks_once_at_a_step(
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
     await buffer.push(push(*((0, run) for run in range(31))))
-    await buffer.ack((await sample(buffer, "c", 17)).id, step=1)
-    await buffer.ack((await sample(buffer, "c", 14)).id, step=2)
+    await consume(buffer, 17, "c", step=1)
+    await consume(buffer, 14, "c", step=2)
     forgotten: list[tuple[int, int]] = []
     forget = Timeline.forget
 
@@ -413,7 +401,7 @@ async def test_a_refused_deletion_is_done_when_asked_again(
     world: World, refusals: Refusals
 ) -> None:
     """The name is free only once the rows have gone: of two with one name, a restart finds one."""
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     buffer = await registry.create("math", settings())
     await buffer.push(push((0, 0)))
     refusals.num_next = 1
@@ -432,7 +420,7 @@ async def test_a_refused_deletion_is_done_when_asked_again(
 async def test_a_buffer_is_created_after_another_of_its_name_has_gone(
     world: World, refusals: Refusals
 ) -> None:
-    registry = Registry(Settings(), world.store, world.computer, world.metrics)
+    registry = world.registry()
     await registry.create("math", settings())
     stored = [[state.row.id for state in world.store.load()]]
     refusals.held = asyncio.Event()

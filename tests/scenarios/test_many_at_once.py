@@ -22,12 +22,8 @@ from experience_buffer_server.rpc import inspection
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import StoreFullError
-from tests.unit.buffer_verbs import dropped
-from tests.unit.builders import World, experience, push, uid, want
-
-
-async def change(buffer: Buffer, **changes: Any) -> None:
-    await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
+from tests.unit.buffer_verbs import change, consume, dropped, leased
+from tests.unit.builders import World, experience, push, uid, until
 
 
 def reserve(buffer: Buffer, *keys: str) -> list[str]:
@@ -81,9 +77,7 @@ async def test_places_are_counted_once_per_call(
 async def test_what_was_consumed_and_is_damaged_gives_no_second_place(world: World) -> None:
     buffer = await paced(world)
     await buffer.push(push((0, 0)))
-    lease, _ = await buffer.sample("trainer", want(1), asyncio.Event())
-    assert lease is not None
-    await buffer.ack(lease.id)
+    await consume(buffer, 1)
     buffer.set_aside({1: "its payload is gone"})
     assert len(buffer.state.contents.quarantined) == 1
     assert len(reserve(buffer, *(f"2/{task}" for task in range(1, 9)))) == 3
@@ -160,8 +154,7 @@ async def test_uids_are_deleted_part_by_part_while_others_are_held(
     buffer = await world.create(group_by="none")
     await buffer.push(push(*((0, run) for run in range(7))))
     watched(buffer, in_parts, monkeypatch)
-    lease, _ = await buffer.sample("trainer", want(1), asyncio.Event())
-    assert lease is not None
+    await leased(buffer, 1)
     uids = [uid(0, run) for run in range(9)]
     response = await inspection.delete(buffer, service_pb2.DeleteRequest(uids=uids))
     assert in_parts == [2, 2, 2, 1]
@@ -179,8 +172,7 @@ async def test_nothing_more_is_deleted_of_a_buffer_that_has_gone(
     deleting = asyncio.ensure_future(
         inspection.delete(buffer, service_pb2.DeleteRequest(filter=tid))
     )
-    while len(buffer.state.contents) == 7:
-        await asyncio.sleep(0)
+    await until(lambda: len(buffer.state.contents) != 7)
     buffer.close()
     with pytest.raises(errors.BufferNotFoundError):
         await deleting

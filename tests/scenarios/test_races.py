@@ -9,14 +9,14 @@ import pytest
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
 from experience_buffer_server.buffer.state.entries import Reason
+from tests.unit.buffer_verbs import leased
 from tests.unit.builders import World, eid, experience, push, want
 
 
 async def test_members_on_their_way_out_count_once(world: World) -> None:
     buffer = await world.create(group_size=4)
     await buffer.push(push((1, 0), (1, 1)))
-    lease, _ = await buffer.sample("trainer", want(2), asyncio.Event())
-    assert lease is not None
+    lease = await leased(buffer, 2)
     _, third = await asyncio.gather(buffer.ack(lease.id), buffer.push(push((1, 2))))
     fourth = await buffer.push(push((1, 3)))
     assert [outcome.status for outcome in (*third, *fourth)] == [PushStatus.STORED] * 2

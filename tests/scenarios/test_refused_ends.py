@@ -13,23 +13,13 @@ from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Held, Refusals, begin
+from tests.unit.buffer_verbs import consume, leased
 from tests.unit.builders import World, push, settings, uid, want
 
 pytestmark = pytest.mark.on_disk
 
 REPLAY = {"name": "c", "replay": True, "max_times_sampled": 2}
 LIMITER = {"min_size": 1, "min_diff": -10.0, "max_diff": 50.0}
-
-
-@pytest.fixture
-def refusals(world: World) -> Refusals:
-    return Refusals(world.store)
-
-
-async def sample(buffer: Buffer, name: str = "c") -> Lease:
-    lease, shortfall = await buffer.sample(name, want(1), asyncio.Event())
-    assert lease is not None, shortfall
-    return lease
 
 
 async def refused(refusals: Refusals, work: Any) -> None:
@@ -54,7 +44,7 @@ async def test_what_others_store_does_not_hold_a_refused_ack(
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}, {"name": "d"}])
     await buffer.push(push((0, 0)))
-    ours, others = await sample(buffer), await sample(buffer, "d")
+    ours, others = await leased(buffer, 1, "c"), await leased(buffer, 1, "d")
     refusals.num_next = 1
     ack = asyncio.ensure_future(buffer.ack(ours.id, step=1))
     await asyncio.sleep(0)
@@ -75,8 +65,8 @@ async def test_what_others_store_does_not_hold_a_refused_ack(
 async def test_a_refused_ack_forgives_nothing(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c", "max_deliveries": 2}])
     await buffer.push(push((0, 0)))
-    await buffer.nack((await sample(buffer)).id, reason="bad")
-    await refused(refusals, buffer.ack((await sample(buffer)).id))
+    await buffer.nack((await leased(buffer, 1, "c")).id, reason="bad")
+    await refused(refusals, buffer.ack((await leased(buffer, 1, "c")).id))
     await catch_up(buffer)
     (lease,) = (await world.restart(buffer)).state.consumer("c").leases.values()
     assert [unit.num_deliveries for unit in lease.units] == [2]
@@ -86,8 +76,8 @@ async def test_a_refused_rewind_releases_nothing(world: World, refusals: Refusal
     buffer = await world.create(consumers=[REPLAY | {"max_deliveries": 1}])
     await buffer.push(push((0, 0)))
     consumer = buffer.state.consumer("c")
-    await buffer.ack((await sample(buffer)).id, step=1)
-    await buffer.nack((await sample(buffer)).id, reason="bad")
+    await consume(buffer, 1, "c", step=1)
+    await buffer.nack((await leased(buffer, 1, "c")).id, reason="bad")
     await refused(refusals, buffer.flow.timelines.rewind(consumer, 0))
     assert len(consumer.quarantined) == 1
     await catch_up(buffer)
@@ -102,7 +92,7 @@ async def test_what_a_refused_rewind_leaves_unconsumed_is_offered(
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}])
     await buffer.push(push((0, 0)))
-    await buffer.ack((await sample(buffer)).id, step=1)
+    await consume(buffer, 1, "c", step=1)
     await change(buffer, REPLAY)
     await refused(refusals, buffer.rewind("c", 0))
     await catch_up(buffer)
@@ -116,9 +106,9 @@ async def test_samples_of_one_that_has_replayed_count_after_a_restart(world: Wor
     first = REPLAY | {"max_times_sampled": 3, "limiter": LIMITER}
     buffer = await world.create(consumers=[first])
     await buffer.push(push((0, 0)))
-    await buffer.ack((await sample(buffer)).id, step=1)
+    await consume(buffer, 1, "c", step=1)
     await change(buffer, {"name": "c", "limiter": LIMITER})
-    await buffer.ack((await sample(buffer)).id, step=2)
+    await consume(buffer, 1, "c", step=2)
     counted = buffer.state.consumer("c").counts()
     buffer = await world.restart(buffer)
     consumer = buffer.state.consumer("c")
@@ -130,7 +120,7 @@ async def test_samples_of_one_that_has_replayed_count_after_a_restart(world: Wor
 async def test_another_ratio_holds_after_a_restart(world: World, refusals: Refusals) -> None:
     buffer = await world.create(consumers=[{"name": "c", "limiter": LIMITER}, {"name": "d"}])
     await buffer.push(push((0, 0), (1, 0)))
-    await buffer.ack((await sample(buffer)).id)
+    await consume(buffer, 1, "c")
     changed = buffer.change_settings(
         settings(
             consumers=[
@@ -173,7 +163,7 @@ async def test_steps_of_a_consumer_that_was_removed_keep_nothing(
 ) -> None:
     buffer = await world.create(consumers=[{"name": "c"}, {"name": "d"}])
     await buffer.push(push((0, 0)))
-    lease = await sample(buffer)
+    lease = await leased(buffer, 1, "c")
     refusals.held = asyncio.Event()
     changed = buffer.change_settings(settings(consumers=[{"name": "d"}]))
     ack = await begin(buffer.ack(lease.id, step=1))
@@ -204,7 +194,7 @@ async def test_what_is_left_of_a_group_and_consumed_is_finished(world: World) ->
     consumers = [{"name": "c"}, {"name": "d"}]
     buffer = await world.create(group_size=2, consumers=consumers)
     await buffer.push(push((0, 0), (0, 1)))
-    await buffer.ack((await sample(buffer)).id, step=1)
+    await consume(buffer, 1, "c", step=1)
     await change(buffer, {"name": "c", "unit": "group"}, {"name": "d"}, group_size=2)
     _, second = buffer.state.contents
     await buffer.delete([second])

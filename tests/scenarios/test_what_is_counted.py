@@ -13,7 +13,8 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.buffer.intake.test_annotate import annotate
-from tests.unit.builders import World, experience, push, settings, settle, uid, want
+from tests.unit.buffer_verbs import leased
+from tests.unit.builders import World, experience, push, settings, settle, uid
 
 pytestmark = pytest.mark.on_disk
 
@@ -23,11 +24,9 @@ def pushed(run: int, version: int = 1, **fields: Any) -> Push:
     return Push(payloads=[trxp.encode([experience(1, run, info=info, **fields)])])
 
 
-async def take(buffer: Buffer, consumer: str, count: int) -> int:
-    lease, why = await buffer.sample(consumer, want(count), asyncio.Event())
-    assert lease is not None, why
-    assert lease.num_units == count
-    return lease.id
+async def take(buffer: Buffer, count: int, consumer: str) -> int:
+    """The lease of so many units and no fewer."""
+    return (await leased(buffer, count, consumer, min_batch_size=count)).id
 
 
 @pytest.mark.parametrize("how", ["held", "quarantined"])
@@ -38,13 +37,13 @@ async def test_what_nobody_can_sample_is_not_ahead(world: World, how: str) -> No
     for run in range(4):
         await buffer.push(pushed(run, 2 if how == "held" else 1))
     if how == "quarantined":
-        await buffer.nack(await take(buffer, "actor", 4), reason="x")
+        await buffer.nack(await take(buffer, 4, "actor"), reason="x")
     await buffer.drain()
     consumer = buffer.state.consumers["actor"]
     assert len(consumer.held) + len(consumer.quarantined) == 4
     for run in range(10, 14):
         await buffer.push(pushed(run))
-    await take(buffer, "actor", 4)
+    await take(buffer, 4, "actor")
 
 
 async def test_what_was_consumed_and_is_due_is_consumed_though_others_hold_it(world: World) -> None:
@@ -57,8 +56,8 @@ async def test_what_was_consumed_and_is_due_is_consumed_though_others_hold_it(wo
     await buffer.publish(0)
     for run in range(2):
         await buffer.push(pushed(run, 0))
-    lease_id = await take(buffer, "actor", 2)
-    await take(buffer, "critic", 2)
+    lease_id = await take(buffer, 2, "actor")
+    await take(buffer, 2, "critic")
     await buffer.publish(1)
     await buffer.ack(lease_id)
     await buffer.drain()
@@ -69,7 +68,7 @@ async def test_what_was_consumed_and_is_due_is_consumed_though_others_hold_it(wo
 async def test_a_group_that_is_dropped_again_is_counted_once(world: World) -> None:
     buffer = await world.create(group_size=4, consumers=[{"name": "trainer", "raw": True}])
     await buffer.push(push(*((1, run) for run in range(4))))
-    await take(buffer, "trainer", 2)
+    await take(buffer, 2, "trainer")
     (group,) = buffer.state.contents.groups
     for _ in range(3):
         await buffer.drop(group.row.key, "aborted")
@@ -81,8 +80,7 @@ async def test_a_group_that_is_dropped_again_is_counted_once(world: World) -> No
 
 
 async def test_quarantined_experiences_without_groups_are_counted(world: World) -> None:
-    world.computer.start()
-    buffer = await world.create(group_by="none", advantage={"estimator": "reinforce"})
+    buffer = await world.computing(group_by="none", advantage={"estimator": "reinforce"})
     bad = torch.full((7,), float("nan"))
     await buffer.push(pushed(0, token_level_reward=bad))
     await settle(buffer)
@@ -93,9 +91,8 @@ async def test_quarantined_experiences_without_groups_are_counted(world: World) 
 async def test_rewards_that_no_moments_have_counted_are_counted_when_computed_again(
     world: World, restarts: bool
 ) -> None:
-    world.computer.start()
     rloo: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
-    buffer = await world.create(**rloo)
+    buffer = await world.computing(**rloo)
     await buffer.push(push((1, 0), (1, 1)))
     await settle(buffer)
     await buffer.change_settings(
@@ -111,9 +108,8 @@ async def test_rewards_that_no_moments_have_counted_are_counted_when_computed_ag
 async def test_moments_that_found_no_room_are_taken_back_from_the_disk(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.computer.start()
     running = {"estimator": "rloo", "running_norm": "std"}
-    buffer = await world.create(group_size=2, advantage=running)
+    buffer = await world.computing(group_size=2, advantage=running)
     refused = asyncio.Event()
 
     async def ride(batch: Any) -> None:
@@ -139,10 +135,10 @@ async def test_what_was_dropped_while_another_holds_it_keeps_no_push_out(world: 
     pacing = {"consumer": "actor", "max_staleness": 1, "batch_size": 2}
     buffer = await world.create(group_size=4, consumers=[actor, trainer], pacing=pacing)
     await buffer.push(push(*((1, run) for run in range(4))))
-    await take(buffer, "trainer", 1)
+    await take(buffer, 1, "trainer")
     await buffer.drop("2/1", "aborted")
     assert len(buffer.state.contents) == 4  # Until that lease ends.
     admitted = buffer.flow.pacing.reserve(["2/2"], now=0.0, ttl_seconds=9.0)
     assert admitted.granted == ["2/2"]
     await buffer.push(push(*((2, run) for run in range(4))))
-    await take(buffer, "actor", 4)
+    await take(buffer, 4, "actor")
