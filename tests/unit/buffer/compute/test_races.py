@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-import torch
 
 from experience_buffer import trxp
 from experience_buffer.trxp import TensorView
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.store.interface import StoreFullError, WriteBatch
-from tests.unit.buffer.intake.test_annotate import advantages, annotate
+from tests.refusing_store import Refusals
+from tests.unit.buffer.intake.test_annotate import advantages, annotate, values
 from tests.unit.buffer_verbs import change, entry_of, leased, pushed
 from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, turns, uid, until
 
@@ -130,9 +128,8 @@ async def test_an_experience_deleted_while_it_is_annotated_leaves_nothing(world:
 async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
     buffer = await world.computing(group_size=2, advantage={"estimator": "gae"})
     for run, number in ((0, 1.0), (1, float("nan"))):
-        column = memoryview(torch.full((NUM_RESPONSE,), number).numpy().tobytes())
-        values = TensorView("F32", (NUM_RESPONSE,), column)
-        payload = trxp.with_tensors(trxp.encode([experience(1, run)]), {"values": values})
+        column = values(*[number] * NUM_RESPONSE)
+        payload = trxp.with_tensors(trxp.encode([experience(1, run)]), column)
         await buffer.push(Push(payloads=[payload]))
     await settle(buffer)
     sound, bad = list(buffer.state.contents)
@@ -143,23 +140,14 @@ async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
     assert sound.available
 
 
-async def test_use_partial_is_tried_again_when_it_finds_no_room(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_use_partial_is_tried_again_when_it_finds_no_room(world: World) -> None:
     buffer = await world.computing(**PARTIAL)
     await buffer.push(pushed((1, 0), reward=None))
     await buffer.push(pushed((1, 1)))
 
-    async def full() -> None:
-        raise StoreFullError("full")
-
-    def refuse(batch: WriteBatch) -> Awaitable[None]:
-        return full()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.store, "commit", refuse)
-        buffer.flow.grouping.expire(time.time() + 61)
-        await buffer.drain()
+    Refusals(world.store).num_next = 1
+    buffer.flow.grouping.expire(time.time() + 61)
+    await buffer.drain()
     await settle(buffer, after=100)
     (left,) = buffer.state.contents
     assert left.available
@@ -190,39 +178,30 @@ async def test_annotations_can_be_read_whatever_they_add(world: World) -> None:
     buffer = await world.create(group_size=2)
     await buffer.push(push((1, 0), (1, 1)))
     empty = TensorView("U8", (0,), memoryview(b""))
-    for round_ in range(2):
-        names = {f"{round_}_{'n' * 9_000}_{i}": empty for i in range(490)}
-        reason, message = await annotate(buffer, uid(1, 0), tensors=names)
-    assert reason is AnnotateReason.INVALID
-    assert "header" in message
-    many = {f"{i}": empty for i in range(1100)}
-    reason, message = await annotate(buffer, uid(1, 0), tensors=many)
-    assert reason is AnnotateReason.INVALID
-    assert "max_tensors" in message
-    surrogate = {"\ud800": empty}
-    reason, _ = await annotate(buffer, uid(1, 0), tensors=surrogate)
-    assert reason is AnnotateReason.INVALID
     big = TensorView("U8", (1 << 26,), memoryview(bytes(1 << 26)))
-    reason, message = await annotate(buffer, uid(1, 0), tensors={"big": big})
-    assert reason is AnnotateReason.INVALID
-    assert "server.max_message_bytes" in message
+    first, second = ({f"{n}_{'n' * 9_000}_{i}": empty for i in range(490)} for n in range(2))
+    assert await annotate(buffer, uid(1, 0), tensors=first) == (None, "")
+    for tensors, words in (
+        (second, "header"),
+        ({f"{i}": empty for i in range(1100)}, "max_tensors"),
+        ({"\ud800": empty}, ""),
+        ({"big": big}, "server.max_message_bytes"),
+    ):
+        reason, message = await annotate(buffer, uid(1, 0), tensors=tensors)
+        assert reason is AnnotateReason.INVALID
+        assert words in message
     assert await annotate(buffer, uid(1, 0), reward=2.0) == (None, "")
 
 
-async def test_a_deleted_buffer_lets_its_results_go(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_deleted_buffer_lets_its_results_go(world: World) -> None:
     """Computed advantages that found no room hold nothing up once their buffer has gone."""
     buffer = await world.computing(**RUNNING)
-
-    async def full() -> None:
-        raise StoreFullError("full")
-
     await buffer.push(push((1, 0), (1, 1)))
-    with monkeypatch.context() as patch:
-        patch.setattr(world.store, "commit", lambda batch: full())
-        await until(lambda: buffer.flow.computing._waiting)
-        await buffer.drain()
+    refusals = Refusals(world.store)
+    refusals.num_next = 1000
+    await until(lambda: buffer.flow.computing._waiting)
+    await buffer.drain()
+    refusals.num_next = 0
     buffer.close()
     await settle(buffer)
     assert not world.computer._held

@@ -14,15 +14,13 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.push_reading import Forecast, Outcome, Push, forecast
 from experience_buffer_server.buffer.intake.push_room import Patience
-from tests.unit.buffer.leaving.test_retention import Clock, clock, sample
+from tests.unit.buffer.leaving.test_retention import sample
 from tests.unit.buffer_verbs import entry_of
 from tests.unit.builders import World, eid, push, uid
 
-__all__ = ["clock"]
-
 
 async def test_groups_that_have_gone_are_looked_up_together(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await world.create(group_size=2)
     for task in (1, 2):
@@ -84,7 +82,7 @@ async def test_what_follows_the_last_member_in_one_push_is_late(world: World) ->
     assert [group.num_members for group in newer.state.contents.groups] == [2, 1]
 
 
-async def test_what_is_left_of_a_dropped_group_of_no_known_size(world: World, clock: Clock) -> None:
+async def test_what_is_left_of_a_dropped_group_of_no_known_size(world: World) -> None:
     buffer = await world.create(group_size=0)
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
     lease = await sample(buffer, 1)

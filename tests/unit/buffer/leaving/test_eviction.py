@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import errors, trxp
+from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import Annotation
-from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.runtime.tuning import TUNING
 from tests.unit.buffer.leaving.test_group_closing import full_disk
-from tests.unit.buffer.leaving.test_retention import Clock, clock, sample
-from tests.unit.buffer_verbs import dropped, leased, stored
-from tests.unit.builders import World, experience, push, settle, uid
+from tests.unit.buffer.leaving.test_retention import CLOCK, clock, sample
+from tests.unit.buffer_verbs import change, dropped, leased, pushed, stored
+from tests.unit.builders import World, push, settle, uid
 
 __all__ = ["clock"]
 
@@ -30,14 +28,7 @@ async def make_room_for(buffer: Buffer, *members: tuple[int, int]) -> None:
     await buffer.drain()
 
 
-async def lower(buffer: Buffer, max_items: int) -> None:
-    changes = {"max_items": max_items}
-    await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
-
-
-async def test_what_a_rewind_has_brought_back_stays_until_it_is_consumed(
-    world: World, clock: Clock
-) -> None:
+async def test_what_a_rewind_has_brought_back_stays_until_it_is_consumed(world: World) -> None:
     buffer = await evicting(world, 3)
     await buffer.push(push((1, 0), (2, 0), (3, 0)))
     await buffer.ack(await sample(buffer, 1), step=5)
@@ -52,7 +43,7 @@ async def test_what_a_rewind_has_brought_back_stays_until_it_is_consumed(
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
 async def test_what_is_damaged_leaves_first_and_is_counted_apart(
-    world: World, clock: Clock, group_by: str
+    world: World, group_by: str
 ) -> None:
     consumers = [{"name": "trainer", "unit": "item" if group_by == "none" else "group"}]
     buffer = await evicting(world, 6, group_by=group_by, group_size=2, consumers=consumers)
@@ -70,7 +61,7 @@ async def test_what_is_damaged_leaves_first_and_is_counted_apart(
 
 
 async def test_a_call_looks_at_a_bounded_number_of_what_cannot_leave(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TUNING, "vain_looks", 10)
     buffer = await evicting(world, 60)
@@ -90,16 +81,16 @@ async def test_a_call_looks_at_a_bounded_number_of_what_cannot_leave(
     assert looked == list(range(1, 31))
     await make_room_for(buffer, (2, 0))
     assert looked == list(range(1, 37)), "each goes on where the one before has ended"
-    buffer.tick(clock.now)
+    buffer.tick(CLOCK.now)
     assert len(looked) == 36, "not again so soon"
-    clock.now += 1.0
+    CLOCK.now += 1.0
     monkeypatch.setattr(TUNING, "parked_looks_per_tick", 4)
-    buffer.tick(clock.now)
+    buffer.tick(CLOCK.now)
     assert looked[36:] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("end", ["ack", "nack"])
-async def test_what_comes_back_can_be_chosen_at_once(world: World, clock: Clock, end: str) -> None:
+async def test_what_comes_back_can_be_chosen_at_once(world: World, end: str) -> None:
     """The end of a lease says so: neither a tick nor a second has to pass."""
     buffer = await evicting(world, 3, consumers=[{"name": "trainer", "replay": True}])
     await buffer.push(push((1, 0), (2, 0), (3, 0)))
@@ -115,14 +106,13 @@ async def test_what_comes_back_can_be_chosen_at_once(world: World, clock: Clock,
 
 
 async def test_a_lowered_limit_is_reached_step_by_step(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TUNING, "shed_per_tick", 5)
     buffer = await evicting(world, 60)
     await buffer.push(push(*((1, run) for run in range(12))))
     size = sum(entry.record.payload_bytes for entry in buffer.state.contents)
-    changes = {"max_items": 0, "max_bytes": size // 6}
-    await buffer.change_settings(checked_settings(buffer.settings.model_dump() | changes))
+    await change(buffer, max_items=0, max_bytes=size // 6)
     left = []
     for _ in range(3):
         await settle(buffer, after=0)
@@ -131,10 +121,10 @@ async def test_a_lowered_limit_is_reached_step_by_step(
 
 
 @pytest.mark.on_disk
-async def test_what_found_no_room_to_leave_can_be_chosen_again(world: World, clock: Clock) -> None:
+async def test_what_found_no_room_to_leave_can_be_chosen_again(world: World) -> None:
     buffer = await evicting(world, 6)
     await buffer.push(push((1, 0), (1, 1), (1, 2)))
-    await lower(buffer, 1)
+    await change(buffer, max_items=1)
     with full_disk(world):
         await settle(buffer, after=0)
     assert len(buffer.state.contents) == 3
@@ -145,9 +135,7 @@ async def test_what_found_no_room_to_leave_can_be_chosen_again(world: World, clo
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
-async def test_what_was_consumed_is_not_remembered(
-    world: World, clock: Clock, group_by: str
-) -> None:
+async def test_what_was_consumed_is_not_remembered(world: World, group_by: str) -> None:
     buffer = await evicting(world, 60, group_by=group_by, group_size=2)
     for task in range(4):
         await buffer.push(push((task, 0), (task, 1)))
@@ -159,11 +147,10 @@ async def test_what_was_consumed_is_not_remembered(
     )
 
 
-async def test_an_annotated_value_counts(world: World, clock: Clock) -> None:
+async def test_an_annotated_value_counts(world: World) -> None:
     buffer = await evicting(world, 3, remover={"kind": "min", "key": "reward"})
-    rewards = (1.0, 2.0, 3.0)
-    payload = trxp.encode([experience(1, run, reward=r) for run, r in enumerate(rewards)])
-    await buffer.push(Push(payloads=[payload]))
+    for run in range(3):
+        await buffer.push(pushed((1, run), reward=run + 1.0))
     await buffer.annotate([Annotation(uid=uid(1, 2), reward=-1.0)])
     await make_room_for(buffer, (2, 0))
     assert stored(buffer) == [(1, 0), (1, 1), (2, 0)]

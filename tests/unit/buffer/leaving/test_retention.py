@@ -30,20 +30,23 @@ HOUR = 3600.0
 class Clock:
     """The clock of the server, which a test moves."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1_700_000_000.0
-        monkeypatch.setattr(steady_clock, "now", lambda: self.now)
+    now = 0.0
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+CLOCK = Clock()
 
 
-async def pass_by(buffer: Buffer, clock: Clock) -> None:
-    """Ticks a second apart: what the first finds held by a commit under way, the next finds free."""
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    CLOCK.now = 1_700_000_000.0
+    monkeypatch.setattr(steady_clock, "now", lambda: CLOCK.now)
+
+
+async def pass_by(buffer: Buffer, seconds: float = 0.0) -> None:
+    """Time passes, and two ticks: what the first finds held by a commit, the next finds free."""
+    CLOCK.now += seconds
     await settle(buffer, after=0)
-    clock.now += 1.0
+    CLOCK.now += 1.0
     await settle(buffer, after=0)
 
 
@@ -56,48 +59,46 @@ async def sample(buffer: Buffer, count: int, consumer: str = "trainer") -> int:
     return (await leased(buffer, count, consumer, lease_seconds=1e6)).id
 
 
-async def test_what_is_older_leaves_and_is_remembered(world: World, clock: Clock) -> None:
+async def test_what_is_older_leaves_and_is_remembered(world: World) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
     await buffer.push(push((1, 0), (1, 1)))
-    clock.now += HOUR / 2
+    CLOCK.now += HOUR / 2
     await buffer.push(push((2, 0)))
-    clock.now += HOUR / 2
+    CLOCK.now += HOUR / 2
     await settle(buffer, after=0)
     assert len(stored(buffer)) == 3, "the bound itself is not too old"
-    clock.now += 1.0
-    await pass_by(buffer, clock)
+    await pass_by(buffer, 1.0)
     assert stored(buffer) == [(2, 0)]
     assert dropped(world, buffer, "aged") == 2
     (again,) = await buffer.push(push((1, 1)))
     assert again.status == "duplicate"
     fresh = await world.restart(buffer)
-    clock.now += HOUR
-    await pass_by(fresh, clock)
+    await pass_by(fresh, HOUR)
     assert stored(fresh) == []
 
 
-async def test_what_is_further_behind_leaves(world: World, clock: Clock) -> None:
+async def test_what_is_further_behind_leaves(world: World) -> None:
     buffer = await world.create(group_by="none", retention={"max_lag": 2})
     for version in (5, 3, 4, 3):
         await push_at(buffer, version, len(buffer.state.contents), version)
     await buffer.push(push((9, 9)))
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert len(stored(buffer)) == 5, "nothing is published yet"
     buffer.row.policy_version = 6
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(5, 0), (4, 2), (9, 9)]
     assert dropped(world, buffer, "outdated") == 2
     buffer.row.policy_version = 4
     await push_at(buffer, 1, 1, 1)
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(5, 0), (4, 2), (9, 9)]
     fresh = await world.restart(buffer)
     fresh.row.policy_version = 1000
-    await pass_by(fresh, clock)
+    await pass_by(fresh)
     assert stored(fresh) == [(9, 9)], "of an unknown version"
 
 
-async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World, clock: Clock) -> None:
+async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World) -> None:
     limits = {"max_age_seconds": HOUR, "max_lag": 2}
     buffer = await world.create(
         group_size=2, retention=limits, consumers=[{"name": "trainer", "unit": "group"}]
@@ -107,13 +108,12 @@ async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World, clock
     await push_at(buffer, 2, 1, 1)
     await push_at(buffer, 3, 0, 9)
     buffer.row.policy_version = 9
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(1, 0), (3, 0)], "the lowest version counts; 1 is open"
-    clock.now += HOUR - 10
+    CLOCK.now += HOUR - 10
     await push_at(buffer, 3, 1, 9)
     await push_at(buffer, 4, 0, 9)
-    clock.now += 20
-    await pass_by(buffer, clock)
+    await pass_by(buffer, 20)
     assert stored(buffer) == [(4, 0)], "the oldest member counts"
     assert (dropped(world, buffer, "aged"), dropped(world, buffer, "outdated")) == (3, 2)
     for task in (1, 3):
@@ -122,9 +122,7 @@ async def test_groups_leave_whole_and_open_ones_by_age_alone(world: World, clock
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_an_open_group_that_was_consumed_leaves_by_age(
-    world: World, clock: Clock, restarts: bool
-) -> None:
+async def test_an_open_group_that_was_consumed_leaves_by_age(world: World, restarts: bool) -> None:
     """A rollout that died leaves "2 of 3" behind, which no experience tells of any more."""
     buffer = await world.create(
         group_size=3,
@@ -136,53 +134,47 @@ async def test_an_open_group_that_was_consumed_leaves_by_age(
     await buffer.drain()
     if restarts:
         buffer = await world.restart(buffer)
-    clock.now += HOUR / 2
+    CLOCK.now += HOUR / 2
     await buffer.push(push((2, 2)))
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert [group.describe() for group in buffer.state.contents.groups] == [
         "2 of 3",
         "3 of 3",
         "1 of 3",
     ]
     await buffer.push(push((3, 1)))
-    clock.now += HOUR / 2 + 1
-    await pass_by(buffer, clock)
+    await pass_by(buffer, HOUR / 2 + 1)
     assert [group.row.key for group in buffer.state.contents.groups] == ["2/2", "2/3"], (
         "3 has a young one"
     )
     (late,) = await buffer.push(push((1, 2)))
     assert late.reason == "late", "it was dropped"
     await buffer.ack(await sample(buffer, 2))
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert not list(buffer.state.contents.groups)
     fresh = await world.restart(buffer)
     assert not list(fresh.state.contents.groups)
 
 
-async def test_an_open_group_that_is_outdated_leaves_once_it_is_whole(
-    world: World, clock: Clock
-) -> None:
+async def test_an_open_group_that_is_outdated_leaves_once_it_is_whole(world: World) -> None:
     buffer = await world.create(group_size=2, retention={"max_lag": 2})
     await push_at(buffer, 1, 0, 1)
     buffer.row.policy_version = 9
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(1, 0)]
     await push_at(buffer, 1, 1, 9)
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == []
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
-async def test_a_leased_unit_leaves_when_it_comes_back(
-    world: World, clock: Clock, group_by: str
-) -> None:
+async def test_a_leased_unit_leaves_when_it_comes_back(world: World, group_by: str) -> None:
     buffer = await world.create(
         group_by=group_by, group_size=1, retention={"max_age_seconds": HOUR}
     )
     await buffer.push(push((1, 0), (2, 0)))
     lease_id = await sample(buffer, 2)
-    clock.now += HOUR + 1
-    await pass_by(buffer, clock)
+    await pass_by(buffer, HOUR + 1)
     assert stored(buffer) == [(1, 0), (2, 0)]
     waiting = asyncio.ensure_future(
         buffer.sample("trainer", want(1, timeout_seconds=60.0), stop := asyncio.Event())
@@ -197,90 +189,84 @@ async def test_a_leased_unit_leaves_when_it_comes_back(
     assert dropped(world, buffer, "aged") == 2
 
 
-async def test_what_a_rewind_may_need_stays(world: World, clock: Clock) -> None:
+async def test_what_a_rewind_may_need_stays(world: World) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
     await buffer.push(push((1, 0), (2, 0), (3, 0)))
     for step in (1, 2):
         await buffer.ack(await sample(buffer, 1), step=step)
-    clock.now += HOUR + 1
-    await pass_by(buffer, clock)
+    await pass_by(buffer, HOUR + 1)
     assert stored(buffer) == [(1, 0), (2, 0)]
     trainer = buffer.state.consumer("trainer")
     await buffer.flow.timelines.rewind(trainer, 1)
     buffer = await world.restart(buffer)
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(1, 0), (2, 0)], "the trainer is to get 2 again"
     await buffer.ack(await sample(buffer, 1), step=5)
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(1, 0), (2, 0)]
     await buffer.declare_safe("trainer", 5)
     assert stored(buffer) == []
 
 
-async def test_what_others_would_want_leaves_once_no_rewind_does(
-    world: World, clock: Clock
-) -> None:
+async def test_what_others_would_want_leaves_once_no_rewind_does(world: World) -> None:
     consumers = [{"name": "trainer"}, {"name": "critic"}]
     buffer = await world.create(
         group_by="none", consumers=consumers, retention={"max_age_seconds": HOUR}
     )
     await buffer.push(push((1, 0)))
     await buffer.ack(await sample(buffer, 1), step=1)
-    clock.now += HOUR + 1
-    await pass_by(buffer, clock)
+    await pass_by(buffer, HOUR + 1)
     assert stored(buffer) == [(1, 0)]
     await buffer.declare_safe("trainer", 1)
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == []
     assert dropped(world, buffer, "aged") == 1, "the critic never had it"
 
 
-async def test_settings_hold_at_once_and_can_be_taken_back(world: World, clock: Clock) -> None:
+async def test_settings_hold_at_once_and_can_be_taken_back(world: World) -> None:
     buffer = await world.create(group_by="none")
     await buffer.push(push((1, 0), (2, 0)))
     lease_id = await sample(buffer, 1)
-    clock.now += HOUR
+    CLOCK.now += HOUR
     changing = buffer.change_settings(
         checked_settings(buffer.settings.model_dump() | {"retention": {"max_age_seconds": 60.0}})
     )
-    buffer.tick(clock.now)
+    buffer.tick(CLOCK.now)
     assert not any(entry.leaving for entry in buffer.state.contents), "not before it is on disk"
     await changing
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(1, 0)]
     await change(buffer, retention=None)
     await buffer.nack(lease_id, reason="test")
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(1, 0)]
     assert await sample(buffer, 1)
 
 
 @pytest.mark.on_disk
-async def test_a_removal_that_found_no_room_is_tried_again(world: World, clock: Clock) -> None:
+async def test_a_removal_that_found_no_room_is_tried_again(world: World) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
     await buffer.push(push((1, 0)))
-    clock.now += HOUR + 1
+    CLOCK.now += HOUR + 1
     with full_disk(world):
-        await pass_by(buffer, clock)
+        await pass_by(buffer)
         assert stored(buffer) == [(1, 0)]
         assert dropped(world, buffer, "aged") == 0
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == []
     assert dropped(world, buffer, "aged") == 1
 
 
-async def test_what_could_not_leave_follows_the_settings_that_came_meanwhile(
-    world: World, clock: Clock
-) -> None:
+async def test_what_could_not_leave_follows_the_settings_that_came_meanwhile(world: World) -> None:
     """Its field isn't asked for any more: else it would wait for it for ever."""
     waits: dict[str, Any] = {"advantage": {"estimator": "gae"}, "on_missing_field": "wait"}
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR}, **waits)
     await buffer.push(push((1, 0)))
     (entry,) = buffer.state.contents
     assert entry.missing
-    clock.now += HOUR + 1
+    CLOCK.now += HOUR + 1
     removal = Held(world.store)
-    buffer.tick(clock.now)
+    buffer.tick(CLOCK.now)
     assert entry.leaving
     await buffer.change_settings(settings(group_by="none"))
     removal.refuse()
@@ -290,13 +276,13 @@ async def test_what_could_not_leave_follows_the_settings_that_came_meanwhile(
 
 
 async def test_a_tick_does_a_bounded_part_and_goes_on(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TUNING, "aged_looks_per_tick", 7)
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
     await buffer.push(push(*((1, run) for run in range(20))))
     lease_id = await sample(buffer, 10)
-    clock.now += HOUR + 1
+    CLOCK.now += HOUR + 1
     left = []
     for _ in range(4):
         await settle(buffer, after=0)
@@ -306,10 +292,10 @@ async def test_a_tick_does_a_bounded_part_and_goes_on(
     assert stored(buffer) == []
 
 
-async def test_only_the_due_are_looked_at(world: World, clock: Clock) -> None:
+async def test_only_the_due_are_looked_at(world: World) -> None:
     buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR, "max_lag": 3})
     await buffer.push(push(*((1, run) for run in range(90))))
-    buffer.tick(clock.now)
+    buffer.tick(CLOCK.now)
     looked: list[int] = []
     contents = buffer.state.contents
     plain: Callable[[int], Any] = contents.since
@@ -321,7 +307,7 @@ async def test_only_the_due_are_looked_at(world: World, clock: Clock) -> None:
 
     contents.since = counting  # type: ignore[method-assign]
     for _ in range(10):
-        buffer.tick(clock.now)
+        buffer.tick(CLOCK.now)
     assert len(looked) == 10, "one each: it isn't old enough"
 
 
@@ -339,7 +325,7 @@ async def test_the_index_of_versions_does_not_grow_with_what_has_left(world: Wor
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
-async def test_an_annotated_version_counts(world: World, clock: Clock, group_by: str) -> None:
+async def test_an_annotated_version_counts(world: World, group_by: str) -> None:
     buffer = await world.create(group_by=group_by, group_size=2, retention={"max_lag": 2})
     for run in range(2):
         await push_at(buffer, 1, run)
@@ -351,15 +337,15 @@ async def test_an_annotated_version_counts(world: World, clock: Clock, group_by:
             Annotation(uid=uid(2, 0), info={"model_version": 9}),
         ]
     )
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == ([(1, 0)] if group_by == "none" else []) + [(2, 0), (2, 1)]
     buffer.row.policy_version = 8
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == ([(1, 0), (2, 0)] if group_by == "none" else [])
 
 
 async def test_what_is_held_is_looked_at_about_once_a_second(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await world.create(group_size=3, retention={"max_age_seconds": HOUR})
     members = [(task, run) for task in range(30) for run in range(3)]
@@ -377,28 +363,28 @@ async def test_what_is_held_is_looked_at_about_once_a_second(
 
     monkeypatch.setattr(buffer.state, "is_idle", counting)
     monkeypatch.setattr(module, "why_stale", judging)
-    clock.now += HOUR + 1
+    CLOCK.now += HOUR + 1
     for _ in range(9):
-        buffer.flow.retention.tick(clock.now)
-        clock.now += 0.25
+        buffer.flow.retention.tick(CLOCK.now)
+        CLOCK.now += 0.25
     assert len(looked) == 3 * 30, "the first member of each, at once and each second"
     monkeypatch.setattr(TUNING, "parked_looks_per_tick", 4)
-    clock.now += 1.0
-    buffer.flow.retention.tick(clock.now)
+    CLOCK.now += 1.0
+    buffer.flow.retention.tick(CLOCK.now)
     assert len(looked) == 3 * 30 + 4
     monkeypatch.setattr(TUNING, "members_per_tick", 5)
-    clock.now += 1.0
-    buffer.flow.retention.tick(clock.now)
+    CLOCK.now += 1.0
+    buffer.flow.retention.tick(CLOCK.now)
     assert len(looked) == 3 * 30 + 6
 
 
 async def test_open_groups_count_for_what_a_tick_lets_leave(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TUNING, "leaving_per_tick", 3)
     buffer = await world.create(group_size=5, retention={"max_age_seconds": HOUR})
     await buffer.push(push(*((task, run) for task in range(6) for run in range(2))))
-    clock.now += HOUR + 1
+    CLOCK.now += HOUR + 1
     left = []
     for _ in range(3):
         await settle(buffer, after=0)
@@ -406,9 +392,7 @@ async def test_open_groups_count_for_what_a_tick_lets_leave(
     assert left == [8, 4, 0]
 
 
-async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(
-    world: World, clock: Clock
-) -> None:
+async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(world: World) -> None:
     """Nobody gets what is due, also while another consumer keeps it from leaving."""
     consumers = [{"name": "trainer"}, {"name": "critic"}]
     buffer = await world.create(group_by="none", consumers=consumers, retention={"max_lag": 2})
@@ -417,14 +401,14 @@ async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(
     await sample(buffer, 1, "critic")
     buffer.row.policy_version = 9
     await buffer.nack(lease_id, reason="test")
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     trainer = buffer.state.consumer("trainer")
     assert not len(trainer.ready), "it is due, and with the critic"
     buffer.row.policy_version = 2
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert len(trainer.ready) == 1
     buffer.row.policy_version = 9
-    await pass_by(buffer, clock)
+    await pass_by(buffer)
     assert stored(buffer) == [(1, 0)]
     await change(buffer, retention=None)
     assert await sample(buffer, 1)
@@ -432,7 +416,7 @@ async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(
 
 @pytest.mark.parametrize("order", ["acked first", "returned first"])
 async def test_what_comes_back_and_is_kept_for_a_rewind_is_offered(
-    world: World, clock: Clock, order: str
+    world: World, order: str
 ) -> None:
     """It stays until the rewind is out of reach: a restart would offer it meanwhile."""
     consumers = [{"name": "trainer"}, {"name": "critic"}]
@@ -442,8 +426,7 @@ async def test_what_comes_back_and_is_kept_for_a_rewind_is_offered(
     await buffer.push(push((1, 0), (1, 1)))
     returned, acked = await sample(buffer, 1), await sample(buffer, 1, "critic")
     await sample(buffer, 1)
-    clock.now += HOUR + 1
-    await pass_by(buffer, clock)
+    await pass_by(buffer, HOUR + 1)
 
     async def give_back() -> None:
         await buffer.nack(returned, reason="test")
@@ -464,7 +447,7 @@ TIMES = ("go back", "go on", "publish", "wait")
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
+async def test_as_the_model_says(world: World, seed: int) -> None:
     """Random pushes, leases, acks, rewinds, versions and clocks, against the model of a buffer."""
     chance = random.Random(seed)
     max_age, max_lag = 100.0, 3
@@ -478,7 +461,7 @@ async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
     def is_due(member: Member) -> bool:
         push_time, version = pushed[member.uid]
         lag = 0 if version is None else published - version
-        return clock.now - push_time > max_age or lag > max_lag
+        return CLOCK.now - push_time > max_age or lag > max_lag
 
     def is_free(member: Member) -> bool:
         return not (model.is_held(member) or model.may_return(member) or model.was_rewound(member))
@@ -490,7 +473,7 @@ async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
                 run, version = len(pushed), chance.choice((None, published, 2))
                 await push_at(buffer, 1, run, version)
                 model.push(f"2/{run}", uid(1, run), dead=False, version=0)
-                pushed[uid(1, run)] = (clock.now, version)
+                pushed[uid(1, run)] = (CLOCK.now, version)
             case "lend":
                 lease, _ = await sampled(buffer, chance.randint(1, 3), lease_seconds=1e6)
                 if lease is not None:
@@ -519,8 +502,8 @@ async def test_as_the_model_says(world: World, clock: Clock, seed: int) -> None:
                 published = max(0, published + chance.choice((1, 1, 2, -1)))
                 await buffer.publish(published)
             case "wait":
-                clock.now += chance.choice((1.0, 20.0, 60.0))
-        await pass_by(buffer, clock)
+                CLOCK.now += chance.choice((1.0, 20.0, 60.0))
+        await pass_by(buffer)
         model.leave([m for m in model.members().values() if is_due(m) and is_free(m)], "dropped")
         assert {entry.record.uid for entry in buffer.state.contents} == model.members().keys()
     offered = [*trainer.ready, *trainer.held]
