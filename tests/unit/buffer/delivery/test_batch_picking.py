@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
@@ -16,28 +17,17 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.interface import BufferRow, Record, Store
+from experience_buffer_server.store.interface import BufferRow, Store
+from tests.unit.store.conftest import make_record
 
 SIZES = (17, 19, 23)
 PUBLISHED = 5
 
 
 def entry(seq: int, size: int, *, uid: str = "u", max_version: int | None = 3) -> Entry:
-    record = Record(
-        seq=seq,
-        uid=f"{uid}{seq}",
-        cut=0,
-        digest_number=0,
-        group_id=0,
-        tombstone=False,
-        reward=None,
-        response_tokens=2,
-        payload_bytes=size,
-        min_version=None,
-        max_version=max_version,
-        push_time=1.0,
-    )
-    return Entry(record, None, durable=True)
+    values: dict[str, Any] = {"uid": f"{uid}{seq}", "payload_bytes": size, "response_tokens": 2}
+    versions = {"min_version": None, "max_version": max_version}
+    return Entry(make_record(seq, **values, **versions), None, durable=True)
 
 
 class Shelf:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from experience_buffer.errors import ResourceExhaustedError
 from experience_buffer_server.buffer.buffer import Buffer
-from tests.unit.builders import World, push, until, want
+from tests.unit.builders import World, push, turns, until, want
 
 
 async def sample(buffer: Buffer, size: int, seconds: float = 0.0) -> tuple[int, str]:
@@ -17,6 +18,20 @@ async def sample(buffer: Buffer, size: int, seconds: float = 0.0) -> tuple[int, 
     call = want(size, timeout_seconds=seconds)
     lease, why = await buffer.sample("trainer", call, asyncio.Event())
     return 0 if lease is None else lease.num_units, why
+
+
+async def waiting(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A call that has come as far as its wait."""
+    task = asyncio.create_task(call)
+    await turns(9)
+    return task
+
+
+async def still_waits(call: asyncio.Task[Any]) -> None:
+    """Nothing came to it; it goes away."""
+    assert not call.done()
+    call.cancel()
+    await asyncio.wait([call])
 
 
 async def filled(world: World, count: int, **consumer: Any) -> Buffer:
@@ -40,8 +55,7 @@ async def test_a_limiter_that_cuts_a_batch_is_named(world: World) -> None:
 
 async def test_who_waits_behind_others_is_told(world: World) -> None:
     buffer = await filled(world, 10)
-    first = asyncio.create_task(sample(buffer, 16, 0.2))
-    await asyncio.sleep(0.01)
+    first = await waiting(sample(buffer, 16, 0.2))
     found = await sample(buffer, 4)
     assert found == (
         0, "0 of 4 items after waiting 0 s: 10 ready of 4 items; other calls came earlier",
@@ -51,17 +65,12 @@ async def test_who_waits_behind_others_is_told(world: World) -> None:
 
 async def test_a_batch_that_never_goes_keeps_nobody_waiting(world: World) -> None:
     buffer = await filled(world, 6, max_leased_experiences=4)
-    first = asyncio.create_task(sample(buffer, 8, 5.0))
-    await asyncio.sleep(0.01)
+    first = await waiting(sample(buffer, 8, 5.0))
     assert await sample(buffer, 2) == (2, "")
-    second = asyncio.create_task(sample(buffer, 3, 5.0))
-    await asyncio.sleep(0.01)
-    lease_id = next(iter(buffer.state.consumers["trainer"].leases))
-    await buffer.ack(lease_id)
+    second = await waiting(sample(buffer, 3, 5.0))
+    await buffer.ack(next(iter(buffer.state.consumers["trainer"].leases)))
     assert await second == (3, "")
-    assert not first.done()
-    first.cancel()
-    await asyncio.wait([first])
+    await still_waits(first)
 
 
 async def test_bytes_that_keep_pushes_out_are_named(world: World) -> None:
@@ -75,14 +84,11 @@ async def test_bytes_that_keep_pushes_out_are_named(world: World) -> None:
 
 async def test_a_batch_that_never_goes_keeps_nobody_from_a_smaller_one(world: World) -> None:
     buffer = await filled(world, 2, max_leased_experiences=4)
-    first = asyncio.create_task(sample(buffer, 8, 5.0))
-    await asyncio.sleep(0.01)
+    first = await waiting(sample(buffer, 8, 5.0))
     found = [await sample(buffer, 3, seconds) for seconds in (0.01, 0.0)]
     assert [count for count, _ in found] == [2, 0]
     assert "other calls" not in found[1][1]
-    assert not first.done()
-    first.cancel()
-    await asyncio.wait([first])
+    await still_waits(first)
 
 
 BEYOND = "a batch of that size has more experiences than max_leased_experiences, 7, allows"
@@ -106,8 +112,7 @@ async def test_groups_that_are_more_than_may_be_leased_go_short_at_once(
     world: World, num_before: int
 ) -> None:
     buffer = await grouped(world, num_before)
-    call = asyncio.create_task(sample(buffer, 3, 3600.0))
-    await asyncio.sleep(0.01)
+    call = await waiting(sample(buffer, 3, 3600.0))
     await push_groups(buffer, range(num_before, 4))
     assert await asyncio.wait_for(call, 30.0) == (2, f"2 of 3 groups: {BEYOND}; ask for fewer")
 
@@ -125,18 +130,14 @@ async def test_groups_that_can_not_be_leased_together_keep_nobody_waiting(
 ) -> None:
     buffer = await grouped(world, num_before)
     all_or_none = want(3, min_batch_size=3, timeout_seconds=3600.0)
-    first = asyncio.create_task(buffer.sample("trainer", all_or_none, asyncio.Event()))
-    await asyncio.sleep(0.01)
+    first = await waiting(buffer.sample("trainer", all_or_none, asyncio.Event()))
     await push_groups(buffer, range(num_before, 4))
     assert BEYOND in buffer.stats().consumers[0].waiting_for
     assert await sample(buffer, 1, 60.0) == (1, "")
-    second = asyncio.create_task(sample(buffer, 2, 60.0))
-    await asyncio.sleep(0.01)
+    second = await waiting(sample(buffer, 2, 60.0))
     await buffer.ack(next(iter(buffer.state.consumers["trainer"].leases)))
     assert await second == (2, "")
-    assert not first.done()
-    first.cancel()
-    await asyncio.wait([first])
+    await still_waits(first)
 
 
 async def test_leases_that_leave_no_room_for_another_group_are_named(world: World) -> None:

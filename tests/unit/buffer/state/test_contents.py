@@ -12,27 +12,15 @@ import pytest
 from experience_buffer_server.buffer.state.contents import Arrivals, Contents
 from experience_buffer_server.buffer.state.group_table import Entry, Group, GroupTable
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import GroupRow, Record, cut_of
+from experience_buffer_server.store.interface import GroupRow, cut_of
+from tests.unit.store.conftest import make_record
 
 SETTINGS = BufferSettings(group_size=3)
 
 
 def entry_of(seq: int, *, durable: bool = False, task: str = "math") -> Entry:
-    record = Record(
-        seq=seq,
-        uid=f"5/{task}/7/11/{seq}",
-        cut=cut_of("5", task),
-        digest_number=1 << 100,
-        group_id=13,
-        tombstone=False,
-        reward=None,
-        response_tokens=1009,
-        payload_bytes=1013,
-        min_version=None,
-        max_version=None,
-        push_time=17.5,
-    )
-    return Entry(record, None, durable=durable)
+    uid, cut = f"5/{task}/7/11/{seq}", cut_of("5", task)
+    return Entry(make_record(seq, uid=uid, cut=cut, payload_bytes=1013), None, durable=durable)
 
 
 def test_arrivals_are_a_map_in_order_of_arrival() -> None:
