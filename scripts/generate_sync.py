@@ -18,35 +18,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = "client/experience_buffer"
 FILES = {
-    f"{CLIENT}/aio.py": f"{CLIENT}/client.py",
-    **{
-        f"{CLIENT}/_async/{name}.py": f"{CLIENT}/_sync/{name}.py"
-        for name in (
-            *("background_push", "batch", "buffer_verbs", "content_verbs", "delivery_verbs"),
-            *("policy_watch", "reconnecting", "stream"),
-        )
-    },
+    f"{CLIENT}/_async/{name}.py": f"{CLIENT}/_sync/{name}.py"
+    for name in (
+        *("background_push", "batch", "buffer_verbs", "content_verbs", "delivery_verbs"),
+        *("policy_watch", "reconnecting", "stream", "transfer_verbs"),
+    )
 }
 """From which file which one is made."""
 
 TEXTS = {
-    '"""The async client: the same verbs and constructor as the sync one, over `grpc.aio`."""': (
-        '"""The sync client."""'
-    ),
     "The async client's": "The sync client's",
     "the async client": "the sync client",
     "An endless async iterator": "An endless iterator",
-    "to an experience buffer server from an event loop; the verbs are `Client`'s.": (
-        "to an experience buffer server."
-    ),
-    """
-    It can be shared between the tasks of one loop and pickled: the connection is made when first
-    needed, one per loop.
-""": """
-    It can be shared between threads, pickled, and used after a fork: the connection is made
-    when first needed, one per process. gRPC itself may not survive a fork of a process that has
-    used it; that is warned of.
-""",
     """
     It belongs to one event loop; several tasks may share it, each batch goes to one of them. A
     task reads ahead. When the stream breaks it reconnects; batches that were read ahead are then

@@ -1,0 +1,197 @@
+"""The async client's verbs that move experiences: push, writer, sample, stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from experience_buffer._async.batch import AsyncBatch
+from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
+from experience_buffer._async.primitives import in_thread
+from experience_buffer._async.stream import AsyncSampleStream
+from experience_buffer._async.writer import AsyncWriter
+from experience_buffer._messages import delivery_calls, push_split
+from experience_buffer._transport.retry import Deadline
+from experience_buffer._transport.sample_plan import StreamPlan
+from experience_buffer.consumer_options import SampleFormat
+from experience_buffer.options import WriterOptions
+from experience_buffer.outcomes import PushOutcome, PushResult
+from experience_buffer.values import Tombstone
+
+if TYPE_CHECKING:
+    from experience_buffer.experience import Experience
+
+
+class AsyncTransferVerbs(AsyncDeliveryVerbs):
+    """Verbs by which experiences go to the server and come from it."""
+
+    async def push(
+        self,
+        experiences: Sequence[Experience] | bytes,
+        *,
+        buffer: str = "default",
+        tombstones: Sequence[Tombstone] = (),
+        group_size: int = 0,
+        raise_on_refused: bool = True,
+        timeout: float | None = None,
+    ) -> PushResult:
+        """Store experiences; returns when all of them are durable. Idempotent.
+
+        Long sequences go in several requests. After an error, what was sent before is stored:
+        pushing the same again is safe.
+
+        Args:
+            experiences: To encode, or one TRXP payload of any number, sent as it is.
+            buffer: The buffer's name.
+            tombstones: Rollouts that failed; they complete their groups.
+            group_size: Expected members of every group named here; 0: the buffer's default.
+            raise_on_refused: False: return refused items in the result instead of raising.
+            timeout: Seconds for all of it, retries included; None: the client's.
+
+        Returns:
+            One outcome per experience, then one per tombstone.
+
+        Raises:
+            PushRefusedError: The server refused items; all others are stored.
+            MessageTooLargeError: One experience, or the raw payload, is over the message limit.
+            BufferFullError: The buffer stayed full until the timeout.
+        """
+        deadline = Deadline(self._seconds(timeout))
+        outcomes: list[PushOutcome] = []
+        version = None
+        pushes = push_split.split(
+            experiences, tombstones, self._options, buffer=buffer, group_size=group_size
+        )
+        while (push := await in_thread(next, pushes, None)) is not None:
+            part = await self._run(push, deadline.remaining())
+            outcomes += part.outcomes
+            version = part.policy_version
+        result = PushResult(outcomes=tuple(outcomes), policy_version=version)
+        if raise_on_refused:
+            result.raise_for_refused()
+        return result
+
+    def writer(
+        self,
+        *,
+        buffer: str = "default",
+        group_size: int = 0,
+        options: WriterOptions | None = None,
+    ) -> AsyncWriter:
+        """Make a writer that pushes in the background; use it as a context manager.
+
+        Args:
+            buffer: The buffer's name.
+            group_size: Expected members of every group written; 0: the buffer's default.
+            options: Bounds of its queue and of its requests.
+        """
+        return AsyncWriter(
+            self, buffer=buffer, group_size=group_size, options=options or WriterOptions()
+        )
+
+    async def sample(
+        self,
+        batch_size: int,
+        *,
+        buffer: str = "default",
+        consumer: str = "trainer",
+        min_batch_size: int = 0,
+        lease_seconds: float = 0.0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        format: SampleFormat = "trxp",
+        timeout: float | None = None,
+    ) -> AsyncBatch:
+        """Lease one batch, waiting for it.
+
+        An empty batch is not an error: it is falsy, and its `shortfall` says what was missing.
+
+        Args:
+            batch_size: Units wanted: experiences or groups, by the consumer's configuration.
+            buffer: The buffer's name.
+            consumer: The consumer's name.
+            min_batch_size: Fewest units worth delivering at the timeout; 0: `batch_size`.
+            lease_seconds: Until the lease expires; 0: the buffer's default.
+            rank: With `world_size`, this rank's part of a batch that all ranks share: whole units,
+                balanced by tokens, none where there are fewer units than ranks. All ranks ask for
+                the same `batch_size`, which is the batch's. This client then asks for one shared
+                batch after the other, one thread per rank; a new client, as after a crash, first
+                gets the oldest part again that its rank hasn't acknowledged.
+            world_size: How many ranks share each batch; None: nobody shares this one.
+            format: "packed": the whole batch as columns, in `packed`, which is faster for large
+                batches of short experiences.
+            timeout: Seconds to wait for a full batch; 0: take what is there; None: the client's
+                timeout. The call itself may take the client's timeout longer.
+
+        Raises:
+            ConsumerNotFoundError: The buffer has no such consumer.
+        """
+        wait_seconds = self._seconds(timeout)
+        # Of any kind: a wrong value is the request's to refuse.
+        part = (str(buffer), str(consumer), str(rank))
+        call = delivery_calls.sample(
+            batch_size,
+            buffer=buffer,
+            consumer=consumer,
+            wait_seconds=wait_seconds,
+            min_batch_size=min_batch_size,
+            lease_seconds=lease_seconds,
+            rank=delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0)),
+            format=format,
+        )
+        batch = AsyncBatch(client=self, **await self._run(call, wait_seconds + self._timeout))
+        if batch.rank is not None and batch.lease_id:
+            self._parts[part] = batch.lease_id
+        return batch
+
+    def stream(
+        self,
+        batch_size: int,
+        *,
+        buffer: str = "default",
+        consumer: str = "trainer",
+        prefetch: int = 2,
+        max_bytes: int = 0,
+        min_batch_size: int = 0,
+        lease_seconds: float = 0.0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        format: SampleFormat = "trxp",
+        timeout: float = 10.0,
+        first_timeout: float | None = None,
+    ) -> AsyncSampleStream:
+        """Iterate over batches without end; use it as a context manager.
+
+        Args:
+            batch_size: Units wanted in each batch.
+            buffer: The buffer's name.
+            consumer: The consumer's name.
+            prefetch: Batches that the server may send ahead; their leases run meanwhile.
+            max_bytes: Payload bytes that it may send ahead; 0: any. One batch may exceed them.
+            min_batch_size: Fewest units worth delivering after `timeout`; 0: `batch_size`.
+            lease_seconds: Until a lease expires; 0: the buffer's default.
+            rank: With `world_size`, this rank's parts of batches that all ranks share, as in
+                `sample`; a new stream begins with the oldest part that isn't acknowledged.
+            world_size: How many ranks share each batch; None: nobody shares these.
+            format: "packed": each batch as columns, in `packed`.
+            timeout: Seconds after which a smaller batch may come (0: ten), or else a note on what
+                is waited for is logged and shown in `AsyncSampleStream.waiting`.
+            first_timeout: Seconds that a call for the first batch waits before it raises
+                `DeadlineExceededError`, which says what the server waits for; None: without end.
+        """
+        plan = StreamPlan(
+            batch_size=batch_size,
+            buffer=buffer,
+            consumer=consumer,
+            prefetch=prefetch,
+            max_bytes=max_bytes,
+            min_batch_size=min_batch_size,
+            timeout_seconds=timeout,
+            first_timeout=first_timeout,
+            lease_seconds=lease_seconds,
+            rank=rank,
+            world_size=world_size,
+            format=format,
+            shares_memory=self.options.shared_memory,
+        )
+        return AsyncSampleStream(self, plan)
