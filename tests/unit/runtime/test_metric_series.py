@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import Counter
+from prometheus_client import Counter, generate_latest
 
 from experience_buffer_server.runtime.metrics import Metrics
 
@@ -26,10 +26,12 @@ def test_they_end_with_their_buffer_and_begin_anew() -> None:
     fill(metrics, "a")
     fill(metrics, "b")
     fill(metrics, "b")
+    metrics.rpc_started("unary", "service", "b")
     count = series_of(metrics, "a")
     assert count > 20
     metrics.forget_buffer("b")
     assert (series_of(metrics, "a"), series_of(metrics, "b")) == (count, 0)
+    assert 'grpc_method="b"' in generate_latest(metrics.registry).decode(), "it isn't a buffer"
     fill(metrics, "b")
     value = metrics.registry.get_sample_value(
         "experience_buffer_pushed_bytes_total", {"buffer": "b"}

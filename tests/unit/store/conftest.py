@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experience_buffer_server.store.interface import BufferRow, Record, Store, cut_of
+from experience_buffer_server.store.interface import BufferRow, Record, Store, WriteBatch, cut_of
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.faults.shim import Faults, build
 
@@ -79,14 +80,21 @@ def faults(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     made.close()
 
 
+@asynccontextmanager
+async def committing(store: Store) -> AsyncIterator[WriteBatch]:
+    """A batch that is committed at the end of the block."""
+    batch = store.batch()
+    yield batch
+    await store.commit(batch)
+
+
 async def append(
     store: Store, *records: Record, payload: bytes = b"payload", buffer_id: int = 1
 ) -> None:
     """Append records in one batch, and wait for it."""
-    batch = store.batch()
-    for each in records:
-        batch.append(buffer_id, each, payload)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for each in records:
+            batch.append(buffer_id, each, payload)
 
 
 def writer_pid(path: Path) -> int:

@@ -27,7 +27,7 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.memory import MemoryData, MemoryStore
-from tests.unit.store.conftest import MEBI, append, make_record
+from tests.unit.store.conftest import MEBI, append, committing, make_record
 
 LIMIT_BYTES = 16 * MEBI
 
@@ -101,18 +101,16 @@ def row(buffer_id: int = 1, **changes: Any) -> BufferRow:
 
 
 async def put(store: Store, *rows: BufferRow) -> None:
-    batch = store.batch()
-    for each in rows:
-        batch.put_buffer(each)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for each in rows:
+            batch.put_buffer(each)
 
 
 async def fill(store: Store, buffer: BufferRow, records: list[Record]) -> None:
-    batch = store.batch()
-    batch.put_buffer(buffer)
-    for record in records:
-        batch.append(buffer.id, record, b"payload of " + record.uid.encode())
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(buffer)
+        for record in records:
+            batch.append(buffer.id, record, b"payload of " + record.uid.encode())
 
 
 def loaded(store: Store, buffer_id: int = 1) -> StoredBuffer:
@@ -178,15 +176,14 @@ async def test_every_row_comes_back_after_a_restart(
         seq=1, advantages=b"\0\1" * 4, returns=b"\2" * 8, details={"mean": 0.5, "sizes": {3: [1]}}
     )
     await fill(store, row(1), records)
-    batch = store.batch()
-    batch.put_group(1, group)
-    batch.put_lease(1, lease)
-    batch.put_progress(1, progress)
-    for consumer in reversed(consumers):
-        batch.put_consumer(1, consumer)
-    batch.put_advantages(1, advantage, magnitude=0.73)
-    batch.remember(1, "uid", "gone", b"digest", 73.5)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_group(1, group)
+        batch.put_lease(1, lease)
+        batch.put_progress(1, progress)
+        for consumer in reversed(consumers):
+            batch.put_consumer(1, consumer)
+        batch.put_advantages(1, advantage, magnitude=0.73)
+        batch.remember(1, "uid", "gone", b"digest", 73.5)
     store = await reopened(engine, store)
     (state,) = store.load()
     assert state.row == row(1)
@@ -225,19 +222,17 @@ async def test_remove_takes_payload_record_advantages_and_progress(
 ) -> None:
     gone, kept = make_record(1), make_record(2)
     await fill(store, row(1), [gone, kept])
-    batch = store.batch()
-    for record in (gone, kept):
-        batch.put_progress(1, ProgressRow(seq=record.seq))
-        computed = AdvantageRow(seq=record.seq, advantages=b"", returns=b"", details={})
-        batch.put_advantages(1, computed)
-    batch.put_group(1, GroupRow(id=1, key="k", size=2, open_time=0.0))
-    batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=0.0))
-    await store.commit(batch)
-    batch = store.batch()
-    batch.remove(1, gone)
-    batch.delete_group(1, 1)
-    batch.delete_lease(1, 1)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for record in (gone, kept):
+            batch.put_progress(1, ProgressRow(seq=record.seq))
+            computed = AdvantageRow(seq=record.seq, advantages=b"", returns=b"", details={})
+            batch.put_advantages(1, computed)
+        batch.put_group(1, GroupRow(id=1, key="k", size=2, open_time=0.0))
+        batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=0.0))
+    async with committing(store) as batch:
+        batch.remove(1, gone)
+        batch.delete_group(1, 1)
+        batch.delete_lease(1, 1)
     (state,) = store.load()
     assert state.records == [kept]
     assert state.computed == {2: 0.0}
@@ -253,14 +248,12 @@ async def test_put_record_keeps_payload_advantages_and_progress(
     record, other = make_record(1), make_record(2)
     await fill(store, row(1), [record, other])
     advantage = AdvantageRow(seq=1, advantages=b"\1" * 4, returns=b"\2" * 4, details={})
-    batch = store.batch()
-    batch.put_advantages(1, advantage)
-    batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
-    await store.commit(batch)
-    batch = store.batch()
-    changed = make_record(1, priority=0.0, version=151)
-    batch.put_record(1, changed)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_advantages(1, advantage)
+        batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
+    async with committing(store) as batch:
+        changed = make_record(1, priority=0.0, version=151)
+        batch.put_record(1, changed)
     (state,) = store.load()
     assert state.records == [changed, other]
     assert [one.acked for one in state.progress] == [["actor"]]
@@ -273,16 +266,14 @@ async def test_put_advantages_again_replaces_them_and_their_magnitude(
 ) -> None:
     await fill(store, row(1), [make_record(seq) for seq in (1, 2, 3)])
     for number in (0.31, 0.37):
-        batch = store.batch()
-        for seq in (1, 2, 3):
-            found_now = AdvantageRow(
-                seq=seq, advantages=b"\1" * 4, returns=b"", details={"n": number}
-            )
-            batch.put_advantages(1, found_now, magnitude=number * seq)
-        await store.commit(batch)
-    batch = store.batch()
-    batch.delete_advantages(1, 2)
-    await store.commit(batch)
+        async with committing(store) as batch:
+            for seq in (1, 2, 3):
+                found_now = AdvantageRow(
+                    seq=seq, advantages=b"\1" * 4, returns=b"", details={"n": number}
+                )
+                batch.put_advantages(1, found_now, magnitude=number * seq)
+    async with committing(store) as batch:
+        batch.delete_advantages(1, 2)
     (state,) = store.load()
     assert state.computed == {1: 0.37, 3: 0.37 * 3}
     rows = store.advantages(1, [1, 2, 3])
@@ -293,13 +284,11 @@ async def test_put_advantages_again_replaces_them_and_their_magnitude(
 async def test_delete_consumer_takes_it_alone(store: Store) -> None:
     for buffer_id in (1, 2):
         await fill(store, row(buffer_id), [])
-        batch = store.batch()
-        for name in ("actor", "actor-2"):
-            batch.put_consumer(buffer_id, ConsumerRow(name=name))
-        await store.commit(batch)
-    batch = store.batch()
-    batch.delete_consumer(1, "actor")
-    await store.commit(batch)
+        async with committing(store) as batch:
+            for name in ("actor", "actor-2"):
+                batch.put_consumer(buffer_id, ConsumerRow(name=name))
+    async with committing(store) as batch:
+        batch.delete_consumer(1, "actor")
     left = [[one.name for one in state.consumers] for state in store.load()]
     assert left == [["actor-2"], ["actor", "actor-2"]]
 
@@ -308,17 +297,15 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(engine: Engine, st
     records = [make_record(seq) for seq in range(1, 500)]
     for buffer_id in (1, 2, 3):
         await fill(store, row(buffer_id), records)
-        batch = store.batch()
-        batch.remember(buffer_id, "uid", "u", b"d", 5.0)
-        batch.put_consumer(buffer_id, ConsumerRow(name="trainer"))
-        batch.put_last_seq(buffer_id, 997)
-        await store.commit(batch)
+        async with committing(store) as batch:
+            batch.remember(buffer_id, "uid", "u", b"d", 5.0)
+            batch.put_consumer(buffer_id, ConsumerRow(name="trainer"))
+            batch.put_last_seq(buffer_id, 997)
     await store.claim(3)
     await append(store, make_record(501), buffer_id=3)
-    batch = store.batch()
-    batch.delete_buffer(1)
-    batch.delete_buffer(3)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.delete_buffer(1)
+        batch.delete_buffer(3)
     store = await reopened(engine, store)
     assert [(s.row.id, len(s.records)) for s in store.load()] == [(2, 499)]
     assert store.last_buffer_id == 3, "an id is never given again"
@@ -337,21 +324,19 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(engine: Engine, st
 
 async def test_changes_of_a_batch_apply_in_order(store: Store) -> None:
     record = make_record(1)
-    batch = store.batch()
-    batch.put_buffer(row(1))
-    batch.append(1, record, b"first")
-    batch.remove(1, record)
-    batch.append(1, record, b"second")
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(row(1))
+        batch.append(1, record, b"first")
+        batch.remove(1, record)
+        batch.append(1, record, b"second")
     assert store.payloads(1, [record.uid]) == [b"second"]
 
 
 async def test_prune_forgets_the_oldest_up_to_its_limit(store: Store) -> None:
-    batch = store.batch()
-    for number in range(10):
-        batch.remember(1, "uid", f"u{number}", b"v", float(number))
-        batch.remember(2, "uid", f"u{number}", b"v", float(number))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for number in range(10):
+            batch.remember(1, "uid", f"u{number}", b"v", float(number))
+            batch.remember(2, "uid", f"u{number}", b"v", float(number))
     keys = [f"u{number}" for number in range(10)]
     assert await store.prune(1, 7.0, limit=3) == 3
     assert store.recall(1, "uid", keys) == [None] * 3 + [b"v"] * 7
@@ -363,10 +348,9 @@ async def test_prune_forgets_the_oldest_up_to_its_limit(store: Store) -> None:
 
 async def test_prune_spares_what_was_remembered_again(store: Store) -> None:
     for time, value in ((1.0, b"old"), (9.0, b"fresh")):
-        batch = store.batch()
-        batch.remember(1, "uid", "again", value, time)
-        batch.remember(1, "uid", f"once at {time}", value, time)
-        await store.commit(batch)
+        async with committing(store) as batch:
+            batch.remember(1, "uid", "again", value, time)
+            batch.remember(1, "uid", f"once at {time}", value, time)
     assert await store.prune(1, 5.0) == 1
     assert store.recall(1, "uid", ["again", "once at 1.0"]) == [b"fresh", None]
     assert await store.prune(1, 10.0) == 2
@@ -374,10 +358,9 @@ async def test_prune_spares_what_was_remembered_again(store: Store) -> None:
 
 
 async def test_prune_does_not_wait_behind_a_clock_that_was_ahead(store: Store) -> None:
-    batch = store.batch()
-    batch.remember(1, "uid", "from the future", b"", 1e10)
-    batch.remember(1, "uid", "from now", b"", 1e9)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.remember(1, "uid", "from the future", b"", 1e10)
+        batch.remember(1, "uid", "from now", b"", 1e9)
     assert await store.prune(1, 2e9) == 1
     assert store.recall(1, "uid", ["from the future", "from now"]) == [b"", None]
 
@@ -388,9 +371,8 @@ async def test_a_payload_in_pieces_of_any_size_is_stored_joined(
 ) -> None:
     first, second = b"ab" * num_bytes, b"c" * 7
     record = make_record(1)
-    batch = store.batch()
-    batch.append(1, record, Scattered([first, memoryview(second)]))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.append(1, record, Scattered([first, memoryview(second)]))
     async with store.fetched(1, [record.uid]):
         assert store.payloads(1, [record.uid]) == [first + second]
     expected = store.expect(1, [(record.uid, len(first) + len(second))])
@@ -406,18 +388,16 @@ async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
 ) -> None:
     await fill(store, row(), [make_record(1)])
     computed = AdvantageRow(seq=1, advantages=b"1234", returns=b"", details={})
-    batch = store.batch()
-    batch.put_advantages(1, computed)
-    batch.put_progress(1, ProgressRow(seq=1))
-    batch.replace(1, make_record(1, note="replaced"), b"other" * 9000)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_advantages(1, computed)
+        batch.put_progress(1, ProgressRow(seq=1))
+        batch.replace(1, make_record(1, note="replaced"), b"other" * 9000)
     assert loaded(store).records == [make_record(1, note="replaced")]
     assert store.payloads(1, [make_record(1).uid]) == [b"other" * 9000]
     assert store.advantages(1, [1]) == [computed]
-    batch = store.batch()
-    batch.delete_progress(1, 1)
-    batch.put_buffer(row(name="renamed"))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.delete_progress(1, 1)
+        batch.put_buffer(row(name="renamed"))
     assert (loaded(store).progress, loaded(store).row.name) == ([], "renamed")
 
 
@@ -486,11 +466,10 @@ async def test_a_full_store_refuses_appends_and_takes_removals(
     assert store.stats.num_full == 1
     found = loaded(store)
     assert found.records == stored, "nothing of the refused batch is there"
-    batch = store.batch()
-    batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[[1]], deadline=0.0))
-    for record in stored[:4]:
-        batch.remove(1, record)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[[1]], deadline=0.0))
+        for record in stored[:4]:
+            batch.remove(1, record)
     await append(store, make_record(100), payload=payload)
     assert [record.seq for record in loaded(store).records][-1] == 100
 
@@ -533,10 +512,9 @@ async def test_what_is_at_hand_is_read_as_it_is_by_then(
 ) -> None:
     await append(store, make_record(1))
     await store.at_hand(1, uids=[make_record(1).uid, "no uid"], seqs=[1], remembered=[("uid", "a")])
-    batch = store.batch()
-    batch.remember(1, "uid", "a", b"since then", 1.0)
-    batch.replace(1, make_record(1), b"replaced")
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.remember(1, "uid", "a", b"since then", 1.0)
+        batch.replace(1, make_record(1), b"replaced")
     assert store.recall(1, "uid", ["a"]) == [b"since then"]
     assert store.payloads(1, [make_record(1).uid]) == [b"replaced"]
     await store.at_hand(1, uids=["u" * 600])
@@ -630,14 +608,13 @@ async def test_one_buffer_is_loaded_alone_or_all_by_id(
     store: Store,
 ) -> None:
     await put(store, row(2), row(1), row(258))
-    batch = store.batch()
-    for buffer_id in (1, 2, 258):
-        batch.append(buffer_id, make_record(buffer_id), b"")
-        batch.put_progress(buffer_id, ProgressRow(seq=buffer_id))
-        batch.put_advantages(
-            buffer_id, AdvantageRow(seq=buffer_id, advantages=b"", returns=b"", details={})
-        )
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for buffer_id in (1, 2, 258):
+            batch.append(buffer_id, make_record(buffer_id), b"")
+            batch.put_progress(buffer_id, ProgressRow(seq=buffer_id))
+            batch.put_advantages(
+                buffer_id, AdvantageRow(seq=buffer_id, advantages=b"", returns=b"", details={})
+            )
     every = list(store.load())
     assert [found.row.id for found in every] == [1, 2, 258]
     for found in every:

@@ -126,14 +126,11 @@ class CommittedRows:
         return self._copies([disk.payload_key(buffer_id, uid) for uid in uids])
 
     def _copies(self, keys: Sequence[bytes]) -> list[Found[bytes]]:
-        try:
-            with self._transaction() as txn, self._payloads(txn, keys) as found:
+        def read(txn: lmdb.Transaction[memoryview], keys: Sequence[bytes]) -> list[Found[bytes]]:
+            with self._payloads(txn, keys) as found:
                 return [bytes(each) if isinstance(each, memoryview) else each for each in found]
-        except DamagedRecordError as error:
-            # As in `_get`.
-            if len(keys) == 1:
-                return [DamagedRecordError(f"{disk.row_name(Table.PAYLOADS, keys[0])}: {error}")]
-        return [row for key in keys for row in self._copies([key])]
+
+        return self._each(Table.PAYLOADS, keys, read)
 
     @contextmanager
     def _payloads(
@@ -278,14 +275,25 @@ class CommittedRows:
                     yield key[4:].decode(errors="replace")
 
     def _get(self, table: Table, keys: Sequence[bytes], decode: _Decode[_Row]) -> list[Found[_Row]]:
+        return self._each(table, keys, lambda txn, keys: self._rows(txn, table, keys, decode))
+
+    def _each(
+        self,
+        table: Table,
+        keys: Sequence[bytes],
+        read: Callable[[lmdb.Transaction[memoryview], Sequence[bytes]], list[Found[_Row]]],
+    ) -> list[Found[_Row]]:
+        """Read all in one transaction, or each in one of its own: a damaged page ends it.
+
+        So it shows which of the rows are on such a page.
+        """
         try:
             with self._transaction() as txn:
-                return self._rows(txn, table, keys, decode)
+                return read(txn, keys)
         except DamagedRecordError as error:
-            # A damaged page ends its transaction: one for each key shows which are on it.
             if len(keys) == 1:
                 return [DamagedRecordError(f"{disk.row_name(table, keys[0])}: {error}")]
-        return [row for key in keys for row in self._get(table, [key], decode)]
+        return [row for key in keys for row in self._each(table, [key], read)]
 
     def _rows(
         self,

@@ -49,38 +49,22 @@ class WriterLink(asyncio.Protocol):
 
 
 def start_writer(
-    path: Path,
-    *,
-    initial_map_bytes: int,
-    max_map_bytes: int,
-    sync_interval_seconds: float,
-    lock_timeout_seconds: float,
-    outbox: int,
+    path: Path, *, outbox: int, **options: float
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the writer process of a store.
 
     Args:
         path: The store's directory.
-        initial_map_bytes: See `Engine`.
-        max_map_bytes: See `Engine`.
-        sync_interval_seconds: 0: it syncs every commit.
-        lock_timeout_seconds: For how long it waits for another one to end.
         outbox: Descriptor of `Outbox`; negative: there is none.
+        options: The process's others, by their names.
 
     Returns:
         The process, and the socket to it; closing the socket ends the process.
     """
     ours, theirs = socket.socketpair()
-    command = [
-        *(sys.executable, "-P", "-m", "experience_buffer_server.store.lmdb.writer_process"),
-        f"--fd={theirs.fileno()}",
-        f"--path={path}",
-        f"--initial-map-bytes={initial_map_bytes}",
-        f"--max-map-bytes={max_map_bytes}",
-        f"--sync-interval-seconds={sync_interval_seconds!r}",
-        f"--lock-timeout-seconds={lock_timeout_seconds!r}",
-        f"--outbox={outbox}",
-    ]
+    given = {"fd": theirs.fileno(), "path": path, "outbox": outbox, **options}
+    command = [sys.executable, "-P", "-m", "experience_buffer_server.store.lmdb.writer_process"]
+    command += [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     try:
         with theirs:
             process = subprocess.Popen(

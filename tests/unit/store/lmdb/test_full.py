@@ -12,17 +12,16 @@ import pytest
 
 from experience_buffer_server.store.interface import LeaseRow, Record, StoreFullError
 from experience_buffer_server.store.lmdb.store import LmdbStore
-from tests.unit.store.conftest import MEBI, OpenStore, append, make_record
+from tests.unit.store.conftest import MEBI, OpenStore, append, committing, make_record
 
 PAYLOAD = os.urandom(6211)
 
 
 async def remove(store: LmdbStore, records: list[Record]) -> None:
-    batch = store.batch()
-    for record in records:
-        batch.remove(1, record)
-        batch.remember(1, "uid", record.uid, record.digest, 1.0)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for record in records:
+            batch.remove(1, record)
+            batch.remember(1, "uid", record.uid, record.digest, 1.0)
 
 
 async def fill(store: LmdbStore, first: int = 1) -> list[Record]:
@@ -43,9 +42,8 @@ async def drain_and_refill(
 ) -> list[Record]:
     """Lease and remove everything in small steps, then fill again."""
     for start in range(0, len(stored), 8):
-        batch = store.batch()
-        batch.put_lease(1, LeaseRow(id=start, consumer="c", units=[[start]], deadline=1.0))
-        await store.commit(batch)
+        async with committing(store) as batch:
+            batch.put_lease(1, LeaseRow(id=start, consumer="c", units=[[start]], deadline=1.0))
         await remove(store, stored[start : start + 8])
     await store.prune(1, 2.0, limit=10**6)
     return await fill(store, stored[-1].seq + 1000)

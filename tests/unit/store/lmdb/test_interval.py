@@ -18,7 +18,14 @@ from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_process import _Loop
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, OpenStore, buffer_row, make_record, writer_pid
+from tests.unit.store.conftest import (
+    MEBI,
+    OpenStore,
+    buffer_row,
+    committing,
+    make_record,
+    writer_pid,
+)
 
 LONG_SECONDS = 1e6
 
@@ -49,16 +56,14 @@ async def test_what_a_killed_writer_left_to_the_system_is_on_disk_after_the_next
     open_store: OpenStore, path: Path, faults: Faults, num_bytes: int
 ) -> None:
     store = await open_store(durability="interval", interval_seconds=LONG_SECONDS)
-    batch = store.batch()
-    batch.put_buffer(buffer_row(1))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(buffer_row(1))
     before = faults.num_syncs
-    batch = store.batch()
-    if num_bytes:
-        batch.append(1, make_record(1), bytes(num_bytes))
-    else:
-        batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=1.0))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        if num_bytes:
+            batch.append(1, make_record(1), bytes(num_bytes))
+        else:
+            batch.put_lease(1, LeaseRow(id=1, consumer="c", units=[], deadline=1.0))
     assert faults.num_syncs == before, "it was answered, and the disk doesn't have it"
     is_large = num_bytes == MEBI
     assert (faults.num_payload_writes > 0, faults.num_payload_syncs) == (is_large, 0)

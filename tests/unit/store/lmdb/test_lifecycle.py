@@ -19,7 +19,7 @@ from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, OpenStore, append, make_record, writer_pid
+from tests.unit.store.conftest import MEBI, OpenStore, append, committing, make_record, writer_pid
 
 
 async def test_a_second_owner_is_told_who_has_the_directory(
@@ -133,9 +133,10 @@ async def test_after_the_writers_death_a_commits_number_says_whether_it_is_store
     open_store: OpenStore, num_answered: int
 ) -> None:
     store = await open_store()
-    batch = store.batch()
-    batch.put_buffer(BufferRow(id=1, name="b", config="{}", policy_version=None, create_time=0.0))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(
+            BufferRow(id=1, name="b", config="{}", policy_version=None, create_time=0.0)
+        )
     await store.claim(1)
     commits = []
     for seq in range(1, 200):

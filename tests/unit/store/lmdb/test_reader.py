@@ -24,7 +24,7 @@ from experience_buffer_server.store.lmdb.disk.format import payload_key
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from tests.damaging import flip_large
 from tests.unit.builders import World, push, uid, want
-from tests.unit.store.conftest import OpenStore, append, make_record
+from tests.unit.store.conftest import OpenStore, append, committing, make_record
 
 NUM_READS = 16
 
@@ -38,12 +38,11 @@ async def uids(path: Path, open_store: OpenStore) -> list[str]:
     """Three experiences, the second without advantages."""
     store = await open_store()
     uids = [f"3/math/5/7/{seq}" for seq in (1, 2, 3)]
-    batch = store.batch()
-    for seq, each in enumerate(uids, 1):
-        batch.append(1, make_record(seq, uid=each), content(seq))
-        if seq != 2:
-            batch.put_advantages(1, computed(seq))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for seq, each in enumerate(uids, 1):
+            batch.append(1, make_record(seq, uid=each), content(seq))
+            if seq != 2:
+                batch.put_advantages(1, computed(seq))
     await store.close()
     return uids
 
@@ -141,9 +140,8 @@ async def test_a_thread_touches_what_may_wait_and_nobody_what_does_not(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await open_store()
-    batch = store.batch()
-    batch.remember(1, "uid", "a", b"digest", 1.0)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.remember(1, "uid", "a", b"digest", 1.0)
     threads: list[int] = []
     touch = store._touch
 
@@ -169,10 +167,9 @@ async def test_what_was_touched_is_read_without_waiting_for_the_disk(
 ) -> None:
     store = await open_store(durability="interval")
     keys = [f"3/math-{number}/5/7/x" for number in range(8000)]
-    batch = store.batch()
-    for key in keys:
-        batch.remember(1, "uid", key, bytes(1000), 1.0)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for key in keys:
+            batch.remember(1, "uid", key, bytes(1000), 1.0)
     await store.close()
     file = os.open(path / "data.mdb", os.O_RDONLY)
     os.fsync(file)

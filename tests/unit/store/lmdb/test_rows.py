@@ -28,15 +28,14 @@ from experience_buffer_server.store.lmdb.disk.format import (
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.damaging import flip
-from tests.unit.store.conftest import OpenStore, buffer_row, make_record
+from tests.unit.store.conftest import OpenStore, buffer_row, committing, make_record
 
 
 async def fill(store: LmdbStore, buffer: BufferRow, records: list[Record]) -> None:
-    batch = store.batch()
-    batch.put_buffer(buffer)
-    for record in records:
-        batch.append(buffer.id, record, b"payload of " + record.uid.encode())
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(buffer)
+        for record in records:
+            batch.append(buffer.id, record, b"payload of " + record.uid.encode())
 
 
 def damage(path: Path, *rows: tuple[Table, bytes]) -> None:
@@ -47,20 +46,19 @@ def damage(path: Path, *rows: tuple[Table, bytes]) -> None:
 async def test_damaged_rows_are_left_out_and_named(open_store: OpenStore, path: Path) -> None:
     store = await open_store()
     await fill(store, buffer_row(1), [make_record(seq) for seq in (1, 2, 3, 5)])
-    batch = store.batch()
-    for seq in (1, 3, 5):
-        row = AdvantageRow(
-            seq=seq, advantages=b"\1" * 4, returns=b"\2" * 4, details={"mean_magnitude": 0.31}
-        )
-        batch.put_advantages(1, row, magnitude=0.31)
-    batch.put_lease(1, LeaseRow(id=4, consumer="c", units=[[1]], deadline=7.5))
-    batch.put_group(1, GroupRow(id=11, key="k", size=2, open_time=0.0))
-    batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
-    batch.put_consumer(1, ConsumerRow(name="actor-17"))
-    batch.put_last_seq(1, 997)
-    for uid in ("lost", "kept"):
-        batch.remember(1, "uid", uid, b"digest", 73.5)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for seq in (1, 3, 5):
+            row = AdvantageRow(
+                seq=seq, advantages=b"\1" * 4, returns=b"\2" * 4, details={"mean_magnitude": 0.31}
+            )
+            batch.put_advantages(1, row, magnitude=0.31)
+        batch.put_lease(1, LeaseRow(id=4, consumer="c", units=[[1]], deadline=7.5))
+        batch.put_group(1, GroupRow(id=11, key="k", size=2, open_time=0.0))
+        batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
+        batch.put_consumer(1, ConsumerRow(name="actor-17"))
+        batch.put_last_seq(1, 997)
+        for uid in ("lost", "kept"):
+            batch.remember(1, "uid", uid, b"digest", 73.5)
     await store.close()
     damage(
         path,
@@ -123,9 +121,8 @@ async def test_a_buffer_outlives_its_row_and_its_id_outlives_both(
     store = await open_store()
     assert [state.row.id for state in store.load()] == [1]
     assert store.last_buffer_id == 2
-    batch = store.batch()
-    batch.put_buffer(buffer_row(1))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(buffer_row(1))
     list(store.load())
     assert store.damaged == ["buffer_copies: buffer 2", "buffers: buffer 2"]
 
@@ -152,10 +149,9 @@ async def test_a_row_that_got_to_another_key_or_table_is_noticed(
 async def test_pruning_passes_damaged_rows(open_store: OpenStore, path: Path) -> None:
     store = await open_store()
     await fill(store, buffer_row(1), [])
-    batch = store.batch()
-    for number in range(3):
-        batch.remember(1, "uid", str(number), b"digest", 10.0 + number)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for number in range(3):
+            batch.remember(1, "uid", str(number), b"digest", 10.0 + number)
     await store.close()
     keys = [memory_key(1, "uid", str(number)) for number in range(3)]
     damage(path, (Table.MEMORY, keys[0]), (Table.MEMORY_LOG, memory_log_key(keys[1], 11.0)))
@@ -171,9 +167,8 @@ async def test_the_highest_id_outlives_its_buffer_but_not_its_own_row(
     store = await open_store()
     for row in (buffer_row(7), buffer_row(3)):
         await fill(store, row, [])
-    batch = store.batch()
-    batch.delete_buffer(7)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.delete_buffer(7)
     await store.close()
     store = await open_store()
     assert ([state.row.id for state in store.load()], store.last_buffer_id) == ([3], 7)

@@ -25,7 +25,7 @@ from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.lmdb.writer_link import start_writer
 from experience_buffer_server.store.lmdb.writer_protocol import LARGE_BYTES
 from experience_buffer_server.store.payload import Scattered
-from tests.unit.store.conftest import MEBI, OpenStore, make_record
+from tests.unit.store.conftest import MEBI, OpenStore, committing, make_record
 
 NUM_BLOCKS = 64
 
@@ -154,10 +154,9 @@ def in_pieces(payload: bytes) -> Scattered:
 
 
 async def append(store: LmdbStore, records: list[Record], payloads: list[bytes]) -> None:
-    batch = store.batch()
-    for record, payload in zip(records, payloads, strict=True):
-        batch.append(1, record, in_pieces(payload) if record.seq % 3 else payload)
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for record, payload in zip(records, payloads, strict=True):
+            batch.append(1, record, in_pieces(payload) if record.seq % 3 else payload)
 
 
 async def stored(store: LmdbStore, records: list[Record]) -> list[object]:

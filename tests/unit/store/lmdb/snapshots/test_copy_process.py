@@ -41,7 +41,7 @@ from experience_buffer_server.store.lmdb.snapshots.manifest import (
 )
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.damaging import flip
-from tests.unit.store.conftest import MEBI, OpenStore, buffer_row, make_record
+from tests.unit.store.conftest import MEBI, OpenStore, buffer_row, committing, make_record
 from tests.unit.store.lmdb.snapshots.conftest import (
     HOLE_BYTES,
     HUGE,
@@ -116,24 +116,22 @@ async def test_what_a_server_stored_is_restored(
 ) -> None:
     """With records, by another process, while the store is open."""
     store = await open_store()
-    batch = store.batch()
-    batch.put_buffer(buffer_row(3))
-    payloads = {1: SMALL, 2: b"little", 3: HUGE, 4: OTHER}
-    records = [
-        make_record(
-            seq,
-            payload_bytes=len(payload),
-            digest_number=xxhash.xxh3_128_intdigest(payload),
-            group_id=0,
-        )
-        for seq, payload in payloads.items()
-    ]
-    for record in records:
-        batch.append(3, record, payloads[record.seq])
-    await store.commit(batch)
-    batch = store.batch()
-    batch.remove(3, records.pop(2))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(buffer_row(3))
+        payloads = {1: SMALL, 2: b"little", 3: HUGE, 4: OTHER}
+        records = [
+            make_record(
+                seq,
+                payload_bytes=len(payload),
+                digest_number=xxhash.xxh3_128_intdigest(payload),
+                group_id=0,
+            )
+            for seq, payload in payloads.items()
+        ]
+        for record in records:
+            batch.append(3, record, payloads[record.seq])
+    async with committing(store) as batch:
+        batch.remove(3, records.pop(2))
     answer = run_copy(path, to)
     assert (answer.outcome, answer.num_experiences) == ("taken", 3), answer
     restore(to / answer.name, tmp_path / "new", verify=True)

@@ -18,7 +18,7 @@ from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
 from experience_buffer_server.store.lmdb.verify.check import Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from tests.damaging import raw
-from tests.unit.store.conftest import OpenStore, buffer_row, make_record
+from tests.unit.store.conftest import OpenStore, buffer_row, committing, make_record
 from tests.unit.store.lmdb.large_by_hand import put, put_large
 from tests.unit.store.lmdb.verify.conftest import append, key_of, payload, uid
 
@@ -44,23 +44,21 @@ async def test_nothing_is_suspected_of_a_store_that_is_being_written(
 ) -> None:
     """Experiences come, are computed, annotated and go while it is read part by part."""
     store = await open_store()
-    batch = store.batch()
-    batch.put_buffer(buffer_row(1))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(buffer_row(1))
     checking = True
 
     async def write() -> None:
         seq = 0
         while checking:
-            batch = store.batch()
-            for _ in range(9):
-                seq += 1
-                append(batch, seq % 997 + 1, seq=seq, uid=uid(seq), group_id=0)
-                row = AdvantageRow(seq=seq, advantages=b"\1" * 4, returns=b"\1" * 4, details={})
-                batch.put_advantages(1, row)
-                if seq > 99:
-                    batch.remove(1, make_record(seq - 99))
-            await store.commit(batch)
+            async with committing(store) as batch:
+                for _ in range(9):
+                    seq += 1
+                    append(batch, seq % 997 + 1, seq=seq, uid=uid(seq), group_id=0)
+                    row = AdvantageRow(seq=seq, advantages=b"\1" * 4, returns=b"\1" * 4, details={})
+                    batch.put_advantages(1, row)
+                    if seq > 99:
+                        batch.remove(1, make_record(seq - 99))
 
     writing = asyncio.ensure_future(write())
     try:

@@ -27,7 +27,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.damaging import flip, flip_key
-from tests.unit.store.conftest import OpenStore, buffer_row, make_record
+from tests.unit.store.conftest import OpenStore, buffer_row, committing, make_record
 
 NUM = 60
 PLAIN: dict[str, Any] = {
@@ -39,14 +39,13 @@ PLAIN: dict[str, Any] = {
 async def filled(open_store: OpenStore, path: Path) -> Path:
     """A closed store of two buffers."""
     store = await open_store()
-    batch = store.batch()
-    for buffer_id in (1, 3):
-        batch.put_buffer(buffer_row(buffer_id))
-        for seq in range(1, NUM + 1):
-            batch.append(buffer_id, make_record(seq, **PLAIN), b"x")
-        batch.put_group(buffer_id, GroupRow(id=5, key="k", size=2, open_time=0.0))
-        batch.put_lease(buffer_id, LeaseRow(id=7, consumer="c", units=[], deadline=0.0))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        for buffer_id in (1, 3):
+            batch.put_buffer(buffer_row(buffer_id))
+            for seq in range(1, NUM + 1):
+                batch.append(buffer_id, make_record(seq, **PLAIN), b"x")
+            batch.put_group(buffer_id, GroupRow(id=5, key="k", size=2, open_time=0.0))
+            batch.put_lease(buffer_id, LeaseRow(id=7, consumer="c", units=[], deadline=0.0))
     await store.close()
     return path
 
@@ -89,10 +88,9 @@ async def test_the_id_of_a_lone_damaged_lease_is_not_given_again(
     row = dataclasses.replace(buffer_row(1), create_time=1.9e9)
     given = row.lease_floor + 3
     store = await open_store()
-    batch = store.batch()
-    batch.put_buffer(row)
-    batch.put_lease(1, LeaseRow(id=given, consumer="c", units=[], deadline=0.0))
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.put_buffer(row)
+        batch.put_lease(1, LeaseRow(id=given, consumer="c", units=[], deadline=0.0))
     await store.close()
     flip(path, Table.LEASES, numbered_key(1, given))
     with LmdbReader(path) as reader:
@@ -148,9 +146,8 @@ async def test_no_append_overwrites_a_record(
 async def test_an_older_commit_is_noticed(filled: Path, open_store: OpenStore, which: str) -> None:
     """A changed number on a meta page makes LMDB open the other one, without the last commit."""
     store = await open_store()
-    batch = store.batch()
-    batch.append(1, make_record(NUM + 1, **PLAIN), b"x")
-    await store.commit(batch)
+    async with committing(store) as batch:
+        batch.append(1, make_record(NUM + 1, **PLAIN), b"x")
     await store.close()
     file = filled / "data.mdb"
     data = bytearray(file.read_bytes())
