@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import threading
@@ -40,7 +41,7 @@ _METHOD = "metrics"
 _PLAIN = [("Content-Type", "text/plain; charset=utf-8")]
 
 
-class MetricsServer:
+class MetricsServer(ThreadingMixIn, TCPServer):
     """Serves the metrics from threads of its own. Not thread-safe.
 
     Args:
@@ -51,6 +52,10 @@ class MetricsServer:
         ConfigurationError: It can't listen there.
     """
 
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
     def __init__(
         self,
         host: str,
@@ -59,52 +64,36 @@ class MetricsServer:
         guard: Guard,
         certificates: Certificates | None,
     ) -> None:
-        try:
-            family, _, _, _, place = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            self._http = _Http(family, place, registry, guard, certificates)
-        except OSError as error:
-            raise ConfigurationError(
-                f"server.metrics_port: can't listen on {host}:{port}: {error.strerror}"
-            ) from error
-        self.port: int = self._http.server_address[1]
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, args=(_LOOK_SECONDS,), name="metrics", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening and end all connections. Blocks for a moment."""
-        with contextlib.suppress(OSError):
-            # Wakes the thread, which would look up from its wait twice a second only.
-            self._http.socket.shutdown(socket.SHUT_RDWR)
-        self._http.shutdown()
-        self._http.server_close()
-        self._http.close_all()
-        self._thread.join()
-
-
-class _Http(ThreadingMixIn, TCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 64
-
-    def __init__(
-        self,
-        family: socket.AddressFamily,
-        place: Any,
-        registry: CollectorRegistry,
-        guard: Guard,
-        certificates: Certificates | None,
-    ) -> None:
-        self.address_family = family
         self._certificates = certificates
         self._lock = threading.Lock()
         self._open: OrderedDict[socket.socket, float] = OrderedDict()
         """Connections and when they have to end, oldest first."""
         handler = type("Handler", (_Handler,), {"app": make_wsgi_app(registry), "guard": guard})
-        super().__init__(place, handler)
+        try:
+            found: Any = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            self.address_family, _, _, _, place = found[0]
+            super().__init__(place, handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"server.metrics_port: can't listen on {host}:{port}: {error.strerror}"
+            ) from error
+        self.port: int = self.server_address[1]
+        self._serving = threading.Thread(
+            target=self.serve_forever, args=(_LOOK_SECONDS,), name="metrics", daemon=True
+        )
+        self._serving.start()
+
+    def close(self) -> None:
+        """Stop listening and end all connections. Blocks for a moment."""
+        with contextlib.suppress(OSError):
+            # Wakes the thread, which would look up from its wait twice a second only.
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.shutdown()
+        self.server_close()
+        self._end_connections(math.inf)
+        self._serving.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Hand a connection to a thread, in place of the oldest if there are too many."""
@@ -138,17 +127,13 @@ class _Http(ThreadingMixIn, TCPServer):
 
     def service_actions(self) -> None:
         """End the connections whose time is over; called twice a second."""
-        now = time.monotonic()
+        self._end_connections(time.monotonic())
+
+    def _end_connections(self, now: float) -> None:
         with self._lock:
             for request, end in self._open.items():
                 if end <= now:
                     _hang_up(request)
-
-    def close_all(self) -> None:
-        """End all connections."""
-        with self._lock:
-            for request in self._open:
-                _hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what a handler raised."""

@@ -30,7 +30,6 @@ from experience_buffer_server.runtime.quotas import Charge
 from experience_buffer_server.store.interface import Record, WriteBatch, cut_of
 
 _STORED = PushStatus.STORED
-_UNCOUNTED = Charge()
 
 
 class Ingest:
@@ -45,9 +44,9 @@ class Ingest:
     async def push(
         self,
         push: Push,
-        patience: Patience | None = None,
-        charge: Charge = _UNCOUNTED,
-        admitted: Admitted | None = None,
+        patience: Patience | None,
+        charge: Charge,
+        admitted: Admitted | None,
     ) -> list[Outcome]:
         """Store what can be stored; one outcome per experience, then one per tombstone.
 
