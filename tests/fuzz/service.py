@@ -12,6 +12,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from experience_buffer.status import to_status
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.rpc.push_codec import readers
+from experience_buffer_server.rpc.push_codec import read_push, read_push_stream
 from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
@@ -103,7 +104,10 @@ class ServiceTarget:
         snapshots = Snapshots(settings.snapshots, path, metrics)
         backend = Backend(self._registry, self._store, settings.server, asyncio.Event(), snapshots)
         self._service = Service(backend)
-        self._readers = readers(max_payloads=settings.server.max_push_items)
+        self._readers = {
+            name: partial(read, max_payloads=settings.server.max_push_items)
+            for name, read in (("Push", read_push), ("PushStream", read_push_stream))
+        }
         self._settings = settings
 
     async def _close(self) -> None:

@@ -12,7 +12,7 @@ from experience_buffer import errors, trxp
 from experience_buffer._codec import payload as payload_codec
 from experience_buffer._messages.sample_bytes import Pieces, experience_pieces
 from experience_buffer.packed import Facts, PackedRow, pack
-from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
 from experience_buffer_server.buffer.state.entries import ORDINARY
@@ -65,7 +65,7 @@ def read_payload(store: Store, buffer: Buffer, entry: Entry) -> tuple[bytes, Adv
     payloads = store.payloads(buffer.id, [entry.record.uid])
     computed = store.advantages(buffer.id, [entry.record.seq])
     reads = _reads(buffer, [entry], zip(payloads, computed, strict=True), reasons)
-    payload = b"" if reasons else b"".join(_filled(reads[0], reasons))
+    payload = b"" if reasons else b"".join(_filled(*reads[0], reasons))
     buffer.set_aside(reasons)
     buffer.check_sound(entry)
     if reasons:
@@ -103,7 +103,21 @@ def sampled(
     def deliver(
         unit: Unit, reads: Sequence[_Read[memoryview]], reasons: dict[int, str]
     ) -> list[Sampled]:
-        return [_sampled(buffer, unit, read, _filled(read, reasons), add) for read in reads]
+        delivered = []
+        for entry, payload, row in reads:
+            pieces = _filled(entry, payload, row, reasons)
+            message = add(
+                uid=entry.record.uid,
+                group=_group_key(entry),
+                num_deliveries=unit.num_deliveries,
+                staleness=buffer.staleness(entry),
+                flags=_flags(unit, row),
+                probability=unit.probability,
+                times_sampled=unit.times_sampled,
+                generation=entry.record.generation,
+            )
+            delivered.append(Sampled(message.SerializeToString(), pieces, sum(map(len, pieces))))
+        return delivered
 
     with _stored(store, buffer, units, unreadable, deliver) as experiences:
         if not unreadable:
@@ -111,27 +125,6 @@ def sampled(
         # What follows damage is a longer way, which may read from the store.
         copies = [each._replace(payload=[b"".join(each.payload)]) for each in experiences]
     return join(copies)
-
-
-def _sampled(
-    buffer: Buffer,
-    unit: Unit,
-    read: _Read[memoryview],
-    payload: Pieces,
-    add: Callable[..., types_pb2.SampledExperience],
-) -> Sampled:
-    entry, _, row = read
-    message = add(
-        uid=entry.record.uid,
-        group=_group_key(entry),
-        num_deliveries=unit.num_deliveries,
-        staleness=buffer.staleness(entry),
-        flags=_flags(unit, row),
-        probability=unit.probability,
-        times_sampled=unit.times_sampled,
-        generation=entry.record.generation,
-    )
-    return Sampled(message.SerializeToString(), payload, sum(map(len, payload)))
 
 
 def packed(
@@ -275,9 +268,10 @@ def _reads(
     return reads
 
 
-def _filled(read: _Read[_Payload], reasons: dict[int, str]) -> Pieces:
+def _filled(
+    entry: Entry, payload: bytes | memoryview, row: AdvantageRow | None, reasons: dict[int, str]
+) -> Pieces:
     """The payload with what was computed; or why that can't be put into it."""
-    entry, payload, row = read
     if row is None:
         return [payload]
     try:

@@ -73,6 +73,7 @@ class Backend:
         Raises:
             UnavailableError: The server is draining.
             ResourceExhaustedError: Too much waits for its commit or for room.
+            BufferNotFoundError: There is no such buffer, or not any more after a wait.
         """
         deadline = math.inf if remaining_seconds is None else time.monotonic() + remaining_seconds
         buffer = self.buffer(request.buffer)
@@ -81,15 +82,21 @@ class Backend:
         with self.pending(buffer, request.num_bytes) as charge:
             turn = await self.turns.take(current_caller().peer)
             try:
-                buffer = self._open_buffer(buffer.name)
+                self.check_can_store()
+                buffer = self.buffer(buffer.name)
                 push = request.push()
                 admitted = await buffer.admit(push, turn)
                 await self.store.until_short()
             finally:
                 turn.end()
             # What follows, up to the commit, belongs to the turn: nothing is waited for.
-            buffer = self._open_buffer(buffer.name)
-            storing = buffer.push(push, self._patience(buffer, deadline), charge, admitted)
+            self.check_can_store()
+            buffer = self.buffer(buffer.name)
+            # What is stored after the client's deadline would have to be pushed again to be known.
+            last = time.monotonic() + buffer.settings.full_timeout_seconds
+            last = min(last, deadline - _PUSH_MARGIN_SECONDS)
+            patience = Patience(deadline=last, stop=self.draining)
+            storing = buffer.push(push, patience, charge, admitted)
             del admitted
             return Pushed(await storing, buffer.policy_version)
 
@@ -101,23 +108,6 @@ class Backend:
             num_bytes,
             max_of_buffer=buffer.settings.max_pending_bytes,
         )
-
-    def _open_buffer(self, name: str) -> Buffer:
-        """The buffer as it is now, after a wait: it may have been deleted, and the server may stop.
-
-        Raises:
-            UnavailableError: The server is draining.
-            BufferNotFoundError: There is no such buffer any more.
-        """
-        self.check_can_store()
-        return self.buffer(name)
-
-    def _patience(self, buffer: Buffer, deadline: float) -> Patience:
-        """For how long a push may wait for room; the deadline is its call's, by `time.monotonic`."""
-        last = time.monotonic() + buffer.settings.full_timeout_seconds
-        # What is stored after the client's deadline would have to be pushed again to be known.
-        last = min(last, deadline - _PUSH_MARGIN_SECONDS)
-        return Patience(deadline=last, stop=self.draining)
 
     async def sample(
         self,

@@ -24,12 +24,6 @@ _MAX_LOOKS = 20_000
 _PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
 
 
-def stored_bytes(buffer: Buffer, uid: str) -> int:
-    """Size of an experience's payload; 0 where there is none."""
-    entry = buffer.find(uid)
-    return 0 if entry is None else entry.record.payload_bytes
-
-
 async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
     """One experience with its payload.
 
@@ -50,22 +44,6 @@ async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse
             if row is not None:
                 response.computation.update(row.details)
     return response
-
-
-async def annotate(
-    buffer: Buffer, request: service_pb2.AnnotateRequest
-) -> service_pb2.AnnotateResponse:
-    """Add fields to stored experiences, and compute again what depends on them.
-
-    Raises:
-        InvalidRequestError: Too many annotations, or two for one uid.
-        BufferFullError: No room.
-    """
-    # Before anything is made of them.
-    buffer.check_annotations(len(request.annotations))
-    annotations = [messages.annotation_from(message) for message in request.annotations]
-    outcomes = await buffer.annotate(annotations)
-    return service_pb2.AnnotateResponse(outcomes=map(messages.annotate_outcome_message, outcomes))
 
 
 def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.ListResponse:

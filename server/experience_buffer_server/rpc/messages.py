@@ -99,8 +99,8 @@ def annotation_from(message: service_pb2.Annotation) -> Annotation:
     """What is added to an experience; one that can't be read says why in `problem`."""
     try:
         tensors = payload_codec.read_tensors(message.tensors) if message.tensors else {}
-        info = plain_entries(message.info, label="info")
-    except (errors.TrxpError, StructValueError) as error:
+        info = _entries(message.info, ("info",))
+    except (errors.TrxpError, errors.InvalidRequestError) as error:
         return Annotation(uid=message.uid, problem=str(error))
     return Annotation(
         uid=message.uid,
@@ -122,28 +122,16 @@ def annotate_outcome_message(outcome: AnnotateOutcome) -> types_pb2.AnnotateOutc
     return message
 
 
-class StructValueError(ValueError):
-    """An entry can't be stored; the message names it and says what to send."""
-
-
-def plain_entries(message: struct_pb2.Struct, *, label: str) -> dict[str, Any]:
-    """Read a struct's entries; every number is a float.
-
-    Args:
-        message: The struct.
-        label: What it is called in errors.
-
-    Raises:
-        StructValueError: A number isn't finite, or the nesting is deeper than `MAX_DEPTH`.
-    """
-    return _entries(message, (label,))
-
-
 _Path: TypeAlias = tuple[str | int, ...]
 """Where a value is: what the struct is called, then a name or a place for each level."""
 
 
 def _entries(message: struct_pb2.Struct, path: _Path) -> dict[str, Any]:
+    """Read a struct's entries; every number is a float.
+
+    Raises:
+        InvalidRequestError: A number isn't finite, or the nesting is deeper than `MAX_DEPTH`.
+    """
     _check_depth(path)
     return {name: _plain(value, (*path, name)) for name, value in message.fields.items()}
 
@@ -172,7 +160,7 @@ def _check_depth(path: _Path) -> None:
         raise _refused(path, f"is nested deeper than {MAX_DEPTH} levels; send flatter data")
 
 
-def _refused(path: _Path, reason: str) -> StructValueError:
+def _refused(path: _Path, reason: str) -> errors.InvalidRequestError:
     label, *steps = path
     shown = (step[:_MAX_NAME] if isinstance(step, str) else step for step in steps)
-    return StructValueError(f"{label}{''.join(f'[{step!r}]' for step in shown)} {reason}")
+    return errors.InvalidRequestError(f"{label}{''.join(f'[{step!r}]' for step in shown)} {reason}")

@@ -7,7 +7,7 @@ write is cut: whatever else is in a request, or wrong with it, protobuf reads al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -93,23 +93,12 @@ class PushStreamRequest:
     """Payloads in shared memory, behind those of the push."""
 
 
-def readers(*, max_payloads: int) -> Mapping[str, Callable[[bytes], Any]]:
-    """The deserializers by the method's name.
-
-    They raise DecodeError for what isn't a message of its type, and for more payloads than a push
-    may have where only counting them has become costly.
-    """
-    return {
-        "Push": lambda data: read_push(data, max_payloads=max_payloads),
-        "PushStream": lambda data: read_push_stream(data, max_payloads=max_payloads),
-    }
-
-
 def read_push(data: bytes, *, max_payloads: int) -> PushRequest:
     """Read a `PushRequest`.
 
     Raises:
-        DecodeError: It is none, or has too many payloads; see `readers`.
+        DecodeError: It is none, or has more payloads than a push may have, where only counting them
+            has become costly.
     """
     found = _split_push(memoryview(data))
     if found is not None:
@@ -121,7 +110,7 @@ def read_push_stream(data: bytes, *, max_payloads: int) -> PushStreamRequest:
     """Read a `PushStreamRequest`.
 
     Raises:
-        DecodeError: It is none, or has too many payloads; see `readers`.
+        DecodeError: It is none, or has too many payloads, as above.
     """
     found = _split_push_stream(memoryview(data))
     if found is not None:

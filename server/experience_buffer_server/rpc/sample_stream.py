@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 
 from experience_buffer import errors
@@ -152,7 +152,14 @@ class SampleSession:
                     lease_id = request.extend.lease_id
                     await self._answers.begin(partial(self._settle, lease_id, request))
                 elif kind in ("ack", "nack"):
-                    for lease_id in _checked(request.ack.ids or request.nack.ids):
+                    lease_ids = request.ack.ids or request.nack.ids
+                    if len(lease_ids) > _MAX_IDS:
+                        raise errors.InvalidRequestError(
+                            f"{len(lease_ids)} leases in one message, the limit is {_MAX_IDS}; split "
+                            "them",
+                            subject="ids",
+                        )
+                    for lease_id in lease_ids:
                         await self._answers.begin(partial(self._settle, lease_id, request))
                 else:
                     raise errors.InvalidRequestError(
@@ -242,17 +249,3 @@ class SampleSession:
         if lease is not None:
             self._sending.prepare(lease)
         return lease, shortfall
-
-
-def _checked(lease_ids: Sequence[int]) -> Sequence[int]:
-    """The leases that a message names.
-
-    Raises:
-        InvalidRequestError: There are too many.
-    """
-    if len(lease_ids) > _MAX_IDS:
-        raise errors.InvalidRequestError(
-            f"{len(lease_ids)} leases in one message, the limit is {_MAX_IDS}; split them",
-            subject="ids",
-        )
-    return lease_ids

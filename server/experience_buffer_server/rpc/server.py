@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,7 +16,7 @@ from experience_buffer_server.access.tls import Certificates
 from experience_buffer_server.rpc.boundary import BoundaryInterceptor
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.health import HealthServicer
-from experience_buffer_server.rpc.push_codec import readers
+from experience_buffer_server.rpc.push_codec import read_push, read_push_stream
 from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.server import ConfigurationError, ServerSection
@@ -47,6 +48,7 @@ async def start(
         ConfigurationError: It can't listen on the configured address.
     """
     settings = backend.limits
+    most = settings.max_push_items
     server = grpc.aio.server(
         interceptors=[
             BoundaryInterceptor(
@@ -55,8 +57,8 @@ async def start(
                 backend.quotas,
                 max_message_bytes=settings.max_message_bytes,
                 readers={
-                    f"/{SERVICE_NAME}/{method}": read
-                    for method, read in readers(max_payloads=settings.max_push_items).items()
+                    f"/{SERVICE_NAME}/Push": partial(read_push, max_payloads=most),
+                    f"/{SERVICE_NAME}/PushStream": partial(read_push_stream, max_payloads=most),
                 },
             )
         ],

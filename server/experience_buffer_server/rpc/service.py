@@ -155,9 +155,9 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.GetResponse:
         """One experience."""
         buffer = self._backend.buffer(request.buffer)
-        hold = self._backend.responses.take(
-            caller_of(), inspection.stored_bytes(buffer, request.uid) + _SMALL_RESPONSE_BYTES
-        )
+        entry = buffer.find(request.uid)
+        num_bytes = 0 if entry is None else entry.record.payload_bytes
+        hold = self._backend.responses.take(caller_of(), num_bytes + _SMALL_RESPONSE_BYTES)
         _until_sent(context, hold)
         return await inspection.get(self._backend.store, buffer, request.uid)
 
@@ -177,7 +177,14 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self._backend.check_can_store()
         buffer = self._backend.buffer(request.buffer)
         with self._backend.pending(buffer, request.ByteSize()):
-            return await inspection.annotate(buffer, request)
+            # Before anything is made of them.
+            buffer.check_annotations(len(request.annotations))
+            outcomes = await buffer.annotate(
+                list(map(messages.annotation_from, request.annotations))
+            )
+        return service_pb2.AnnotateResponse(
+            outcomes=map(messages.annotate_outcome_message, outcomes)
+        )
 
     async def Delete(
         self, request: service_pb2.DeleteRequest, context: Context
