@@ -11,8 +11,8 @@ from typing import Any
 
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import num_deliverable
 from experience_buffer_server.buffer.state.entries import Entry, Group
-from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import ProgressRow
 

@@ -55,7 +55,7 @@ async def test_an_annotated_group_is_read_before_it_is_computed_again(world: Wor
     assert sampled(world.store, buffer, lease.units, unreadable, len) == 2
     assert not unreadable
     await settle(buffer)
-    assert buffer.flow.damage.num_experiences == 0
+    assert buffer.stats().num_damaged == 0
     assert len((await leased(buffer, 1, "actor")).units[0].seqs) == 2
 
 
@@ -69,7 +69,7 @@ async def test_while_an_annotation_is_under_way_nothing_is_missed(world: World) 
     read_payload(world.store, buffer, entry_of(buffer, 1, 1))
     held.set()
     await task
-    assert buffer.flow.damage.num_experiences == 0
+    assert buffer.stats().num_damaged == 0
     await settle(buffer)
 
 
@@ -116,7 +116,7 @@ async def test_what_is_set_aside_while_it_is_annotated_stays_so(
         payload = world.payload(place, uid(1, 0))
         assert (payload == old) == refused
         assert entry.record.payload_bytes == len(payload)
-        assert place.flow.damage.num_experiences == 1
+        assert place.stats().num_damaged == 1
         assert not place.state.consumers["trainer"].ready
         await place.drain()
 
@@ -136,7 +136,7 @@ async def test_what_is_being_removed_is_not_damaged(world: World) -> None:
     assert unreadable.explain("why") == "why; 1 more was removed meanwhile"
     entry.leaving = False
     buffer.set_aside(unreadable.reasons)
-    assert buffer.flow.damage.num_experiences == 0
+    assert buffer.stats().num_damaged == 0
 
 
 async def test_nothing_is_stored_for_a_deleted_buffer(world: World) -> None:

@@ -291,11 +291,10 @@ async def test_a_refused_release_keeps_the_quarantine(world: World, refusals: Re
     consumer = buffer.state.consumer("c")
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
-        await buffer.flow.quarantine.release(consumer, [])
+        await buffer.release(consumer.name, [])
     assert list(consumer.quarantined) == [1]
     assert len(consumer.ready) == 0
-    quarantine = buffer.flow.quarantine
-    again, twice = quarantine.release(consumer, [uid(0, 1)]), quarantine.release(consumer, [])
+    again, twice = buffer.release("c", [uid(0, 1)]), buffer.release("c")
     assert list(await asyncio.gather(again, twice)) == [1, 0]
     for place in (buffer, await world.restart(buffer)):
         consumer = place.state.consumer("c")

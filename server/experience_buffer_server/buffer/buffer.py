@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from experience_buffer_server.buffer.compute.scheduler import Computer
-from experience_buffer_server.buffer.delivery import read_ahead
+from experience_buffer_server.buffer.delivery import damage, quarantine, read_ahead
 from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
 from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.leasing import Prepare, ReturnReason
@@ -268,8 +268,8 @@ class Buffer:
         return read_ahead.Prefetches(self.state)
 
     def settle(self, lease: Lease, unreadable: Unreadable, *, least: int) -> bool:
-        """Go on with a lease of which some units can't be read; see `Damage.settle`."""
-        return self.flow.damage.settle(lease, unreadable, least=least)
+        """Go on with a lease of which some units can't be read; see `damage.settle`."""
+        return damage.settle(self.state, self.flow.leasing, lease, unreadable, least=least)
 
     async def rewind(self, consumer: str, step: int) -> Rewound:
         """Undo a consumer's acks after a step and return its open leases; see `Timelines.rewind`."""
@@ -280,8 +280,9 @@ class Buffer:
         return await self.flow.timelines.declare_safe(self.state.consumer(consumer), step)
 
     async def release(self, consumer: str, uids: Sequence[str] = ()) -> int:
-        """Offer quarantined units to their consumer again; see `Quarantine.release`."""
-        return await self.flow.quarantine.release(self.state.consumer(consumer), uids)
+        """Offer quarantined units to their consumer again; see `quarantine.release`."""
+        reader = self.state.consumer(consumer)
+        return await quarantine.release(self.state, self.flow.offers, reader, uids)
 
     async def update_priorities(self, updates: Sequence[PriorityUpdate]) -> Updated:
         """Set the priorities that can be set, all or none; see `delivery.priorities`."""
@@ -349,12 +350,12 @@ class Buffer:
         return self.state.staleness(entry)
 
     def check_sound(self, entry: Entry) -> None:
-        """Refuse, with a DataLossError, to look at what is set aside; see `Damage.check`."""
-        self.flow.damage.check(entry)
+        """Refuse, with a DataLossError, to look at what is set aside; see `damage.check`."""
+        damage.check(self.state, entry)
 
     def set_aside(self, reasons: Mapping[int, str]) -> None:
         """Offer experiences to nobody any more: by seq, what of each can't be read back."""
-        self.flow.damage.set_aside(reasons)
+        damage.set_aside(self.state, reasons)
 
     def state_of(self, entry: Entry) -> ExperienceState:
         """Where an experience is on its way."""

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from experience_buffer_server.buffer.compute.computing import Computing
 from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.delivery import damage
 from experience_buffer_server.buffer.delivery.acks import Acks
-from experience_buffer_server.buffer.delivery.damage import Damage
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.delivery.offers import Offers
-from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.delivery.rank_batches import RankBatches
 from experience_buffer_server.buffer.delivery.rewind import Timelines
 from experience_buffer_server.buffer.delivery.sample_queue import Line
@@ -58,12 +57,10 @@ class Flow:
         self.computing = Computing(state, computer)
         self.line = Line(state)
         self.offers = Offers(state, self.line)
-        self.quarantine = Quarantine(state, self.offers)
-        self.leasing = Leasing(state, self.offers, self.quarantine)
+        self.leasing = Leasing(state, self.offers)
         self.acks = Acks(state, self.offers, self.leasing)
         self.rank_batches = RankBatches(state, self.line, self.leasing)
         self.timelines = Timelines(state, self.offers, self.leasing, self.acks)
-        self.damage = Damage(state, self.leasing)
         self.removal = Removal(state, self.offers)
         self.grouping = Grouping(state, self.removal)
         self.eviction = Eviction(state, self.removal)
@@ -71,7 +68,7 @@ class Flow:
         self.pacing = Pacing(state)
         self.push_room = PushRoom(state, self.eviction, self.pacing)
         self.ingest = Ingest(state, self.push_room, payloads)
-        self.annotating = Annotating(state, self.damage)
+        self.annotating = Annotating(state)
 
     # --- from stored to available
 
@@ -114,7 +111,7 @@ class Flow:
             return
         self.offers.offer_group(group)
         self.eviction.stored(group.members[:1])
-        self.damage.hold_back(group)
+        damage.hold_back(self.state, group)
         can_be_computed = not any(
             e.computing or e.quarantine or e.missing or e.changing for e in votes
         )
@@ -203,7 +200,7 @@ class Flow:
 
     def set_aside(self, reasons: Mapping[int, str]) -> None:
         """Offer experiences to nobody any more: by seq, what of each can't be read back."""
-        self.damage.set_aside(reasons)
+        damage.set_aside(self.state, reasons)
 
     def published(self, version: int) -> None:
         """A policy version is on disk: what waited for it is offered, who watches is told."""

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.batch_picking import unit_of
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.restore_damage import (
     miss_members,
@@ -19,9 +20,8 @@ from experience_buffer_server.buffer.restore_damage import (
     reserve_numbers,
 )
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.entries import COUNTED
+from experience_buffer_server.buffer.state.entries import COUNTED, key_of
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
@@ -195,7 +195,7 @@ def _is_unit(consumer: Consumer, entries: Sequence[Entry], num_leased: int) -> b
 
 
 def _unit(flow: Flow, consumer: Consumer, key: int, entries: Sequence[Entry]) -> Unit:
-    unit = flow.state.unit(consumer.settings, key, entries)
+    unit = unit_of(flow.state, key, entries)
     flow.state.progress.history(unit, consumer.name)
     unit.num_deliveries += 1
     groups = (entry.group for entry in entries if entry.group is not None)

@@ -44,7 +44,7 @@ def buffer_stats(flow: Flow) -> BufferStats:
         ),
         num_waiting_for_fields=len(contents.lacking),
         computing_waits_for=flow.describe_computing(),
-        num_damaged=flow.damage.num_experiences,
+        num_damaged=sum(bool(entry.damage) for entry in contents.quarantined.values()),
         num_reserved_groups=len(flow.pacing.reservations),
         num_used=usage.num_used,
         num_unused=usage.num_unused,

@@ -9,6 +9,7 @@ import pytest
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.batch_picking import unit_of
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import (
     ConsumerRow,
@@ -147,7 +148,9 @@ async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
     lease = await take(buffer)
     trainer = buffer.state.consumer("trainer")
     (unit,) = trainer.leases[lease].units
-    other = trainer.out[unit.key] = buffer.state.unit(trainer.settings, unit.key)
+    other = trainer.out[unit.key] = unit_of(
+        buffer.state, unit.key, buffer.state.contents.members_of(trainer.settings, unit.key)
+    )
     await buffer.nack(lease, reason="no use")
     assert trainer.out == {unit.key: other}
     assert len(trainer.ready) == 0

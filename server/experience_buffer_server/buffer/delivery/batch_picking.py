@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import age_of, value_of
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import age_of, value_of
 from experience_buffer_server.sampling.choice import Choice
 from experience_buffer_server.sampling.limiter import can_sample
 from experience_buffer_server.sampling.staleness import Reason, why_stale
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import StalenessSettings
+
+_ENVELOPE_BYTES = 192
+"""What travels with an experience besides payload, uid and group key, at most."""
+_COMPUTED_BYTES = 320
+"""Most that the computed tensors take besides their values: their entries in the tensor table."""
+_COMPUTED_BYTES_PER_TOKEN = 4 + 4 + 1
+"""Advantage, return, and a mask where none was pushed."""
 
 CutBy = Literal["", "message", "experiences", "bytes"]
 
@@ -184,7 +191,7 @@ def put_back(state: BufferState, consumer: Consumer, units: Sequence[Unit]) -> N
 
 def restock(state: BufferState, consumer: Consumer, key: int) -> None:
     """Make a unit ready, if any of it is left that the consumer is to get."""
-    entries = state.members(consumer.settings, key)
+    entries = state.contents.members_of(consumer.settings, key)
     if key in consumer.quarantined or not entries:
         return
     if all(consumer.name in entry.acked for entry in entries):
@@ -202,7 +209,7 @@ def is_fresh(state: BufferState, consumer: Consumer, units: Sequence[Unit], now:
     if staleness is None:
         return True
     for unit in units:
-        entries = state.members(settings, unit.key)
+        entries = state.contents.members_of(settings, unit.key)
         if not entries:
             continue
         if awaited_version(state, entries) is not None:
@@ -247,7 +254,7 @@ def _look(
 ) -> Unit | None:
     """The chosen unit; None, and out of the ready ones, if it isn't to be delivered now."""
     settings = consumer.settings
-    entries = state.members(settings, choice.key)
+    entries = state.contents.members_of(settings, choice.key)
     if not entries:
         consumer.ready.remove(choice.key)
         return None
@@ -262,7 +269,7 @@ def _look(
         consumer.ready.remove(choice.key)
         picked.stale.append((choice.key, why))
         return None
-    unit = state.unit(settings, choice.key, entries)
+    unit = unit_of(state, choice.key, entries)
     unit.probability = choice.probability
     unit.stale = bool(why)
     state.progress.history(unit, settings.name)
@@ -281,3 +288,40 @@ def _room(state: BufferState, consumer: Consumer, max_bytes: int) -> _Room:
         num_bytes=(most_bytes or math.inf) - num_bytes,
         takes_any_first=not num_units,
     )
+
+
+def unit_of(state: BufferState, key: int, entries: Iterable[Entry]) -> Unit:
+    """The unit of this number and these experiences, about to be delivered."""
+    computes = bool(state.settings.advantage.estimator)
+    seqs = []
+    num_bytes = num_tokens = message_bytes = 0
+    for entry in entries:
+        record = entry.record
+        seqs.append(record.seq)
+        num_bytes += record.payload_bytes
+        num_tokens += record.response_tokens
+        message_bytes += _message_bytes(entry, computes)
+    seqs.sort()
+    return Unit(
+        key=key,
+        seqs=tuple(seqs),
+        num_bytes=num_bytes,
+        num_tokens=num_tokens,
+        message_bytes=message_bytes,
+    )
+
+
+def _message_bytes(entry: Entry, computes: bool) -> int:
+    """Most that an experience takes in a message, in either format."""
+    record = entry.record
+    size = _ENVELOPE_BYTES + record.payload_bytes + _utf8_bytes(record.uid)
+    if entry.group is not None:
+        size += _utf8_bytes(entry.group.row.key)
+    if entry.magnitude or computes:
+        size += _COMPUTED_BYTES + _COMPUTED_BYTES_PER_TOKEN * record.response_tokens
+    return size
+
+
+def _utf8_bytes(text: str) -> int:
+    """How many bytes a text takes in a message."""
+    return len(text) if text.isascii() else len(text.encode())

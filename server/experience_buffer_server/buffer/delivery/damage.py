@@ -15,8 +15,8 @@ from typing import Final
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.entries import key_of
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
-from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 
@@ -26,112 +26,6 @@ CURE: Final = "delete it, or restore the store from a snapshot"
 LEFT: Final = ""
 """The reason why what is being removed can't be read back: no damage."""
 _MAX_REASON: Final = 500
-
-
-class Damage:
-    """Sets experiences aside. Not thread-safe."""
-
-    def __init__(self, state: BufferState, leasing: Leasing) -> None:
-        self._state = state
-        self._contents = state.contents
-        self._leasing = leasing
-        self._changes = state.changes
-
-    @property
-    def num_experiences(self) -> int:
-        """Experiences that are set aside now."""
-        return sum(bool(entry.damage) for entry in self._contents.quarantined.values())
-
-    def set_aside(self, reasons: Mapping[int, str]) -> None:
-        """Offer experiences to nobody any more, nor groups that hold them.
-
-        Args:
-            reasons: By seq, what of it can't be read back, and why. `LEFT` is no reason.
-        """
-        if self._state.closed:
-            return  # Whatever of a deleted buffer is stored now would stay for ever.
-        batch = self._changes.batch()
-        damaged = [seq for seq, reason in reasons.items() if reason != LEFT]
-        fresh = [e for e in self._contents.by_seqs(damaged) if not (e.damage or e.leaving)]
-        for entry in fresh:
-            reason = reasons[entry.record.seq][:_MAX_REASON]
-            record = dataclasses.replace(entry.record, note=f"{reason}; {CURE}")
-            self._contents.replace_record(entry, record)
-            self._contents.set_quarantine(entry, record.note)
-            if not entry.changing:
-                # Else it would replace the record that is on its way; see `put_notes`.
-                batch.put_record(self._state.id, record)
-            _log.error("buffer %r: set aside %r: %s", self._state.name, record.uid, reason)
-        for consumer in self._state.consumers.values():
-            for key in {key_of(consumer.settings, entry) for entry in fresh}:
-                consumer.set_aside(key)
-        for group in groups_of(fresh):
-            self.hold_back(group)
-        self._state.events.revalue(fresh)
-        if fresh:
-            self._changes.spawn(batch)
-
-    def put_notes(self, entries: Iterable[Entry]) -> None:
-        """Store the notes of entries that were set aside while an annotation was under way."""
-        batch = self._changes.batch()
-        noted = [entry for entry in entries if entry.damage and not entry.leaving]
-        for entry in noted:
-            batch.put_record(self._state.id, entry.record)
-        if noted and not self._state.closed:
-            self._changes.spawn(batch)
-
-    def hold_back(self, group: Group) -> None:
-        """Say of the members of a group that can't be computed any more why that is so."""
-        if group.available or not self._state.settings.needs_groups or not group.damage:
-            return
-        for entry in group.votes:
-            self._contents.set_quarantine(entry, entry.damage or group.damage)
-
-    def check(self, entry: Entry) -> None:
-        """Refuse to look at what is set aside.
-
-        Raises:
-            DataLossError: It is.
-        """
-        if entry.damage:
-            uid, name = entry.record.uid, self._state.name
-            raise errors.DataLossError(
-                f"experience {uid!r} of buffer {name!r} is damaged: {entry.damage}", subject=uid
-            )
-
-    def settle(self, lease: Lease, unreadable: Unreadable, *, least: int) -> bool:
-        """Go on with a lease of which some units can't be read.
-
-        Args:
-            lease: Being delivered.
-            unreadable: What was found when it was read.
-            least: The fewest units worth delivering.
-
-        Returns:
-            Whether the rest is delivered; else it has been given back, to be sampled anew, unless
-            the buffer was deleted.
-        """
-        if self._state.closed:
-            return False
-        self.set_aside(unreadable.reasons)
-        # What ranks share is never given back: others may be training on their parts.
-        if unreadable.left_of(lease.units) < least and not lease.world_size:
-            self._leasing.give_back([lease.id], "undeliverable")
-            return False
-        self._take_out(lease, unreadable.units)
-        return True
-
-    def _take_out(self, lease: Lease, units: Collection[Unit]) -> None:
-        consumer = self._state.consumers.get(lease.consumer)
-        if lease.state != "open" or consumer is None or lease.id not in consumer.leases:
-            return
-        consumer.took_back(lease)
-        self._state.leases.take_out(lease, units)
-        consumer.lent(lease)
-        for unit in units:
-            if consumer.out.get(unit.key) is unit:
-                del consumer.out[unit.key]
-        self._changes.log(self._leasing.store_row(lease))
 
 
 class Unreadable:
@@ -167,3 +61,105 @@ class Unreadable:
             verb = "was" if number == 1 else "were"
             texts.append(f"{number} more {verb} removed meanwhile")
         return "; ".join(texts)
+
+
+def set_aside(state: BufferState, reasons: Mapping[int, str]) -> None:
+    """Offer experiences to nobody any more, nor groups that hold them.
+
+    Args:
+        state: The buffer's.
+        reasons: By seq, what of it can't be read back, and why. `LEFT` is no reason.
+    """
+    if state.closed:
+        return  # Whatever of a deleted buffer is stored now would stay for ever.
+    batch = state.changes.batch()
+    damaged = [seq for seq, reason in reasons.items() if reason != LEFT]
+    fresh = [e for e in state.contents.by_seqs(damaged) if not (e.damage or e.leaving)]
+    for entry in fresh:
+        reason = reasons[entry.record.seq][:_MAX_REASON]
+        record = dataclasses.replace(entry.record, note=f"{reason}; {CURE}")
+        state.contents.replace_record(entry, record)
+        state.contents.set_quarantine(entry, record.note)
+        if not entry.changing:
+            # Else it would replace the record that is on its way; see `put_notes`.
+            batch.put_record(state.id, record)
+        _log.error("buffer %r: set aside %r: %s", state.name, record.uid, reason)
+    for consumer in state.consumers.values():
+        for key in {key_of(consumer.settings, entry) for entry in fresh}:
+            consumer.set_aside(key)
+    for group in groups_of(fresh):
+        hold_back(state, group)
+    state.events.revalue(fresh)
+    if fresh:
+        state.changes.spawn(batch)
+
+
+def put_notes(state: BufferState, entries: Iterable[Entry]) -> None:
+    """Store the notes of entries that were set aside while an annotation was under way."""
+    batch = state.changes.batch()
+    noted = [entry for entry in entries if entry.damage and not entry.leaving]
+    for entry in noted:
+        batch.put_record(state.id, entry.record)
+    if noted and not state.closed:
+        state.changes.spawn(batch)
+
+
+def hold_back(state: BufferState, group: Group) -> None:
+    """Say of the members of a group that can't be computed any more why that is so."""
+    if group.available or not state.settings.needs_groups or not group.damage:
+        return
+    for entry in group.votes:
+        state.contents.set_quarantine(entry, entry.damage or group.damage)
+
+
+def check(state: BufferState, entry: Entry) -> None:
+    """Refuse to look at what is set aside.
+
+    Raises:
+        DataLossError: It is.
+    """
+    if entry.damage:
+        uid = entry.record.uid
+        raise errors.DataLossError(
+            f"experience {uid!r} of buffer {state.name!r} is damaged: {entry.damage}", subject=uid
+        )
+
+
+def settle(
+    state: BufferState, leasing: Leasing, lease: Lease, unreadable: Unreadable, *, least: int
+) -> bool:
+    """Go on with a lease of which some units can't be read.
+
+    Args:
+        state: The buffer's.
+        leasing: The buffer's.
+        lease: Being delivered.
+        unreadable: What was found when it was read.
+        least: The fewest units worth delivering.
+
+    Returns:
+        Whether the rest is delivered; else it has been given back, to be sampled anew, unless
+        the buffer was deleted.
+    """
+    if state.closed:
+        return False
+    set_aside(state, unreadable.reasons)
+    # What ranks share is never given back: others may be training on their parts.
+    if unreadable.left_of(lease.units) < least and not lease.world_size:
+        leasing.give_back([lease.id], "undeliverable")
+        return False
+    _take_out(state, leasing, lease, unreadable.units)
+    return True
+
+
+def _take_out(state: BufferState, leasing: Leasing, lease: Lease, units: Collection[Unit]) -> None:
+    consumer = state.consumers.get(lease.consumer)
+    if lease.state != "open" or consumer is None or lease.id not in consumer.leases:
+        return
+    consumer.took_back(lease)
+    state.leases.take_out(lease, units)
+    consumer.lent(lease)
+    for unit in units:
+        if consumer.out.get(unit.key) is unit:
+            del consumer.out[unit.key]
+    state.changes.log(leasing.store_row(lease))

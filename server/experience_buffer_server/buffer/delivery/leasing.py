@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from experience_buffer import errors
+from experience_buffer_server.buffer.delivery import quarantine
 from experience_buffer_server.buffer.delivery.offers import Offers
-from experience_buffer_server.buffer.delivery.quarantine import Quarantine
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer, Want
 from experience_buffer_server.runtime import clock
@@ -45,10 +45,9 @@ _UNSEEN: Final = frozenset({"undeliverable", "unread"})
 class Leasing:
     """The leases of one buffer. Not thread-safe."""
 
-    def __init__(self, state: BufferState, offers: Offers, quarantine: Quarantine) -> None:
+    def __init__(self, state: BufferState, offers: Offers) -> None:
         self._state = state
         self._offers = offers
-        self._quarantine = quarantine
         self._changes = state.changes
         self._ends: dict[int, LeaseRow] = {}
         """Ends of leases that may not be on disk, under way or owed, by lease."""
@@ -213,7 +212,7 @@ class Leasing:
         batch.put_lease(self._state.id, row_of(lease, state=state))
         for unit in dict.fromkeys(lease.units) if reason in _BLAMED else ():
             self._state.progress.note_delivery(batch, unit, lease.consumer)
-            self._quarantine.blame(batch, lease.consumer, unit, reason)
+            quarantine.blame(self._state, batch, lease.consumer, unit, reason)
         self._state.metrics.redelivered(
             self._state.name, lease.consumer, reason, lease.num_experiences
         )

@@ -12,8 +12,8 @@ from experience_buffer_server.buffer.delivery.batch_picking import awaited_versi
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import key_of, value_of
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
-from experience_buffer_server.buffer.state.units import key_of, value_of
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import ConsumerSettings
@@ -85,17 +85,21 @@ class Offers:
         if entry.leaving:
             return  # It is still out, and won't come back to the limiter's counts.
         if key not in consumer.tally and self._state.progress.was_passed_over(entry, consumer):
-            times = self._state.progress.times_sampled(entry.record.seq, consumer.name)
+            times = self._times_sampled(entry, consumer)
             consumer.tally.passed_before(key, limiter.plan, times=times)
             return
         if key not in consumer.tally and (key in consumer.finished or consumer.has(key)):
             self._count(consumer, key, entry)
 
+    def _times_sampled(self, entry: Entry, consumer: Consumer) -> int:
+        known = self._state.progress.known(entry.record.seq)
+        return known.times_sampled.get(consumer.name, 0)
+
     def _count(self, consumer: Consumer, key: int, entry: Entry) -> None:
         """Tell the limiter of a unit that can be sampled, or was."""
         members = [entry] if entry.group is None else entry.group.votes
         members = [entry] if consumer.settings.unit == "item" else members
-        times = self._state.progress.times_sampled(entry.record.seq, consumer.name)
+        times = self._times_sampled(entry, consumer)
         times = max(times, key in consumer.finished) + _times_out(consumer, key)
         num_bytes = sum(member.record.payload_bytes for member in members)
         consumer.tally.arrived(key, num_bytes=num_bytes, times=times)
@@ -199,7 +203,7 @@ class Offers:
             self.line.put_back(consumer, units)
 
     def _is_finished(self, consumer: Consumer, key: int) -> bool:
-        entries = self._state.members(consumer.settings, key)
+        entries = self._state.contents.members_of(consumer.settings, key)
         return bool(entries) and all(consumer.name in entry.acked for entry in entries)
 
     def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
@@ -208,7 +212,7 @@ class Offers:
         self.line.serve(consumer)
 
     def _value(self, settings: ConsumerSettings, key: int) -> float:
-        entries = self._state.members(settings, key)
+        entries = self._state.contents.members_of(settings, key)
         return value_of(settings.selector, entries) if entries else 0.0
 
     def _took_back(self, lease: Lease) -> Consumer | None:

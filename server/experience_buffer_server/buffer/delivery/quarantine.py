@@ -14,8 +14,8 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import key_of
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import WriteBatch
 
@@ -34,88 +34,90 @@ class _Released(NamedTuple):
     num_deliveries: int
 
 
-class Quarantine:
-    """Keeps units from consumers, and releases them. Not thread-safe."""
+def blame(
+    state: BufferState, batch: WriteBatch, consumer_name: str, unit: Unit, reason: str
+) -> None:
+    """A delivery ended badly: after `max_deliveries` of them the unit isn't offered any more."""
+    consumer = state.consumers.get(consumer_name)
+    most = 0 if consumer is None else consumer.settings.max_deliveries
+    if consumer is None or not most or unit.num_deliveries < most or unit.gone:
+        return
+    text = (
+        f"delivered {unit.num_deliveries} times to {consumer_name!r} without an "
+        f"acknowledgement, the last one {reason.replace('_', ' ')}; ReleaseQuarantined offers "
+        "it again"
+    )
+    state.progress.quarantine(batch, unit, consumer, text)
+    state.metrics.unit_quarantined(state.name, consumer_name)
+    uids = [entry.record.uid for entry in state.contents.by_seqs(unit.seqs)]
+    _log.warning("buffer %r: quarantined %s: %s", state.name, uids[:3], text)
 
-    def __init__(self, state: BufferState, offers: Offers) -> None:
-        self._state = state
-        self._offers = offers
-        self._progress = state.progress
 
-    def blame(self, batch: WriteBatch, consumer_name: str, unit: Unit, reason: str) -> None:
-        """A delivery ended badly: after `max_deliveries` of them the unit isn't offered any more."""
-        consumer = self._state.consumers.get(consumer_name)
-        most = 0 if consumer is None else consumer.settings.max_deliveries
-        if consumer is None or not most or unit.num_deliveries < most or unit.gone:
-            return
-        text = (
-            f"delivered {unit.num_deliveries} times to {consumer_name!r} without an "
-            f"acknowledgement, the last one {reason.replace('_', ' ')}; ReleaseQuarantined offers "
-            "it again"
+async def release(
+    state: BufferState, offers: Offers, consumer: Consumer, uids: Sequence[str]
+) -> int:
+    """Offer quarantined units to their consumer again; none named: all. Returns how many.
+
+    Raises:
+        ExperienceNotFoundError: A named one isn't stored, or isn't quarantined.
+        InvalidRequestError: Too many are named.
+        WrongStateError: A named one is damaged.
+        StoreFullError: It can't be stored; they stay quarantined.
+    """
+    if len(uids) > _MAX_UIDS:
+        raise errors.InvalidRequestError(
+            f"{len(uids)} uids are over the limit of {_MAX_UIDS}; split them", subject="uids"
         )
-        self._progress.quarantine(batch, unit, consumer, text)
-        self._state.metrics.unit_quarantined(self._state.name, consumer_name)
-        uids = [entry.record.uid for entry in self._state.contents.by_seqs(unit.seqs)]
-        _log.warning("buffer %r: quarantined %s: %s", self._state.name, uids[:3], text)
+    keys = set(consumer.quarantined)
+    if uids:
+        keys = {_key(state, consumer, uid) for uid in uids}
+    return await _release(state, offers, consumer, sorted(keys))
 
-    async def release(self, consumer: Consumer, uids: Sequence[str]) -> int:
-        """Offer quarantined units to their consumer again; none named: all. Returns how many.
 
-        Raises:
-            ExperienceNotFoundError: A named one isn't stored, or isn't quarantined.
-            InvalidRequestError: Too many are named.
-            WrongStateError: A named one is damaged.
-            StoreFullError: It can't be stored; they stay quarantined.
-        """
-        if len(uids) > _MAX_UIDS:
-            raise errors.InvalidRequestError(
-                f"{len(uids)} uids are over the limit of {_MAX_UIDS}; split them", subject="uids"
-            )
-        keys = set(consumer.quarantined)
-        if uids:
-            keys = {self._key(consumer, uid) for uid in uids}
-        return await self._release(consumer, sorted(keys))
+def _key(state: BufferState, consumer: Consumer, uid: str) -> int:
+    entry = state.contents.by_uid(uid)
+    if entry is not None and entry.damage:
+        raise errors.WrongStateError(
+            f"experience {uid!r:.200} of buffer {state.name!r} can't be offered again: "
+            f"{entry.damage}",
+            subject=uid,
+        )
+    key = 0 if entry is None else key_of(consumer.settings, entry)
+    if key not in consumer.quarantined:
+        raise errors.ExperienceNotFoundError(
+            f"experience {uid!r:.200} of buffer {state.name!r} isn't quarantined for "
+            f"consumer {consumer.name!r}",
+            subject=uid,
+        )
+    return key
 
-    def _key(self, consumer: Consumer, uid: str) -> int:
-        entry = self._state.contents.by_uid(uid)
-        if entry is not None and entry.damage:
-            raise errors.WrongStateError(
-                f"experience {uid!r:.200} of buffer {self._state.name!r} can't be offered again: "
-                f"{entry.damage}",
-                subject=uid,
-            )
-        key = 0 if entry is None else key_of(consumer.settings, entry)
-        if key not in consumer.quarantined:
-            raise errors.ExperienceNotFoundError(
-                f"experience {uid!r:.200} of buffer {self._state.name!r} isn't quarantined for "
-                f"consumer {consumer.name!r}",
-                subject=uid,
-            )
-        return key
 
-    def _release(self, consumer: Consumer, keys: Sequence[int]) -> Awaitable[int]:
-        batch = self._state.changes.batch()
-        units: list[_Released] = []
-        for key in keys:
-            entries = self._state.members(consumer.settings, key)
-            whys = [self._progress.why_quarantined(e.record.seq, consumer.name) for e in entries]
-            if not any(whys):
-                continue  # It is being released, or it is leaving.
-            times = self._progress.num_deliveries(entries[0].record.seq, consumer.name)
-            units.append(_Released(key, entries, max(whys), times))
-            self._progress.release(batch, consumer.name, entries)
+def _release(
+    state: BufferState, offers: Offers, consumer: Consumer, keys: Sequence[int]
+) -> Awaitable[int]:
+    batch = state.changes.batch()
+    units: list[_Released] = []
+    for key in keys:
+        entries = state.contents.members_of(consumer.settings, key)
+        known = [state.progress.known(entry.record.seq) for entry in entries]
+        whys = [row.quarantined.get(consumer.name, "") for row in known]
+        if not any(whys):
+            continue  # It is being released, or it is leaving.
+        times = known[0].num_deliveries.get(consumer.name, 0)
+        units.append(_Released(key, entries, max(whys), times))
+        state.progress.release(batch, consumer.name, entries)
 
-        def stored() -> int:
-            # Until now they were kept: nothing else has offered them meanwhile.
-            kept = [unit for unit in units if consumer.quarantined.pop(unit.key, "")]
-            for unit in kept:
-                staying = [entry for entry in unit.entries if entry.is_staying]
-                if staying and not consumer.has(unit.key):
-                    self._offers.offer_units(consumer, [(unit.key, staying)])
-            return len(kept)
+    def stored() -> int:
+        # Until now they were kept: nothing else has offered them meanwhile.
+        kept = [unit for unit in units if consumer.quarantined.pop(unit.key, "")]
+        for unit in kept:
+            staying = [entry for entry in unit.entries if entry.is_staying]
+            if staying and not consumer.has(unit.key):
+                offers.offer_units(consumer, [(unit.key, staying)])
+        return len(kept)
 
-        def failed(error: BaseException) -> None:
-            for unit in units:
-                self._progress.keep(consumer.name, unit.entries, unit.why, unit.num_deliveries)
+    def failed(error: BaseException) -> None:
+        for unit in units:
+            state.progress.keep(consumer.name, unit.entries, unit.why, unit.num_deliveries)
 
-        return self._state.changes.submit(batch, stored, failed)
+    return state.changes.submit(batch, stored, failed)

@@ -18,8 +18,8 @@ from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import key_of
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import key_of
 
 
 class Rewound(NamedTuple):
@@ -97,7 +97,9 @@ class Timelines:
             consumer.timeline.restore(undone)
             for seq, acked_step in undone:
                 if seq in entries:
-                    self._progress.redo_ack(entries[seq], consumer.name, acked_step)
+                    self._progress.note_acks(
+                        [entries[seq]], consumer.name, acked_step, forgives=False
+                    )
             for key, times in _times(consumer, undone, entries).items():
                 consumer.tally.sampled(key, times)
             for key in past:

@@ -30,8 +30,8 @@ from experience_buffer_server.buffer.state.consumers import (
     Waiter,
     Want,
 )
+from experience_buffer_server.buffer.state.entries import key_of
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.staleness import Reason
 from experience_buffer_server.sampling.units import Unit
@@ -225,7 +225,7 @@ class Line:
         policy = consumer.settings.staleness.on_stale
         units: list[list[Entry]] = []
         for key, why in stale:
-            found = self._state.members(consumer.settings, key)
+            found = self._state.contents.members_of(consumer.settings, key)
             self._metrics.stale(self._state.name, consumer.name, policy, why, len(found))
             units.append(found)
         if policy == "drop":

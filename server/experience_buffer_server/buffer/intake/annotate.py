@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.damage import Damage
+from experience_buffer_server.buffer.delivery import damage
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.intake.annotation import (
     AnnotateOutcome,
@@ -52,9 +52,8 @@ class _Change:
 class Annotating:
     """Annotates the experiences of one buffer. Not thread-safe."""
 
-    def __init__(self, state: BufferState, damage: Damage) -> None:
+    def __init__(self, state: BufferState) -> None:
         self._state = state
-        self._damage = damage
         # One request after the other: each reads payloads that the one before may have changed.
         self._turn = asyncio.Lock()
 
@@ -215,7 +214,7 @@ class Annotating:
             for entry, magnitude in zip(scope, magnitudes, strict=True):
                 entry.changing = False
                 entry.magnitude = magnitude
-            self._damage.put_notes(scope)
+            damage.put_notes(self._state, scope)
             self._state.events.make_available(
                 [entry for entry in were_available if not entry.damage]
             )
@@ -232,7 +231,7 @@ class Annotating:
         for entry in scope:
             entry.changing = False
             self._state.contents.set_missing(entry, self._state.missing_fields(entry))
-        self._damage.put_notes(scope)
+        damage.put_notes(self._state, scope)
         self._state.events.revalue([change.entry for change in changes])
         self._state.events.advance(scope)
 

@@ -23,8 +23,8 @@ from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import num_deliverable
 from experience_buffer_server.buffer.state.entries import Candidate
-from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.sampling.limiter import Answer, can_insert
 from experience_buffer_server.store.interface import StoreFullError
 

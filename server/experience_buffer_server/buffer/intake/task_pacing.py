@@ -12,9 +12,9 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.intake.push_reading import Forecast
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.contents import num_deliverable
 from experience_buffer_server.buffer.state.entries import Candidate, check_uid
 from experience_buffer_server.buffer.state.group_table import group_key_of
-from experience_buffer_server.buffer.state.units import num_deliverable
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 from experience_buffer_server.settings.consumer import PacingSettings
 

@@ -13,15 +13,14 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.entries import key_of
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.buffer.state.legal_states import illegal
 from experience_buffer_server.buffer.state.progress import Progress
-from experience_buffer_server.buffer.state.units import key_of, members_of, unit_of
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import LeaseTable
-from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.settings.server import ServerSection
@@ -190,17 +189,6 @@ class BufferState:
         self.consumers.pop(name).close()
 
     # --- units
-
-    def members(self, settings: ConsumerSettings, key: int) -> list[Entry]:
-        """The experiences of a unit that are staying; none where it has left, or was set aside."""
-        return members_of(self.contents, settings, key)
-
-    def unit(
-        self, settings: ConsumerSettings, key: int, entries: Iterable[Entry] | None = None
-    ) -> Unit:
-        """The unit with this number, about to be delivered."""
-        entries = self.members(settings, key) if entries is None else entries
-        return unit_of(key, entries, computes=bool(self.settings.advantage.estimator))
 
     def withdraw(self, entries: Sequence[Entry], *, keep_raw: bool = False) -> None:
         """Take back the units that hold any of the entries; a leased one isn't offered again."""

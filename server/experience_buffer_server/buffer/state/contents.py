@@ -1,4 +1,4 @@
-"""What one buffer holds in memory: entries by uid and by arrival, groups, and their sizes.
+"""What one buffer holds in memory: entries by uid and by arrival, groups, their sizes, and units of them.
 
 Changed by the buffer's rooms only, on its event loop. No rules, no I/O.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from experience_buffer_server.buffer.state.group_table import Entry, GroupTable
+from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import Entry, Group, key_of
+from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.sampling.versions import Versions
+from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.store.interface import Record
 from experience_buffer_server.store.interning import Interner
 
@@ -168,6 +171,51 @@ class Contents:
         """Those of the entries that are still here."""
         found = (self._by_seq.get(seq) for seq in seqs)
         return [entry for entry in found if entry is not None]
+
+    def members_of(self, settings: ConsumerSettings, key: int) -> list[Entry]:
+        """The experiences of a unit that are staying; none where it has left, or was set aside."""
+        if settings.unit == "item":
+            entry = self.by_seq(key)
+            if entry is None or not entry.is_staying or entry.damage:
+                return []
+            return [entry]
+        group = self.groups.by_id(key)
+        if group is None or group.damage:
+            return []
+        return [entry for entry in group.votes if entry.is_staying]
+
+
+def num_deliverable(contents: Contents, consumer: Consumer) -> int:
+    """The consumer's units in the buffer, also those that aren't whole, computed or consumed yet.
+
+    Not those whose advantages can't be computed, that can't be read, or whose group was dropped:
+    nobody gets them, so pushes must not wait until they are sampled.
+    """
+    by_item = consumer.settings.unit == "item"
+    num_present = contents.num_items if by_item else len(contents.groups)
+    return num_present - _num_out_of_reach(contents, consumer)
+
+
+def _num_out_of_reach(contents: Contents, consumer: Consumer) -> int:
+    """Those that it can't get, but for what it is done with, or is kept from: that counts elsewhere.
+
+    What it has consumed may be found damaged when another consumer is to get it.
+    """
+    keys = {key_of(consumer.settings, entry) for entry in contents.quarantined.values()}
+    keys.discard(0)
+    for group in contents.groups.dropped_groups:
+        # Somebody else may still hold some of it.
+        of_group = _units_of(consumer.settings, group)
+        keys.update(key for key in of_group if key not in consumer.out)
+    idle = (consumer.finished, consumer.held, consumer.quarantined)
+    return sum(not any(key in others for others in idle) for key in keys)
+
+
+def _units_of(settings: ConsumerSettings, group: Group) -> list[int]:
+    """The numbers of the units that a group's experiences make up."""
+    if settings.unit == "group":
+        return [group.row.id]
+    return [entry.record.seq for entry in group.votes]
 
 
 _BITS = 6

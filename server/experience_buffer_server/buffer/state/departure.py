@@ -14,8 +14,8 @@ from typing import Literal
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import key_of
 from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
-from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.limiter import LimiterPlan
 from experience_buffer_server.store.interface import WriteBatch
@@ -221,7 +221,7 @@ def _note_staying(state: BufferState, entries: Sequence[Entry]) -> None:
     """The removal failed."""
     for entry in entries:
         for consumer in state.consumers.values():
-            why = state.progress.why_quarantined(entry.record.seq, consumer.name)
+            why = state.progress.known(entry.record.seq).quarantined.get(consumer.name)
             if why:
                 consumer.quarantined[key_of(consumer.settings, entry)] = why
     for consumer, _ in _limited(state):

@@ -6,6 +6,7 @@ Of entries a million stay in memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -13,7 +14,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from experience_buffer.eid import EID
-from experience_buffer_server.store.interface import MAX_KEY_BYTES, GroupRow, Payload, Record
+from experience_buffer_server.sampling.staleness import Age
+from experience_buffer_server.settings.consumer import ConsumerSettings, SelectorSettings
+from experience_buffer_server.store.interface import (
+    MAX_KEY_BYTES,
+    MAX_PRIORITY,
+    GroupRow,
+    Payload,
+    Record,
+)
 
 _T = TypeVar("_T")
 
@@ -251,3 +260,47 @@ class Group:
     def describe(self) -> str:
         """`5 of 8`, or `5 of unknown`."""
         return f"{self.num_members} of {self.row.size or 'unknown'}"
+
+
+def key_of(settings: ConsumerSettings, entry: Entry) -> int:
+    """The number of the unit that an entry belongs to; 0: to none.
+
+    A unit's number is the seq of its experience, or the id of its group.
+    """
+    if settings.unit == "item":
+        return entry.record.seq
+    return 0 if entry.group is None else entry.group.row.id
+
+
+def age_of(entries: Sequence[Entry]) -> Age:
+    """How old a unit is: by its oldest member, and by the versions of all."""
+    records = [entry.record for entry in entries]
+    lowest = [record.min_version for record in records if record.min_version is not None]
+    highest = [record.max_version for record in records if record.max_version is not None]
+    return Age(
+        min_version=min(lowest, default=None),
+        max_version=max(highest, default=None),
+        push_time=min(record.push_time for record in records),
+    )
+
+
+def value_of(selector: SelectorSettings, entries: Sequence[Entry]) -> float:
+    """What a selector chooses a unit by; of a group, the mean of its members. Always finite or -inf."""
+    kind = selector.kind
+    if kind in ("fifo", "lifo", "uniform"):
+        return 0.0
+    if kind in ("freshest", "staleness"):
+        version = age_of(entries).min_version
+        return -math.inf if version is None else float(version)
+    if kind == "advantage":
+        return math.fsum(entry.magnitude for entry in entries) / len(entries)
+    if kind != "prioritized" and selector.key != "priority":
+        return math.fsum(_key(selector.key, entry) for entry in entries) / len(entries)
+    priorities = (min(entry.record.priority, MAX_PRIORITY) for entry in entries)
+    return math.fsum(priorities) / len(entries)
+
+
+def _key(name: str, entry: Entry) -> float:
+    if name == "reward":
+        return entry.record.reward or 0.0
+    return float(entry.record.response_tokens)

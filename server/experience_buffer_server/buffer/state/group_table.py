@@ -222,7 +222,7 @@ class GroupTable:
         size = group.row.size
         # Most groups lack more than is leaving: those on their way out are counted at the end only.
         if size and len(group.members) + group.row.num_consumed >= size <= group.num_members:
-            self._close(group, "whole")
+            self.close(group, "whole")
             return True
         return False
 
@@ -249,9 +249,13 @@ class GroupTable:
 
     def close(self, group: Group, reason: Closing, *, size: int = 0, note: str = "") -> None:
         """Take no more members."""
-        self._close(group, reason)
+        group.row.closed = reason
         group.row.size = size or group.row.size
         group.row.note = note
+        if reason == "dropped" and self._by_id.get(group.row.id) is group:
+            self._dropped[group.row.id] = group
+        self._open.pop(group.row.id, None)
+        self._deserted.pop(group.row.id, None)
 
     def reopen(self, group: Group, *, size: int) -> None:
         """Take members again: what closed the group could not be stored."""
@@ -298,13 +302,6 @@ class GroupTable:
         self._newest[group.row.key] = group
         self._outlived.discard(group.row.key)
         self.deadlines.schedule(group, settings)
-
-    def _close(self, group: Group, reason: Closing) -> None:
-        group.row.closed = reason
-        if reason == "dropped" and self._by_id.get(group.row.id) is group:
-            self._dropped[group.row.id] = group
-        self._open.pop(group.row.id, None)
-        self._deserted.pop(group.row.id, None)
 
     @staticmethod
     def _agree_on_size(group: Group, stated_size: int) -> Group | Refusal:

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.entries import Entry, Group
-from experience_buffer_server.buffer.state.units import members_of
 from experience_buffer_server.sampling.leases import LeaseTable
 
 
@@ -101,7 +100,7 @@ def _of_consumer(contents: Contents, leases: LeaseTable, consumer: Consumer) -> 
         yield from (
             f"unit {key} is ready and {name}" for name, keys in places.items() if key in keys
         )
-        entries = members_of(contents, consumer.settings, key)
+        entries = contents.members_of(consumer.settings, key)
         if not entries:
             yield f"unit {key} is ready, and nothing of it stays"
         for entry in entries:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Final
 
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer, Usage
 from experience_buffer_server.buffer.state.contents import Contents
+from experience_buffer_server.buffer.state.entries import key_of
 from experience_buffer_server.buffer.state.group_table import Entry
-from experience_buffer_server.buffer.state.units import key_of
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import ConsumerRow, ProgressRow, WriteBatch
+
+_NOTHING: Final = ProgressRow(seq=0)
+"""Of experiences that have no row. Nobody changes it."""
 
 
 class Progress:
@@ -76,15 +80,13 @@ class Progress:
 
     def history(self, unit: Unit, consumer: str) -> None:
         """Fill in what is known of a unit's earlier deliveries to a consumer."""
-        row = self._rows.get(unit.seqs[0])
-        if row is not None:
-            unit.num_deliveries = row.num_deliveries.get(consumer, 0)
-            unit.times_sampled = row.times_sampled.get(consumer, 0)
+        row = self.known(unit.seqs[0])
+        unit.num_deliveries = row.num_deliveries.get(consumer, 0)
+        unit.times_sampled = row.times_sampled.get(consumer, 0)
 
-    def times_sampled(self, seq: int, consumer: str) -> int:
-        """Acknowledged deliveries of an experience to a consumer, as far as they count."""
-        row = self._rows.get(seq)
-        return 0 if row is None else row.times_sampled.get(consumer, 0)
+    def known(self, seq: int) -> ProgressRow:
+        """What is known of an experience, to be read only; nothing where it has no row."""
+        return self._rows.get(seq, _NOTHING)
 
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
         """Count a delivery that ended badly."""
@@ -121,16 +123,6 @@ class Progress:
             row.num_deliveries[consumer] = times
             self._changes.owe(self._put_again, [entry.record.seq])
 
-    def num_deliveries(self, seq: int, consumer: str) -> int:
-        """Deliveries of an experience to a consumer that ended badly, since its last ack."""
-        row = self._rows.get(seq)
-        return 0 if row is None else row.num_deliveries.get(consumer, 0)
-
-    def why_quarantined(self, seq: int, consumer: str) -> str:
-        """Why a consumer doesn't get an experience any more; empty if it does."""
-        row = self._rows.get(seq)
-        return "" if row is None else row.quarantined.get(consumer, "")
-
     # --- acknowledged
 
     def is_done(self, entry: Entry) -> bool:
@@ -145,16 +137,14 @@ class Progress:
 
     def is_retained(self, entry: Entry) -> bool:
         """A consumer may be rewound to before it had consumed it."""
-        row = self._rows.get(entry.record.seq)
-        return row is not None and any(row.steps.get(name) for name in self._consumers)
+        steps = self.known(entry.record.seq).steps
+        return bool(steps) and any(steps.get(name) for name in self._consumers)
 
     def was_rewound(self, entry: Entry, *, but_for: str = "") -> bool:
         """A consumer, other than one, had consumed it and was rewound: it is to get it again."""
-        row = self._rows.get(entry.record.seq)
-        if row is None:
-            return False
-        return any(
-            not row.steps.get(name, True) and not consumer.settings.replay
+        steps = self.known(entry.record.seq).steps
+        return bool(steps) and any(
+            not steps.get(name, True) and not consumer.settings.replay
             for name, consumer in self._consumers.items()
             if name not in entry.acked and name != but_for
         )
@@ -177,7 +167,8 @@ class Progress:
     ) -> None:
         """Count an ack of each; a consumer that doesn't replay has consumed them with it.
 
-        With `forgives`, deliveries before it that ended badly don't count any more.
+        With `forgives`, deliveries before it that ended badly don't count any more; without, it was
+        undone before, and that couldn't be stored.
         """
         settings = self._consumers[consumer].settings if consumer in self._consumers else None
         consumes = settings is None or not settings.replay
@@ -185,11 +176,10 @@ class Progress:
         raw, own = self._raw_names(), frozenset((consumer,))
         for entry in entries:
             was_used = self._is_used(entry, raw)
-            known = self._rows.get(entry.record.seq)
-            times = 0
+            sampled, times = self.known(entry.record.seq).times_sampled, 0
             # One that has replayed it before goes on counting: a rewind takes that off again.
-            if not consumes or (known is not None and consumer in known.times_sampled):
-                times = self.times_sampled(entry.record.seq, consumer) + 1
+            if not consumes or consumer in sampled:
+                times = sampled.get(consumer, 0) + 1
                 self._row(entry).times_sampled[consumer] = times
             if step is not None:
                 steps = self._row(entry).steps
@@ -202,10 +192,6 @@ class Progress:
             if consumes or 0 < most <= times:
                 entry.acked = entry.acked | own if entry.acked else own
             self.usage.num_used += not was_used and self._is_used(entry, raw)
-
-    def redo_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
-        """An ack that was undone stands: that couldn't be stored."""
-        self.note_acks((entry,), consumer, step, forgives=False)
 
     def _forgive(self, row: ProgressRow, entry: Entry, consumer: str) -> None:
         """Deliveries that ended badly don't count any more."""
@@ -273,19 +259,15 @@ class Progress:
 
     def was_passed_over(self, entry: Entry, consumer: Consumer) -> bool:
         """Whether a consumer didn't want an experience: it isn't to get it, and hasn't used it up."""
-        row = self._rows.get(entry.record.seq)
-        return row is not None and consumer.name in row.passed_over
+        return consumer.name in self.known(entry.record.seq).passed_over
 
     def is_used(self, entry: Entry) -> bool:
         """A consumer that isn't raw has acknowledged it, and that wasn't rewound."""
         return self._is_used(entry, self._raw_names())
 
     def _is_used(self, entry: Entry, raw: Set[str]) -> bool:
-        row = self._rows.get(entry.record.seq)
         names = entry.acked
-        if row is None and not names:
-            return False
-        for name, times in row.times_sampled.items() if row is not None else ():
+        for name, times in self.known(entry.record.seq).times_sampled.items():
             names = names | {name} if times else names - {name}
         return not names <= raw
 

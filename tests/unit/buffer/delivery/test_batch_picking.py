@@ -7,7 +7,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from experience_buffer_server.buffer.delivery.batch_picking import Picked, pick
+from experience_buffer_server.buffer.delivery.batch_picking import Picked, pick, unit_of
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.events import BufferEvents
@@ -121,5 +121,8 @@ def test_texts_count_as_they_travel() -> None:
     plain, longer = entry(4, 29), entry(5, 29, uid="\N{EURO SIGN}")
     shelf.put(plain)
     shelf.put(longer)
-    sizes = [shelf.state.unit(settings, key).message_bytes for key in (4, 5)]
+    sizes = [
+        unit_of(shelf.state, key, shelf.contents.members_of(settings, key)).message_bytes
+        for key in (4, 5)
+    ]
     assert sizes[1] - sizes[0] == 2

@@ -44,7 +44,7 @@ async def test_too_small_a_rest_is_sampled_anew(world: World, name: str) -> None
     assert [unit.seqs for unit in lease.units] == [(1,), (4,)]
     assert [unit.num_deliveries for unit in lease.units] == [1, 1]
     assert (response.num_units, response.shortfall) == (2, "")
-    assert buffer.flow.damage.num_experiences == 2
+    assert buffer.stats().num_damaged == 2
     response = await called(backend, batch_size=1)
     assert not response.HasField("lease")
     await buffer.drain()
@@ -87,20 +87,20 @@ async def test_it_survives_a_restart_and_leaves_by_delete_alone(world: World) ->
     entry = entry_of(fresh, 1, 0)
     assert entry.quarantine == entry.damage
     assert entry.damage.startswith("its payload is gone; delete it, or restore")
-    assert fresh.flow.damage.num_experiences == 1
+    assert fresh.stats().num_damaged == 1
     consumer = fresh.state.consumers["trainer"]
     assert (len(consumer.ready), len(consumer.out)) == (0, 1)
     with pytest.raises(errors.DataLossError, match="is damaged: its payload is gone; delete"):
-        fresh.flow.damage.check(entry)
+        fresh.check_sound(entry)
     with pytest.raises(errors.WrongStateError, match="can't be offered again: its payload"):
-        await fresh.flow.quarantine.release(consumer, [uid(1, 0)])
+        await fresh.release(consumer.name, [uid(1, 0)])
     annotation = Annotation(uid=uid(1, 0), reward=1.0)
     (outcome,) = await fresh.annotate([annotation])
     assert (outcome.reason, "delete the experience" in outcome.message) == (
         AnnotateReason.INVALID, True,
     )  # fmt: skip
     await fresh.delete([entry])
-    assert fresh.flow.damage.num_experiences == 0
+    assert fresh.stats().num_damaged == 0
     assert (await world.restart(fresh)).num_items == 1
 
 
