@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.chaos.epoch import run
 from tests.chaos.points import Point, matrix, schedule, unreached
 from tests.chaos.report import Report
-from tests.chaos.small_disk import check_small_disk
+from tests.faults.full_disk import check_small_disk
 from tests.faults.shim import build
 
 _FULL_KILLS = 200

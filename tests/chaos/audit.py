@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import work
-from tests.chaos.departures import Sighting, departures
-from tests.chaos.fates import NEVER, Fate, Fates
+from tests.chaos.fates import NEVER, Fate, Fates, Sighting, departures
 from tests.chaos.learner import load_checkpoint
 from tests.chaos.report import Counts
 from tests.journal import events

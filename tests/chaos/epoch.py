@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Final, Literal
@@ -20,15 +20,17 @@ import grpc
 from experience_buffer.v1 import service_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from experience_buffer_server.store.interface import StoreError
+from experience_buffer_server.store.lmdb.large.payload_file import NAME
+from experience_buffer_server.store.lmdb.snapshots.copy_process import sha256_of
+from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 from experience_buffer_server.store.lmdb.verify.check import Kind, check
 from tests.chaos import work
 from tests.chaos.audit import Audit
 from tests.chaos.clients import NUM_PUSHERS, Clients
-from tests.chaos.departures import Sighting
+from tests.chaos.fates import Sighting
 from tests.chaos.learner import load_checkpoint
 from tests.chaos.points import Point
-from tests.chaos.report import Report
-from tests.chaos.snapshots import check_snapshots
+from tests.chaos.report import Counts, Report
 from tests.faults.power import fail_power
 from tests.faults.shim import Faults
 from tests.integration.plain import stats, summaries
@@ -125,8 +127,9 @@ class Epoch:
             plan["sabotage"] = self._sabotage
         self._faults.spare()
         self._deaths.unlink(missing_ok=True)
+        inherited = os.environ.get("PYTHONPATH")
         self.server.environment = self._faults.environment(notes_writes=True) | {
-            "PYTHONPATH": os.pathsep.join([str(HOOKS), *_inherited_paths()]),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HOOKS), inherited))),
             "CHAOS_PLAN": json.dumps(plan),
             "CHAOS_DEATHS": str(self._deaths),
             "EXPERIENCE_BUFFER_STORE__DURABILITY": self._durability,
@@ -246,7 +249,7 @@ class Epoch:
         status = self.server.stop()
         if status:
             self.report.problems.append(f"the last life ended with {status}")
-        self.report.problems += check_snapshots(self._snapshots, self.report.counts)
+        self.report.problems += _check_snapshots(self._snapshots, self.report.counts)
         self._verify()
 
     def _verify(self) -> None:
@@ -322,14 +325,34 @@ def run(
     return total
 
 
+def _check_snapshots(path: Path, counts: Counts) -> Iterator[str]:
+    """What is wrong, in sentences: an interrupted one leaves nothing that a server's start spares.
+
+    Args:
+        path: Their folder.
+        counts: How much was compared; added to.
+    """
+    if not path.is_dir():
+        return
+    folder = SnapshotFolder(path)
+    with folder.locked():
+        for name in folder.clean():
+            yield f"snapshot {name}: not whole"
+    for one in folder.snapshots():
+        problem = one.problem
+        if one.manifest is not None and not problem:
+            differs = sha256_of(one.path / "data.mdb") != one.manifest.sha256
+            differs |= sha256_of(one.path / NAME) != one.manifest.payloads_sha256
+            problem = "its data isn't what its manifest says" if differs else ""
+        counts.snapshots += 1
+        if problem:
+            yield f"snapshot {one.name}: {problem}"
+
+
 def _shortened(text: str) -> str:
     """Its first line and its last ones: in between are the lines of a server's log."""
     first, *rest = text.strip().splitlines() or [""]
     return "\n    ".join([first, *rest[-3:]])
-
-
-def _inherited_paths() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _pause(seconds: float) -> None:

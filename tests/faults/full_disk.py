@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -22,9 +24,11 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Stub
+from tests.integration.server import Server, Stub
 
 MEBI: Final = 1 << 20
+_DISK_MEBI: Final = 40
+_BALLAST_MEBI: Final = 16
 
 
 def large(number: int) -> Experience:
@@ -74,3 +78,31 @@ def check_full(stub: Stub, free: Callable[[], object], reason: str) -> int:
     assert ack(stub, "b", rest) == len(everything)
     assert states(stub, "b") == []
     return len(stored)
+
+
+def check_small_disk(folder: Path) -> str:
+    """Fill a tmpfs under a server, where one may be mounted, and free some; what came of it.
+
+    Raises:
+        AssertionError: The server did not do what it should.
+    """
+    place = folder / "disk"
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={_DISK_MEBI}m", "tmpfs", str(place)]
+    mounted = subprocess.run(["mount", *options], capture_output=True, text=True)
+    if mounted.returncode:
+        return f"left out, it needs the right to mount a tmpfs: {mounted.stderr.strip()}"
+    server = Server(place)
+    try:
+        ballast = place / "ballast"
+        ballast.write_bytes(bytes(_BALLAST_MEBI * MEBI))
+        with server.start().stub() as stub:
+            room = check_full(stub, ballast.unlink, "the disk is full")
+        assert server.stop() == 0
+    finally:
+        server.close()
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+    return (
+        f"full after {room} MiB: pushes refused, reads, leases and acks served; "
+        "with space again without a restart"
+    )

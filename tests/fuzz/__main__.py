@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.fuzz import corpus
+from tests.fuzz.decoders import MUTATIONS
 from tests.fuzz.findings import Report
-from tests.fuzz.targets import MUTATIONS
 
 ROOT: Final = Path(__file__).parents[2]
 _EDGES: Final = re.compile(r"cov: (\d+)")

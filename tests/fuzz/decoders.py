@@ -29,7 +29,10 @@ from experience_buffer_server.buffer.intake.push_reading import each_alone
 from experience_buffer_server.buffer.state.entries import Candidate, Refusal
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.settings.buffer import BufferSettings
+from tests.fuzz import messages as requests_of_calls
+from tests.fuzz import pickles, tables
 from tests.fuzz.bombs import one
+from tests.fuzz.mutations import Mutation, mostly, of_frame
 
 Target = Callable[[bytes], None]
 
@@ -69,11 +72,7 @@ def push(data: bytes) -> None:
     """A pushed payload as the server reads it, for buffers of several kinds."""
     with _documented(ExperienceBufferError):
         kind = sum(data[-4:]) % 4
-        items = trxp.read(data)
-        _check_errors(str(item) for item in items if isinstance(item, TrxpError))
-        sound = (item for item in items if isinstance(item, Item))
-        admitted = (admit(item, _settings()[kind], published=5) for item in sound)
-        found = list(each_alone(admitted, pushed_bytes=len(data), limits=LIMITS))
+        found = pushed(data, _settings()[kind], published=5)
         _check_errors(one.message for one in found if isinstance(one, Refusal))
         stored = [one for one in found if isinstance(one, Candidate) and not one.tombstone]
         for candidate in stored if len(data) % 4 == 0 else ():
@@ -83,6 +82,19 @@ def push(data: bytes) -> None:
             assert again.encode() == candidate.payload
         if len(data) % 8 == 1:
             _repack(stored)
+
+
+def pushed(
+    data: bytes, settings: BufferSettings, *, published: int | None = None
+) -> list[Candidate | Refusal | None]:
+    """What a server makes of a pushed payload, each experience alone."""
+    admitted = (
+        Refusal("", str(item))  # type: ignore[arg-type]
+        if isinstance(item, TrxpError)
+        else admit(item, settings, published=published)
+        for item in trxp.read(data)
+    )
+    return list(each_alone(admitted, pushed_bytes=len(data), limits=LIMITS))
 
 
 def compiled(data: bytes) -> None:
@@ -173,6 +185,29 @@ DECODERS: Final[dict[str, Target]] = {
     "packed": packed,
     "annotation": annotation,
 }
+
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    "frame": mostly(of_frame),
+    "metadata": mostly(pickles.mutate),
+    "tensors": mostly(tables.mutate),
+    "push": mostly(of_frame),
+    "compiled": mostly(of_frame),
+    "rewrite": mostly(of_frame),
+    "packed": mostly(tables.mutate),
+    "annotation": requests_of_calls.mutate_annotation,
+    "requests": requests_of_calls.mutate,
+}
+"""In the order in which `make fuzz` runs them."""
+
+
+def make_target(name: str) -> Target:
+    if name == "requests":
+        # Imports all of the server, which no decoder needs.
+        from tests.fuzz.service import ServiceTarget
+
+        return ServiceTarget()
+    return DECODERS[name]
 
 
 class _documented(contextlib.AbstractContextManager[None]):

@@ -12,9 +12,9 @@ import random
 import time
 from typing import Final
 
+from tests.fuzz.decoders import MUTATIONS
 from tests.fuzz.findings import Watch, arguments
 from tests.fuzz.meter import confine
-from tests.fuzz.targets import MUTATIONS
 
 MAX_INPUT_BYTES: Final = 64 * 1024
 _HANG_SECONDS: Final = 20

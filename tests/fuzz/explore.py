@@ -17,10 +17,10 @@ with atheris.instrument_imports(
     include=["experience_buffer", "experience_buffer_server"],
     exclude=["experience_buffer.v1", "experience_buffer_server.advantages"],
 ):
+    from tests.fuzz.decoders import MUTATIONS
     from tests.fuzz.findings import Watch, arguments
     from tests.fuzz.meter import confine
     from tests.fuzz.mutations import Mutation
-    from tests.fuzz.targets import MUTATIONS
 
 MAX_INPUT_BYTES: Final = 4096
 _HANG_SECONDS: Final = 20

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.fuzz import corpus
+from tests.fuzz.decoders import make_target
 from tests.fuzz.meter import Meter, OverLimitError
-from tests.fuzz.targets import make_target
 
 
 @dataclass(slots=True)

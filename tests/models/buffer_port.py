@@ -14,11 +14,10 @@ from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import Store
-from tests.models import buffer_view
+from tests.models import whole_state
 from tests.models.model import SIZE, Model
 from tests.models.model_place import Reader
 from tests.models.port import Delivered, Item, Port, Refused
-from tests.models.whole_state import differences, everything
 from tests.refusing_store import MortalStore
 from tests.unit.builders import World, eid, experience, settings, want
 
@@ -204,9 +203,9 @@ class BufferPort:
 
     def crash(self) -> None:
         """What is in memory is lost, and all of it known again."""
-        before = everything(self.buffer)
+        before = whole_state.everything(self.buffer)
         self._reload()
-        changed = differences(before, everything(self.buffer))
+        changed = whole_state.differences(before, whole_state.everything(self.buffer))
         assert not changed, "\n".join(changed)
 
     def _reload(self) -> None:
@@ -243,7 +242,7 @@ class BufferPort:
         seqs = {entry.record.seq for entry in self.buffer.state.contents}
         assert all(seq > self._last_seq for seq in seqs - self._seqs), "a number is given again"
         self._seqs, self._last_seq = seqs, max(seqs | {self._last_seq})
-        return buffer_view.observed(self.buffer)
+        return whole_state.observed(self.buffer)
 
     def expected(self, model: Model) -> dict[str, Any]:
-        return buffer_view.expected(model)
+        return whole_state.expected(model)

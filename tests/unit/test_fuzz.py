@@ -14,16 +14,14 @@ from experience_buffer import trxp
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.intake.admission import admit
-from experience_buffer_server.buffer.intake.push_reading import each_alone
 from experience_buffer_server.buffer.state.entries import Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
 from tests.fuzz import corpus, meter
 from tests.fuzz.bombs import BOMBS, one
-from tests.fuzz.decoders import DECODERS, LIMITS, Target
+from tests.fuzz.decoders import DECODERS, MUTATIONS, Target, pushed
 from tests.fuzz.endure import Inputs
 from tests.fuzz.meter import MAX_BYTES, Meter, OverLimitError
 from tests.fuzz.service import ServiceTarget
-from tests.fuzz.targets import MUTATIONS
 
 RUN_SECONDS = 0.6
 SEED = 20_261_121
@@ -55,14 +53,7 @@ ANSWERS = {
 def answer(data: bytes) -> str:
     """What a server says to a push: the error, or the first refusal; empty: it stores all."""
     try:
-        items = trxp.read(data)
-        admitted = (
-            Refusal("", str(item))  # type: ignore[arg-type]
-            if isinstance(item, trxp.TrxpError)
-            else admit(item, BufferSettings())
-            for item in items
-        )
-        found = list(each_alone(admitted, pushed_bytes=len(data), limits=LIMITS))
+        found = pushed(data, BufferSettings())
     except ExperienceBufferError as error:
         return str(error)
     return next((one.message for one in found if isinstance(one, Refusal)), "")

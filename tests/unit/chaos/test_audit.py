@@ -18,7 +18,7 @@ from experience_buffer.v1 import types_pb2
 from tests.chaos import work
 from tests.chaos.audit import Audit, advantages, checksum
 from tests.chaos.calls import describe
-from tests.chaos.departures import Sighting
+from tests.chaos.fates import Sighting
 
 SEED = 11
 START = 1000.0
