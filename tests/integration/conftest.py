@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experience_buffer import Client
-from tests.integration.server import Server, Stub, serving
+from tests.integration.server import MakeServer, Server, Stub, serving
 
 _NUMBERS = itertools.count(1)
 
@@ -43,7 +43,7 @@ def name() -> str:
 
 
 @pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def make_server(tmp_path: Path) -> Iterator[MakeServer]:
     """Makes and starts servers of the test's own; takes the options of `Server`."""
     made: list[Server] = []
 

@@ -215,6 +215,10 @@ class Server:
             yield Stub(channel)
 
 
+MakeServer = Callable[..., Server]
+"""Makes and starts a server; takes the options of `Server`."""
+
+
 @contextmanager
 def serving(server: Server) -> Iterator[Server]:
     """Start a server; in the end it has to stop in order, and to have logged no error of its own."""

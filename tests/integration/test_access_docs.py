@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from experience_buffer_server.access.guard import REASONS
 from experience_buffer_server.commands.cli import app
 from tests.integration.credentials import Authority
 from tests.integration.plain import experience
-from tests.integration.server import Server
+from tests.integration.server import MakeServer
 
 TEXT = (Path(__file__).parents[2] / "docs" / "access.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.+?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
@@ -41,7 +40,7 @@ def run(command: str) -> str:
 
 
 def test_the_commands_the_configuration_and_the_client(
-    make_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gets a token, pushes over TLS, and does nothing else; then it is revoked."""
     folder = tmp_path / "server-0"

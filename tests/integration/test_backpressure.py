@@ -27,7 +27,7 @@ from experience_buffer import (
 from experience_buffer.v1 import service_pb2
 from tests.integration.buffers import create, stats
 from tests.integration.plain import error_of, experience, group, push_request, summaries
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, Server, eventually
 
 ONCE = ClientOptions(retry=RetryOptions(max_attempts=1))
 QUOTAS = """
@@ -138,7 +138,7 @@ def test_a_stream_keeps_its_order_while_it_waits(client: Client, stub: Any, name
 
 
 def test_a_stopping_server_ends_the_wait_at_once(
-    make_server: Callable[..., Server], name: str, pool: ThreadPoolExecutor
+    make_server: MakeServer, name: str, pool: ThreadPoolExecutor
 ) -> None:
     server = make_server()
     with Client(server.address) as client, Client(server.address, options=ONCE) as once:
@@ -157,7 +157,7 @@ def test_a_stopping_server_ends_the_wait_at_once(
 
 
 @pytest.fixture
-def guarded(make_server: Callable[..., Server], tmp_path: Path) -> Server:
+def guarded(make_server: MakeServer, tmp_path: Path) -> Server:
     """A server with narrow quotas that tells clients "a" and "b" apart by their tokens."""
     access = tmp_path / "access.toml"
     access.touch(mode=0o600)
@@ -270,7 +270,7 @@ def test_a_flood_of_a_full_buffer_leaves_room_for_all_else(guarded: Server, name
 
 
 def test_pushes_that_wait_take_little_more_than_they_are(
-    make_server: Callable[..., Server], name: str
+    make_server: MakeServer, name: str
 ) -> None:
     server = make_server()
     with Client(server.address) as client, server.stub() as stub:
@@ -320,7 +320,7 @@ max_tensors = 9
 
 
 def test_metadata_is_bounded_and_what_is_accepted_can_be_read(
-    make_server: Callable[..., Server], name: str
+    make_server: MakeServer, name: str
 ) -> None:
     server = make_server(toml=METADATA)
     deep: Any = 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from experience_buffer import EID, BufferConfig, Client, Experience, trxp
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, Server, eventually
 
 MODULE = "experience_buffer_server.buffer.intake.compiled"
 READ = "experience_buffer_read_payloads_total"
@@ -52,7 +52,7 @@ def check_stored(client: Client, numbers: Sequence[int]) -> None:
 
 
 def test_it_is_compiled_beside_a_server_and_loaded_by_the_next(
-    make_server: Callable[..., Server], tmp_path: Path
+    make_server: MakeServer, tmp_path: Path
 ) -> None:
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     server = make_server(compiled_reader=True, environment=environment)
@@ -88,9 +88,7 @@ def test_it_is_compiled_beside_a_server_and_loaded_by_the_next(
         check_stored(client, [2, 3])
 
 
-def test_a_server_that_stops_compiles_no_longer(
-    make_server: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_a_server_that_stops_compiles_no_longer(make_server: MakeServer, tmp_path: Path) -> None:
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     server = make_server(compiled_reader=True, environment=environment)
     (compiling,) = eventually(lambda: server.children(MODULE), "its process")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from experience_buffer import Experience, trxp
 from experience_buffer.v1 import service_pb2
 from tests.integration.plain import STORED, create, experience, push, sample, statuses
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import MakeServer, Stub, eventually
 
 MODULE = '''
 """Estimators of the operator's own."""
@@ -76,7 +75,7 @@ def sampled(stub: Stub, name: str, batch_size: int) -> list[list[float]]:
 
 
 def test_advantages_of_own_estimators_come_through_the_wire(
-    make_server: Callable[..., Server], tmp_path: Path, environment: dict[str, str]
+    make_server: MakeServer, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     server = make_server(toml=TOML, environment=environment)
     importers = {int(pid) for pid in (tmp_path / "importers").read_text("ascii").split()}
@@ -103,9 +102,7 @@ def test_advantages_of_own_estimators_come_through_the_wire(
         assert sampled(stub, "items", 3) == [row] * 3
 
 
-def test_a_wrong_path_ends_the_start(
-    make_server: Callable[..., Server], environment: dict[str, str]
-) -> None:
+def test_a_wrong_path_ends_the_start(make_server: MakeServer, environment: dict[str, str]) -> None:
     toml = TOML.replace("own_advantages:counted", "own_advantagse:counted")
     what = "estimators.counted.path: .*No module named 'own_advantagse'"
     with pytest.raises(AssertionError, match=f"(?s)it ended at once, with 2.*{what}") as ended:

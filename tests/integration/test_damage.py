@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,10 +31,9 @@ from tests.integration.plain import (
     summaries,
     uids,
 )
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import MakeServer, Server, Stub, eventually
 from tests.integration.streams import speaking
 
-MakeServer = Callable[..., Server]
 FORMATS = {"trxp": types_pb2.SAMPLE_FORMAT_TRXP, "packed": types_pb2.SAMPLE_FORMAT_PACKED}
 LARGE = torch.arange(3000)
 """Tokens of a payload that takes pages of its own."""

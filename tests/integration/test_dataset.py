@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from experience_buffer.collation import varlen_collate
 from experience_buffer.dataset import ExperienceDataset, LeaseTicket
 from tests.integration.dataset_groups import PADDED, SIZE, fill, groups, left, retained
 from tests.integration.plain import NUM_PROMPT
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, eventually
 
 # --- one process
 
@@ -47,7 +46,7 @@ def test_asking_for_the_next_batch_acknowledges_the_one_before(client: Client, n
 
 
 def test_a_new_iteration_goes_on_after_a_server_was_away_for_too_long(
-    make_server: Callable[..., Server], name: str
+    make_server: MakeServer, name: str
 ) -> None:
     server = make_server()
     options = ClientOptions(retry=RetryOptions(initial_backoff_seconds=0.02, reconnect_seconds=0.2))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
 
-from tests.integration.server import Server
+from tests.integration.server import MakeServer
 from tests.integration.server_port import ServerPort
 from tests.models.port import READERS
 from tests.models.rules import RULES, Player
@@ -34,7 +34,7 @@ class Seeded:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_real_server_delivers_as_the_model_says(
-    make_server: Callable[..., Server], name: str, seed: int
+    make_server: MakeServer, name: str, seed: int
 ) -> None:
     choose = Seeded(seed)
     names = [one for one in READERS if choose.number(0, 1)] or ["trainer"]

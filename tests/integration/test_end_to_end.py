@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from experience_buffer import trxp
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from tests.integration.plain import (
@@ -21,7 +19,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server, Stub
+from tests.integration.server import MakeServer, Stub
 
 # --- items
 
@@ -68,7 +66,7 @@ def test_a_wait_ends_before_the_deadline_of_its_call(stub: Stub, name: str) -> N
 
 
 def test_repeats_are_recognised_also_when_consumed_and_after_a_restart(
-    make_server: Callable[..., Server], name: str
+    make_server: MakeServer, name: str
 ) -> None:
     server = make_server()
     pushed = group(0, 3)

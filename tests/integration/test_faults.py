@@ -35,9 +35,10 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, Server, eventually
 
 DAY_SECONDS = 86_400.0
+Ailing = Callable[..., tuple[Server, Faults]]
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ailing(
-    tmp_path: Path, library: Path, make_server: Callable[..., Server]
-) -> Iterator[Callable[..., tuple[Server, Faults]]]:
+def ailing(tmp_path: Path, library: Path, make_server: MakeServer) -> Iterator[Ailing]:
     """Makes a server and its faults; it is started unless told otherwise."""
     made: list[Faults] = []
 
@@ -68,9 +67,7 @@ def ailing(
 # --- no room
 
 
-def test_a_full_disk_refuses_pushes_until_there_is_space(
-    ailing: Callable[..., tuple[Server, Faults]],
-) -> None:
+def test_a_full_disk_refuses_pushes_until_there_is_space(ailing: Ailing) -> None:
     server, faults = ailing()
     pid = server.pid
     faults.fill_disk()
@@ -88,9 +85,7 @@ def test_a_full_disk_refuses_pushes_until_there_is_space(
         assert uids(sample(stub, "first", 1)) == [large(9999).eid.uid]
 
 
-def test_a_full_map_refuses_pushes_until_there_is_space(
-    make_server: Callable[..., Server],
-) -> None:
+def test_a_full_map_refuses_pushes_until_there_is_space(make_server: MakeServer) -> None:
     limit = {"EXPERIENCE_BUFFER_STORE__MAX_MAP_BYTES": str(16 * MEBI)}
     server = make_server(environment=limit)
     with server.stub() as stub:
@@ -101,9 +96,7 @@ def test_a_full_map_refuses_pushes_until_there_is_space(
 # --- a disk that fails
 
 
-def test_a_read_only_disk_stops_the_server_with_the_reason(
-    ailing: Callable[..., tuple[Server, Faults]],
-) -> None:
+def test_a_read_only_disk_stops_the_server_with_the_reason(ailing: Ailing) -> None:
     server, faults = ailing()
     with server.stub() as stub:
         create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
@@ -125,9 +118,7 @@ def test_a_read_only_disk_stops_the_server_with_the_reason(
 
 
 @pytest.mark.parametrize("times", [0, 1])
-def test_nothing_is_acknowledged_after_a_failed_sync(
-    ailing: Callable[..., tuple[Server, Faults]], times: int
-) -> None:
+def test_nothing_is_acknowledged_after_a_failed_sync(ailing: Ailing, times: int) -> None:
     # What the system failed to write it may have forgotten: a second sync would find nothing to do.
     server, faults = ailing()
     acked: list[int] = []
@@ -161,9 +152,7 @@ def test_nothing_is_acknowledged_after_a_failed_sync(
 
 
 @pytest.mark.parametrize("num_tokens", [10, 100_000], ids=["map", "file"])
-def test_a_last_sync_that_fails_is_told(
-    ailing: Callable[..., tuple[Server, Faults]], num_tokens: int
-) -> None:
+def test_a_last_sync_that_fails_is_told(ailing: Ailing, num_tokens: int) -> None:
     later = '[store]\ndurability = "interval"\nsync_interval_seconds = 3600\n'
     server, faults = ailing(toml=later)
     with server.stub() as stub:
@@ -176,9 +165,7 @@ def test_a_last_sync_that_fails_is_told(
     assert "acknowledged data may be lost" in reason
 
 
-def test_a_slow_disk_delays_what_it_has_to_keep_and_nothing_else(
-    ailing: Callable[..., tuple[Server, Faults]],
-) -> None:
+def test_a_slow_disk_delays_what_it_has_to_keep_and_nothing_else(ailing: Ailing) -> None:
     delay_seconds = 0.5
     server, faults = ailing()
     with server.stub() as stub:
@@ -225,7 +212,7 @@ def _push_until(server: Server, done: threading.Event) -> int:
 
 @pytest.mark.parametrize("jump_seconds", [DAY_SECONDS, -DAY_SECONDS])
 def test_leases_and_deadlines_don_t_notice_that_the_clock_was_set(
-    ailing: Callable[..., tuple[Server, Faults]], jump_seconds: float
+    ailing: Ailing, jump_seconds: float
 ) -> None:
     server, faults = ailing()
     with server.stub() as stub:
@@ -256,9 +243,7 @@ def test_leases_and_deadlines_don_t_notice_that_the_clock_was_set(
         assert ack(stub, "b", kept) == 2
 
 
-def test_a_clock_set_back_between_two_lives_keeps_no_lease_for_longer(
-    ailing: Callable[..., tuple[Server, Faults]],
-) -> None:
+def test_a_clock_set_back_between_two_lives_keeps_no_lease_for_longer(ailing: Ailing) -> None:
     server, faults = ailing()
     with server.stub() as stub:
         create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
@@ -275,9 +260,7 @@ def test_a_clock_set_back_between_two_lives_keeps_no_lease_for_longer(
         assert ack(stub, "b", kept) == 1
 
 
-def test_a_clock_set_forward_between_two_lives_loses_nothing(
-    ailing: Callable[..., tuple[Server, Faults]],
-) -> None:
+def test_a_clock_set_forward_between_two_lives_loses_nothing(ailing: Ailing) -> None:
     server, faults = ailing()
     with server.stub() as stub:
         create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)

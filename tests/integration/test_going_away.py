@@ -23,7 +23,7 @@ from experience_buffer._transport.settings import ClientSettings
 from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.v1 import config_pb2, service_pb2
 from tests.integration.plain import create, experience, group, push, sample
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, Server, eventually
 
 NUM_CALLERS = 24
 MIN_ROUNDS, MAX_ROUNDS = 2, 16
@@ -47,7 +47,7 @@ class Tally:
 
 
 @pytest.fixture
-def server(make_server: Callable[..., Server]) -> Server:
+def server(make_server: MakeServer) -> Server:
     """A server with experiences to sample."""
     server = make_server()
     with server.stub() as stub:

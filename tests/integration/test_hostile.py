@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -28,7 +28,7 @@ from tests.integration.hostile import (
     resident_bytes,
 )
 from tests.integration.plain import create, error_of, experience, group, push, push_request, stats
-from tests.integration.server import Server, Stub, eventually, serving
+from tests.integration.server import MakeServer, Server, Stub, eventually, serving
 from tests.integration.streams import speaking
 
 NONE = config_pb2.GROUP_BY_NONE
@@ -105,7 +105,7 @@ def test_streams_that_are_never_read(server: Server, stub: Stub, name: str) -> N
     stub.DeleteBuffer(service_pb2.DeleteBufferRequest(name=name, force=True))
 
 
-def test_answers_that_are_never_read(make_server: Callable[..., Server]) -> None:
+def test_answers_that_are_never_read(make_server: MakeServer) -> None:
     server = make_server(toml="[server]\nmax_response_bytes = 67108864\n")
     with server.stub() as stub:
         create(stub, "large", group_by=NONE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -24,7 +24,7 @@ from tests.integration.plain import (
     stats,
     summaries,
 )
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import MakeServer, Server, Stub, eventually
 
 NONE = config_pb2.GROUP_BY_NONE
 SERVICE = "experience_buffer.v1.ExperienceBuffer"
@@ -54,7 +54,7 @@ def test_health_reflection_and_metrics_answer(shared_server: Server) -> None:
 # --- the end
 
 
-def test_sigterm_drains(make_server: Callable[..., Server], name: str) -> None:
+def test_sigterm_drains(make_server: MakeServer, name: str) -> None:
     server = make_server()
     with server.channel() as channel:
         stub = Stub(channel)
@@ -106,7 +106,7 @@ def test_sigterm_drains(make_server: Callable[..., Server], name: str) -> None:
         assert len(sample(stub, name, 3).experiences) == 3, "its leases came back with the stream"
 
 
-def test_an_idle_server_stops_at_once_on_both_signals(make_server: Callable[..., Server]) -> None:
+def test_an_idle_server_stops_at_once_on_both_signals(make_server: MakeServer) -> None:
     server = make_server()
     for number in (signal.SIGINT, signal.SIGTERM):
         started = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,7 @@ from experience_buffer import (
 from experience_buffer.v1 import service_pb2
 from tests.integration.buffers import create, stats, trainer
 from tests.integration.plain import error_of, experience, group, push, push_request
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import MakeServer, Stub, eventually
 
 
 def queue_of(size: int) -> Limiter:
@@ -185,7 +184,7 @@ def test_settings_that_would_deadlock_are_refused_when_they_are_made(
 
 
 def test_counts_survive_restarts_and_tuning_after_one_never_deadlocks(
-    make_server: Callable[..., Server],
+    make_server: MakeServer,
 ) -> None:
     """Reverb's checkpoint brings back an old limiter, and its quickstart hangs (their 103)."""
     server = make_server()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from tests.integration.plain import (
     stats,
     statuses,
 )
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, Server, eventually
 
 NONE = config_pb2.GROUP_BY_NONE
 
@@ -42,7 +42,7 @@ max_push_items = 7
 
 
 @pytest.fixture
-def small(make_server: Callable[..., Server], name: str) -> Iterator[Server]:
+def small(make_server: MakeServer, name: str) -> Iterator[Server]:
     """A server with narrow limits."""
     server = make_server(toml=SMALL)
     with server.stub() as stub:
@@ -88,9 +88,7 @@ def test_too_many_items_in_a_push(small: Server, name: str) -> None:
         assert (code, "server.max_push_items is 7" in message) == ("INVALID_ARGUMENT", True)
 
 
-def test_what_a_group_shares_is_stored_with_each(
-    make_server: Callable[..., Server], name: str
-) -> None:
+def test_what_a_group_shares_is_stored_with_each(make_server: MakeServer, name: str) -> None:
     """A prompt with an image travels once per push."""
     messages = [{"role": "user", "content": "A" * 1_400_000}]
     server = make_server()
@@ -118,7 +116,7 @@ def test_a_unit_larger_than_a_response_is_left_to_streams(small: Server, name: s
             assert len(next(stream)) == 2
 
 
-def test_a_stream_waits_where_acks_make_room(make_server: Callable[..., Server], name: str) -> None:
+def test_a_stream_waits_where_acks_make_room(make_server: MakeServer, name: str) -> None:
     server = make_server(toml="[server]\nmax_leased_experiences = 2\n")
     with Client(server.address) as client:
         client.create_buffer(config(name))

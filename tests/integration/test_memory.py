@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from experience_buffer import AdvantageConfig, BufferConfig, Client, ConsumerConfig, errors
-from tests.integration.server import Server
+from tests.integration.server import MakeServer
 from tests.unit.builders import experience
 
 
-def test_it_computes_and_delivers_and_keeps_nothing(make_server: Callable[..., Server]) -> None:
+def test_it_computes_and_delivers_and_keeps_nothing(make_server: MakeServer) -> None:
     server = make_server(toml="[store]\nmemory = true\n")
     config = BufferConfig(
         name="math",

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import torch
 from experience_buffer import Client, ConsumerConfig, WriterOptions
 from tests.integration.buffers import create, trainer
 from tests.integration.plain import experience, group
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, Server, eventually
 
 TESTS = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -212,7 +211,7 @@ def test_transferqueue_an_early_read_stalls_nobody(client: Client, name: str) ->
 # --- Trinity-RFT
 
 
-def test_trinity_closing_keeps_the_last_partial_batch(make_server: Callable[..., Server]) -> None:
+def test_trinity_closing_keeps_the_last_partial_batch(make_server: MakeServer) -> None:
     """There closing drops it, on the side that writes and on the side that reads."""
     server = make_server()
     with Client(server.address) as client:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from experience_buffer import Client
-from tests.integration.server import Server, command
+from tests.integration.server import MakeServer, command
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def open_to_others(folder: Path) -> list[str]:
 
 
 def test_store_snapshots_and_restored_stores(
-    usual_umask: None, make_server: Callable[..., Server], tmp_path: Path
+    usual_umask: None, make_server: MakeServer, tmp_path: Path
 ) -> None:
     snapshots, restored = tmp_path / "snapshots", tmp_path / "restored"
     server = make_server(toml=f'[snapshots]\npath = "{snapshots}"\n')
@@ -48,7 +48,7 @@ def test_store_snapshots_and_restored_stores(
 
 
 def test_a_folder_that_others_may_enter_stays_as_it_is_with_a_warning(
-    usual_umask: None, make_server: Callable[..., Server], tmp_path: Path
+    usual_umask: None, make_server: MakeServer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "server-0" / "data"
     folder.mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_a_folder_that_others_may_enter_stays_as_it_is_with_a_warning(
 
 
 def test_a_token_file_that_others_may_read_is_used_with_a_warning(
-    usual_umask: None, make_server: Callable[..., Server], tmp_path: Path
+    usual_umask: None, make_server: MakeServer, tmp_path: Path
 ) -> None:
     server = make_server(toml=f'[snapshots]\npath = "{tmp_path / "snapshots"}"\n')
     token = tmp_path / "token"

@@ -6,17 +6,16 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from tests.integration.server import Server
+from tests.integration.server import MakeServer
 
 _ROOT = Path(__file__).parents[2]
 
 
-def test_quickstart(make_server: Callable[..., Server]) -> None:
+def test_quickstart(make_server: MakeServer) -> None:
     text = (_ROOT / "README.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 from experience_buffer import trxp
 from experience_buffer.v1 import config_pb2, service_pb2
@@ -22,10 +21,10 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import Server
+from tests.integration.server import MakeServer
 
 
-def test_sets_are_the_same_to_the_next_process(make_server: Callable[..., Server]) -> None:
+def test_sets_are_the_same_to_the_next_process(make_server: MakeServer) -> None:
     """Of texts they come in another order in each process, and so the payload that it writes."""
     server = make_server()
     info = {"tags": set("abcdefghij"), "more": [frozenset(("x", "y", 1, None, (2, "z")))]}
@@ -51,7 +50,7 @@ def test_sets_are_the_same_to_the_next_process(make_server: Callable[..., Server
 
 
 def test_whole_groups_without_advantages_are_computed_after_a_crash(
-    make_server: Callable[..., Server],
+    make_server: MakeServer,
 ) -> None:
     # The first life waits a minute for more groups to share a launch with.
     slow = {"EXPERIENCE_BUFFER_COMPUTE__MAX_LATENCY_SECONDS": "60"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,7 +33,7 @@ from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.v1 import service_pb2, types_pb2
 from tests.integration.buffers import create
 from tests.integration.plain import error_of
-from tests.integration.server import Server, Stub, eventually
+from tests.integration.server import MakeServer, Server, Stub, eventually
 from tests.integration.streams import Spoken, SpokenStream, ending, speaking
 
 HERE = types_pb2.MemoryRequest(machine=shared_memory.machine())
@@ -270,7 +270,7 @@ def test_larger_than_the_memory_goes_over_grpc(
 # --- who has none
 
 
-def test_a_server_that_shares_none(make_server: Callable[..., Server], name: str) -> None:
+def test_a_server_that_shares_none(make_server: MakeServer, name: str) -> None:
     server = make_server(toml="[server]\nmax_shared_bytes = 0\n")
     with Client(server.address) as client:
         client.create_buffer(config(name))
@@ -300,7 +300,7 @@ def memory_files(server: Server) -> list[str]:
     return [path for path in found if shared_memory.NAME_PREFIX in path]
 
 
-def test_it_goes_with_its_stream(make_server: Callable[..., Server], name: str) -> None:
+def test_it_goes_with_its_stream(make_server: MakeServer, name: str) -> None:
     server = make_server()
     with Client(server.address) as client:
         client.create_buffer(config(name))
@@ -317,9 +317,7 @@ def test_it_goes_with_its_stream(make_server: Callable[..., Server], name: str) 
         eventually(lambda: not memory_files(server), "nothing of it to be left")
 
 
-def test_a_server_that_comes_back_shares_memory_again(
-    make_server: Callable[..., Server], name: str
-) -> None:
+def test_a_server_that_comes_back_shares_memory_again(make_server: MakeServer, name: str) -> None:
     """What was under way in the memory of the dead one is pushed again, and is stored once."""
     server = make_server()
     with Client(server.address) as client:
@@ -339,7 +337,7 @@ def test_a_server_that_comes_back_shares_memory_again(
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_stream_that_ends_while_a_request_waits_for_room(
-    make_server: Callable[..., Server], name: str, is_closed: bool
+    make_server: MakeServer, name: str, is_closed: bool
 ) -> None:
     server = make_server()
     with Client(server.address) as client:
@@ -439,11 +437,7 @@ def test_payloads_in_memory_and_in_the_message_belong_together(
     ],
 )
 def test_payloads_that_aren_t_there_are_refused_and_the_stream_goes_on(
-    client: Client,
-    stub: Stub,
-    name: str,
-    spans: list[Mapping[str, int]],
-    words: str,
+    client: Client, stub: Stub, name: str, spans: list[Mapping[str, int]], words: str
 ) -> None:
     client.create_buffer(config(name))
     with pushing(stub, name) as stream:

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,10 @@ from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from experience_buffer_server.store.lmdb.verify.check import check
 from tests.integration.plain import group
-from tests.integration.server import Server, command, eventually, serving
+from tests.integration.server import MakeServer, Server, command, eventually, serving
 
 SNAPSHOTS = '[snapshots]\npath = "snapshots"\n'
 GROUP_SIZE = 3
-MakeServer = Callable[..., Server]
 
 
 def folder_of(server: Server) -> Path:

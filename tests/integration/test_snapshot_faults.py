@@ -29,8 +29,8 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.integration.plain import error_of, experience, group
-from tests.integration.server import Server, eventually
-from tests.integration.test_snapshot import SNAPSHOTS, MakeServer, folder_of
+from tests.integration.server import MakeServer, Server, eventually
+from tests.integration.test_snapshot import SNAPSHOTS, folder_of
 
 COPIER = "snapshots.copy_process"
 

@@ -12,8 +12,8 @@ from experience_buffer import BufferConfig, Client, ConsumerConfig, Limiter
 from experience_buffer_server.store.lmdb.snapshots.manifest import read_manifest
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
 from tests.integration.plain import experience
-from tests.integration.server import Server, command
-from tests.integration.test_snapshot import SNAPSHOTS, MakeServer
+from tests.integration.server import MakeServer, Server, command
+from tests.integration.test_snapshot import SNAPSHOTS
 
 
 def snapshot_of(server: Server, to: Path) -> Path:

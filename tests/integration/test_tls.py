@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from experience_buffer_server.commands.cli import app
 from tests.integration.credentials import Authority, Pair, entry, write
 from tests.integration.plain import experience
 from tests.integration.relay import Relay
-from tests.integration.server import Server, eventually, serving
+from tests.integration.server import MakeServer, Server, eventually, serving
 
 ONCE = ClientOptions(retry=RetryOptions(max_attempts=1))
 TOKEN = "a-token-that-nobody-may-read"
@@ -222,7 +222,7 @@ def test_a_certificate_has_the_roles_of_its_name(mutual: Server, authority: Auth
 
 
 def test_new_certificates_are_taken_without_a_restart(
-    make_server: Callable[..., Server], tmp_path: Path
+    make_server: MakeServer, tmp_path: Path
 ) -> None:
     """Connections stay, new ones take the new files; files that can't be used change nothing."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
@@ -357,7 +357,7 @@ def test_the_health_command_takes_the_same_files(mutual: Server, authority: Auth
 
 
 def test_beyond_loopback_only_with_tls_and_callers_who_are_known(
-    authority: Authority, make_server: Callable[..., Server], tmp_path: Path
+    authority: Authority, make_server: MakeServer, tmp_path: Path
 ) -> None:
     """What else is refused is in the table of a unit test."""
     beyond = '[server]\nhost = "0.0.0.0"\nmetrics_host = "0.0.0.0"\n'
@@ -374,7 +374,7 @@ def test_beyond_loopback_only_with_tls_and_callers_who_are_known(
     get_in(server, authority.options(authority.issue("client", "client.example")))
 
 
-def test_a_unix_socket(make_server: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_unix_socket(make_server: MakeServer, tmp_path: Path) -> None:
     path = tmp_path / "buffer.sock"
     server = make_server(toml=f'[server]\nhost = "unix:{path}"\n')
     with Client(f"unix:{path}", token="unneeded") as client:

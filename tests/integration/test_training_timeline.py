@@ -20,7 +20,7 @@ from experience_buffer import (
 from experience_buffer.values import BufferStats, ConsumerStats
 from tests.integration import plain
 from tests.integration.buffers import create, stats, trainer
-from tests.integration.server import Server, eventually
+from tests.integration.server import MakeServer, Server, eventually
 from tests.integration.timeline_job import Job
 from tests.integration.timeline_trainer import (
     BATCH_GROUPS,
@@ -141,7 +141,7 @@ def test_a_trainer_killed_at_50_points_learns_from_every_group_once(
 
 
 def test_trainer_and_server_killed_while_a_worker_pushes(
-    make_server: Callable[..., Server], make_job: Callable[..., Job]
+    make_server: MakeServer, make_job: Callable[..., Job]
 ) -> None:
     chance = random.Random(151)
     server = make_server()
@@ -180,7 +180,7 @@ def kill_in_between(server: Server, job: Job, num_steps: int) -> None:
 
 
 def test_two_ranks_killed_together_learn_from_every_group_once(
-    make_server: Callable[..., Server], make_job: Callable[..., Job]
+    make_server: MakeServer, make_job: Callable[..., Job]
 ) -> None:
     chance = random.Random(15)
     server = make_server()
