@@ -14,6 +14,7 @@ from experience_buffer import EID, Experience, trxp
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
 from tests.integration.server import Stub
 
+NONE = config_pb2.GROUP_BY_NONE
 STORED = types_pb2.PUSH_STATUS_STORED
 DUPLICATE = types_pb2.PUSH_STATUS_DUPLICATE
 REFUSED = types_pb2.PUSH_STATUS_REFUSED

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import queue
 import re
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from experience_buffer.v1 import service_pb2
 from tests.integration.credentials import bearer, entry, write
 from tests.integration.plain import experience, group
 from tests.integration.server import Server, Stub, eventually, serving
+from tests.integration.streams import Spoken, SpokenStream
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"]
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "access.md").read_text(encoding="utf-8")
@@ -312,17 +313,14 @@ def test_open_calls_end_with_their_grant(changing: Server) -> None:
 
 def _long_calls(stub: Stub, metadata: Any, *, buffer: str = "math") -> dict[str, Any]:
     """Calls that wait, all begun."""
-    opening = service_pb2.SampleStreamOpen(buffer=buffer, consumer="trainer", batch_size=1)
-    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    pushes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    messages.put(service_pb2.SampleStreamRequest(open=opening))
-    messages.put(
-        service_pb2.SampleStreamRequest(extend=service_pb2.ExtendLeaseRequest(lease_id=99))
-    )
-    pushes.put(service_pb2.PushStreamRequest(push=service_pb2.PushRequest(buffer=buffer)))
+    samples = SpokenStream(partial(stub.SampleStream, metadata=metadata))
+    samples.open(buffer, 1)
+    samples.say(extend=service_pb2.ExtendLeaseRequest(lease_id=99))
+    pushes = Spoken(partial(stub.PushStream, metadata=metadata))
+    pushes.send(service_pb2.PushStreamRequest(push=service_pb2.PushRequest(buffer=buffer)))
     calls: dict[str, Any] = {
-        "sample stream": stub.SampleStream(iter(messages.get, None), metadata=metadata),
-        "push stream": stub.PushStream(iter(pushes.get, None), metadata=metadata),
+        "sample stream": samples.call,
+        "push stream": pushes.call,
         "watch": stub.WatchPolicyVersion(
             service_pb2.WatchPolicyVersionRequest(buffer=buffer), metadata=metadata
         ),

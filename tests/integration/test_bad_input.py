@@ -16,6 +16,7 @@ from experience_buffer import Client, TrxpError, trxp
 from experience_buffer.v1 import config_pb2, types_pb2
 from tests.integration.plain import (
     DUPLICATE,
+    NONE,
     NUM_RESPONSE,
     REFUSED,
     STORED,
@@ -31,7 +32,6 @@ from tests.integration.plain import (
 )
 from tests.integration.server import Server, Stub
 
-NONE = config_pb2.GROUP_BY_NONE
 INVALID = types_pb2.REFUSAL_REASON_INVALID
 MISSING = types_pb2.REFUSAL_REASON_MISSING_FIELD
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from experience_buffer.v1 import config_pb2, service_pb2
+from experience_buffer.v1 import service_pb2
 from tests.integration.plain import (
+    NONE,
     ack,
     create,
     group,
@@ -18,9 +19,6 @@ from tests.integration.plain import (
 )
 from tests.integration.server import Stub, eventually
 from tests.integration.streams import speaking
-
-NONE = config_pb2.GROUP_BY_NONE
-
 
 # --- leases
 

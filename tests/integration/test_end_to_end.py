@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from experience_buffer import trxp
-from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from tests.integration.plain import (
     DUPLICATE,
+    NONE,
     REFUSED,
     STORED,
     ack,
@@ -25,7 +26,7 @@ from tests.integration.server import MakeServer, Stub
 
 
 def test_items_come_back_bit_for_bit_oldest_first(stub: Stub, name: str) -> None:
-    create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
+    create(stub, name, group_by=NONE)
     pushed = group(0, 7)
     assert statuses(push(stub, name, pushed)) == [STORED] * 7
     first, second = sample(stub, name, 3), sample(stub, name, 4)
@@ -71,7 +72,7 @@ def test_repeats_are_recognised_also_when_consumed_and_after_a_restart(
     server = make_server()
     pushed = group(0, 3)
     with server.stub() as stub:
-        create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, name, group_by=NONE)
         assert statuses(push(stub, name, [*pushed, pushed[0]])) == [STORED] * 3 + [DUPLICATE]
         assert statuses(push(stub, name, pushed)) == [DUPLICATE] * 3
         assert ack(stub, name, sample(stub, name, 2)) == 2
@@ -88,7 +89,7 @@ def test_repeats_are_recognised_also_when_consumed_and_after_a_restart(
 
 
 def test_the_same_uid_with_other_content_is_refused_alone(stub: Stub, name: str) -> None:
-    create(stub, name, group_by=config_pb2.GROUP_BY_NONE)
+    create(stub, name, group_by=NONE)
     push(stub, name, [experience(0, 1)])
     in_one_push = experience(0, 2, reward=0.375)
     outcomes = push(

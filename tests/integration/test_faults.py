@@ -23,6 +23,7 @@ from experience_buffer.v1 import config_pb2, service_pb2
 from tests.faults.full_disk import MEBI, check_full, large
 from tests.faults.shim import Faults, build
 from tests.integration.plain import (
+    NONE,
     STORED,
     ack,
     create,
@@ -74,7 +75,7 @@ def test_a_full_disk_refuses_pushes_until_there_is_space(ailing: Ailing) -> None
     with server.stub() as stub:
         # The first space was set aside when the store was made.
         faults.fill_disk(full=False)
-        create(stub, "first", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "first", group_by=NONE)
         assert statuses(push(stub, "first", [large(9999)])) == [STORED]
         # Large payloads take theirs when they come.
         faults.fill_disk(left_bytes=8 * MEBI)
@@ -99,7 +100,7 @@ def test_a_full_map_refuses_pushes_until_there_is_space(make_server: MakeServer)
 def test_a_read_only_disk_stops_the_server_with_the_reason(ailing: Ailing) -> None:
     server, faults = ailing()
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         assert statuses(push(stub, "b", group(0, 3))) == [STORED] * 3
         faults.fail_writes(errno.EROFS)
         code, _, _ = error_of(lambda: push(stub, "b", group(1, 3)))
@@ -134,7 +135,7 @@ def test_nothing_is_acknowledged_after_a_failed_sync(ailing: Ailing, times: int)
         return "OK"
 
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
     with ThreadPoolExecutor(4) as pool:
         pushers = [pool.submit(push_on, 2000 * number) for number in range(4)]
         eventually(lambda: len(acked) > 20, "pushes")
@@ -156,7 +157,7 @@ def test_a_last_sync_that_fails_is_told(ailing: Ailing, num_tokens: int) -> None
     later = '[store]\ndurability = "interval"\nsync_interval_seconds = 3600\n'
     server, faults = ailing(toml=later)
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         one = Experience(eid=EID(task=1), tokens=torch.zeros(num_tokens), prompt_length=1)
         assert statuses(push(stub, "b", [one])) == [STORED]
     faults.fail_syncs(errno.EIO)
@@ -169,7 +170,7 @@ def test_a_slow_disk_delays_what_it_has_to_keep_and_nothing_else(ailing: Ailing)
     delay_seconds = 0.5
     server, faults = ailing()
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         push(stub, "b", group(0, 4))
         faults.delay_syncs(delay_seconds)
 
@@ -216,7 +217,7 @@ def test_leases_and_deadlines_don_t_notice_that_the_clock_was_set(
 ) -> None:
     server, faults = ailing()
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         create(
             stub,
             "groups",
@@ -246,7 +247,7 @@ def test_leases_and_deadlines_don_t_notice_that_the_clock_was_set(
 def test_a_clock_set_back_between_two_lives_keeps_no_lease_for_longer(ailing: Ailing) -> None:
     server, faults = ailing()
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         push(stub, "b", group(0, 3))
         kept = sample(stub, "b", 1, lease_seconds=60)
         short = sample(stub, "b", 1, lease_seconds=3)
@@ -263,7 +264,7 @@ def test_a_clock_set_back_between_two_lives_keeps_no_lease_for_longer(ailing: Ai
 def test_a_clock_set_forward_between_two_lives_loses_nothing(ailing: Ailing) -> None:
     server, faults = ailing()
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         push(stub, "b", group(0, 3))
         held = sample(stub, "b", 2, lease_seconds=60)
     server.die()

@@ -21,8 +21,8 @@ import pytest
 from experience_buffer import ClientOptions, RetryOptions
 from experience_buffer._transport.settings import ClientSettings
 from experience_buffer.errors import ExperienceBufferError
-from experience_buffer.v1 import config_pb2, service_pb2
-from tests.integration.plain import create, experience, group, push, sample
+from experience_buffer.v1 import service_pb2
+from tests.integration.plain import NONE, create, experience, group, push, sample
 from tests.integration.server import MakeServer, Server, eventually
 
 NUM_CALLERS = 24
@@ -51,7 +51,7 @@ def server(make_server: MakeServer) -> Server:
     """A server with experiences to sample."""
     server = make_server()
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         push(stub, "b", group(0, 3 * NUM_CALLERS))
     return server
 

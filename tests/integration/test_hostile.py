@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from experience_buffer import Client
-from experience_buffer.v1 import config_pb2, service_pb2
+from experience_buffer.v1 import service_pb2
 from tests.integration.hostile import (
     PREFACE,
     SERVICE,
@@ -27,11 +27,19 @@ from tests.integration.hostile import (
     num_threads,
     resident_bytes,
 )
-from tests.integration.plain import create, error_of, experience, group, push, push_request, stats
+from tests.integration.plain import (
+    NONE,
+    create,
+    error_of,
+    experience,
+    group,
+    push,
+    push_request,
+    stats,
+)
 from tests.integration.server import MakeServer, Server, Stub, eventually, serving
 from tests.integration.streams import speaking
 
-NONE = config_pb2.GROUP_BY_NONE
 MEBI = 1024 * 1024
 MALFORMED = b"\x0a\xff\xff"
 TOML = """

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from tests.integration.plain import (
+    NONE,
     STORED,
     create,
     error_of,
@@ -25,8 +23,8 @@ from tests.integration.plain import (
     summaries,
 )
 from tests.integration.server import MakeServer, Server, Stub, eventually
+from tests.integration.streams import Spoken, SpokenStream
 
-NONE = config_pb2.GROUP_BY_NONE
 SERVICE = "experience_buffer.v1.ExperienceBuffer"
 
 
@@ -62,28 +60,12 @@ def test_sigterm_drains(make_server: MakeServer, name: str) -> None:
         push(stub, name, group(0, 2))
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(health).status == health_pb2.HealthCheckResponse.SERVING
-        ended = threading.Event()
-        never = iter(lambda: ended.wait(60), True)
-        opening = service_pb2.SampleStreamOpen(
-            buffer=name, consumer="trainer", batch_size=2, timeout_seconds=60
-        )
-
-        def requests(*first: Any) -> Iterator[Any]:
-            yield from first
-            yield from never
-
-        samples = stub.SampleStream(
-            requests(
-                service_pb2.SampleStreamRequest(open=opening),
-                service_pb2.SampleStreamRequest(credits=3),
-            )
-        )
-        assert len(next(samples).frame.experiences) == 2
-        unopened = stub.SampleStream(requests())
-        pushes = stub.PushStream(
-            requests(service_pb2.PushStreamRequest(push=push_request(name, group(1, 1))))
-        )
-        assert next(pushes).response.outcomes[0].status == STORED
+        samples, unopened = SpokenStream(stub.SampleStream), SpokenStream(stub.SampleStream)
+        samples.open(name, 2, credits=3, timeout_seconds=60)
+        assert len(samples.next().frame.experiences) == 2
+        pushes = Spoken(stub.PushStream)
+        pushes.send(service_pb2.PushStreamRequest(push=push_request(name, group(1, 1))))
+        assert next(pushes.call).response.outcomes[0].status == STORED
         waiting = stub.Sample.future(
             service_pb2.SampleRequest(
                 buffer=name, consumer="trainer", batch_size=5, timeout_seconds=60
@@ -93,13 +75,14 @@ def test_sigterm_drains(make_server: MakeServer, name: str) -> None:
         started = time.monotonic()
         server.signal(signal.SIGTERM)
         assert next(health).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        for stream in (samples, pushes, unopened):
+        for spoken in (samples, pushes, unopened):
+            stream = spoken.call
             assert not any(hasattr(message, "frame") and message.frame.last for message in stream)
             assert stream.code() is grpc.StatusCode.OK
+            spoken.end()
         assert waiting.result(timeout=20).shortfall
         assert server.wait() == 0
         assert time.monotonic() - started < 5, "less than the grace period of 10 s"
-        ended.set()
     server.start()
     with server.stub() as stub:
         assert summaries(stub, name)[0].state == types_pb2.EXPERIENCE_STATE_READY

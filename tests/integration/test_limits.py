@@ -15,9 +15,10 @@ from experience_buffer import (
     MessageTooLargeError,
     ResourceExhaustedError,
 )
-from experience_buffer.v1 import config_pb2, service_pb2
+from experience_buffer.v1 import service_pb2
 from tests.integration.buffers import config
 from tests.integration.plain import (
+    NONE,
     STORED,
     create,
     error_of,
@@ -30,9 +31,6 @@ from tests.integration.plain import (
     statuses,
 )
 from tests.integration.server import MakeServer, Server, eventually
-
-NONE = config_pb2.GROUP_BY_NONE
-
 
 SMALL = """
 [server]

@@ -32,7 +32,6 @@ from tests.integration.plain import (
 )
 from tests.integration.server import Stub, eventually
 
-NONE = config_pb2.GROUP_BY_NONE
 SERVICE = "experience_buffer.v1.ExperienceBuffer"
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from experience_buffer import trxp
-from experience_buffer.v1 import config_pb2, service_pb2
+from experience_buffer.v1 import service_pb2
 from tests.integration.plain import (
     DUPLICATE,
+    NONE,
     REFUSED,
     STORED,
     ack,
@@ -21,7 +19,7 @@ from tests.integration.plain import (
     statuses,
     uids,
 )
-from tests.integration.server import MakeServer
+from tests.integration.server import MakeServer, command
 
 
 def test_sets_are_the_same_to_the_next_process(make_server: MakeServer) -> None:
@@ -30,7 +28,7 @@ def test_sets_are_the_same_to_the_next_process(make_server: MakeServer) -> None:
     info = {"tags": set("abcdefghij"), "more": [frozenset(("x", "y", 1, None, (2, "z")))]}
     repeated = [experience(1, run, info=info) for run in range(3)]
     with server.stub() as stub:
-        create(stub, "b", group_by=config_pb2.GROUP_BY_NONE)
+        create(stub, "b", group_by=NONE)
         assert statuses(push(stub, "b", repeated[:2])) == [STORED] * 2
         ack(stub, "b", sample(stub, "b", 1))
     server.restart()
@@ -41,8 +39,7 @@ def test_sets_are_the_same_to_the_next_process(make_server: MakeServer) -> None:
         other = experience(1, 1, info=info | {"tags": set("abcdefghik")})
         assert statuses(push(stub, "b", [other])) == [REFUSED]
     server.stop()
-    command = [sys.executable, "-m", "experience_buffer_server", "verify", "--data"]
-    done = subprocess.run([*command, str(server.data)], capture_output=True, text=True, check=False)
+    done = command("verify", "--data", server.data)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
