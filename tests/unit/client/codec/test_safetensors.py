@@ -94,12 +94,11 @@ def test_any_table_is_written_and_read_as_safetensors_does(
 
 
 def test_tensors_may_lie_in_another_order_than_their_names() -> None:
-    header = {"b": entry(3, 5), "a": entry(0, 3), "none": entry(3, 3)}
-    assert [(name, bytes(view.data)) for name, view in read(file(header, b"abcde"))] == [
-        ("b", b"de"),
-        ("a", b"abc"),
-        ("none", b""),
-    ]
+    data = file({"b": entry(3, 5), "a": entry(0, 3), "none": entry(3, 3)}, b"abcde")
+    assert compact(data) != data
+    for spelled in (data, compact(data)):
+        found = [(name, bytes(view.data)) for name, view in read(spelled)]
+        assert found == [("b", b"de"), ("a", b"abc"), ("none", b"")]
 
 
 A = '"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}'
@@ -173,12 +172,6 @@ def test_a_broken_table_is_refused_with_a_reason(name: str) -> None:
             read(spelled)
         assert reason in str(caught.value)
         assert str(caught.value).startswith("tensor table")
-
-
-def test_a_table_in_another_order_reads_the_same_in_either_spelling() -> None:
-    data = file({"b": entry(3, 5), "a": entry(0, 3), "none": entry(3, 3)}, b"abcde")
-    assert compact(data) != data
-    assert [name for name, _ in read(compact(data))] == [name for name, _ in read(data)]
 
 
 def said(data: bytes) -> str:

@@ -18,14 +18,12 @@ from experience_buffer import (
     DeadlineExceededError,
     InvalidRequestError,
     LeaseNotFoundError,
-    MessageTooLargeError,
     PushRefusedError,
     RetryOptions,
     Tombstone,
     UnavailableError,
     UnsupportedError,
     WriterOptions,
-    trxp,
 )
 from tests.unit.client.rpc.pushed import FAST, experience, payload, until
 
@@ -107,36 +105,11 @@ def test_refused_items_raise_after_the_others_are_stored(script: Any, buffer: Cl
     assert (again.num_duplicates, len(again.refused)) == (1, 1)
 
 
-def test_raw_payload_goes_as_it_is(script: Any, buffer: Client) -> None:
-    raw = trxp.encode([experience(1), experience(2)])
-    result = buffer.push(raw)
-    assert script.requests[0].payload == raw
-    assert [outcome.index for outcome in result.outcomes] == [0, 1]
-
-
-def test_one_experience_over_the_limit_names_it(connected: Any) -> None:
-    many = [experience(0), experience(1, length=30_000), experience(2)]
-    with (
-        connected(options=ClientOptions(max_message_bytes=64 * 1024)) as client,
-        pytest.raises(MessageTooLargeError, match=r"experience 1 takes .*max_message_bytes"),
-    ):
-        client.push(many)
-
-
 def test_a_single_experience_is_refused_with_what_to_give(script: Any, buffer: Client) -> None:
     with pytest.raises(InvalidRequestError, match=r"not Experience; give \[experience\]"):
         buffer.push(experience(1))  # type: ignore[arg-type]
-    assert script.requests == []
-
-
-def test_pushing_nothing_calls_nobody(script: Any, buffer: Client) -> None:
     assert buffer.push([]).outcomes == ()
     assert script.requests == []
-
-
-def test_token_travels(script: Any, buffer: Client) -> None:
-    buffer.get_stats()
-    assert script.metadata[0]["authorization"] == "Bearer secret"
 
 
 def test_sample_and_unary_ack(script: Any, buffer: Client) -> None:
