@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.values import ExperienceInput, GroupDetails
 from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.plan.specs import plan
 from experience_buffer_server.advantages.stages.reward_shaping import overlong_penalty, turn_rewards
+from experience_buffer_server.advantages.stages.votes import Votes
 
 from .builders import experience
 
@@ -48,6 +51,12 @@ def steps(rewards: Iterable[float], run: str, states: Sequence[str | None] = ())
         step(reward, run, number, state=states[number] if states else None)
         for number, reward in enumerate(rewards)
     ]
+
+
+def votes_of(groups: Sequence[Sequence[float]]) -> Votes:
+    """Votes from one sequence per group."""
+    offsets = np.cumsum([0, *map(len, groups)], dtype=np.int64)
+    return Votes(np.array([v for group in groups for v in group], dtype=np.float64), offsets)
 
 
 def packed(

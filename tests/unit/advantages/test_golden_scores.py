@@ -26,11 +26,10 @@ from experience_buffer_server.advantages.stages.running_moments import (
     RunningMoments,
     normalise_by_moments,
 )
-from experience_buffer_server.advantages.stages.votes import Votes
 
 from .goldens import TOLERANCE, Case, cases, chunks
 from .reference_rewards import AGAINST_VOTES
-from .scalars import packed, scored, step
+from .scalars import packed, scored, step, votes_of
 
 COMPARED: dict[str, tuple[Any, Any]] = {
     "rloo": (compare_rloo, rloo_scores),
@@ -77,7 +76,7 @@ def our_scores(case: Case, eps: float) -> list[float]:
     compare, score = COMPARED.get(estimator, (compare_grpo, grpo_scores))
     more: dict[str, Any] = {} if estimator in COMPARED else {"eps": eps}
     if rewards["dtype"] == "float64":
-        votes = Votes.of(groups)
+        votes = votes_of(groups)
         flat: list[float] = compare(votes, **more).scores(votes).tolist()
         return flat
     members = [[step(reward) for reward in group] for group in groups]

@@ -28,16 +28,9 @@ def step_wise_grpo_scores(
 ) -> Floats:
     """GRPO over runs, whose score all their steps get: `(r - mean) / (std + eps)`, or that over k.
 
-    r is a run's reward at its highest step, and k its number of experiences.
-
-    Args:
-        rewards_B: Rewards, shape [B].
-        batch: Groups, runs and steps.
-        parameters: eps, and whether to divide by k (`divide_by_steps`).
-        details: Gets what `compare_votes` records.
-
-    Returns:
-        Scores, shape [B].
+    r is a run's reward at its highest step, and k its number of experiences, by which
+    `divide_by_steps` has it divided. As `group_relative.Scores`; details get what `compare_votes`
+    records.
 
     Source: Trinity-RFT, `StepWiseGRPOAdvantageFn`.
     """
@@ -62,15 +55,9 @@ def gigpo_scores(
     Where rewards are returns over the steps already (`turn_rewards` is `steps`), E is the one at
     the run's first step and R the step's own: they aren't summed again.
 
-    Args:
-        rewards_B: Rewards, shape [B].
-        batch: Groups, runs, steps and states.
-        parameters: w (`step_weight`), d (`step_discount`), eps, `use_std`.
-        details: Gets what `compare_votes` records of the runs; `zero_variance` also asks that the
-            steps at each state have equal returns, unless w is 0.
-
-    Returns:
-        Scores, shape [B].
+    w is `step_weight`, d `step_discount`. As `group_relative.Scores`; details get what
+    `compare_votes` records of the runs, but `zero_variance` also asks that the steps at each state
+    have equal returns, unless w is 0.
 
     Source: Feng et al. 2025 (GiGPO), section 4.
     """
@@ -110,12 +97,8 @@ def _totals_and_returns(
 def run_totals(rewards_B: Floats, batch: Batch) -> Floats:
     """Sum of a run's rewards, correctly rounded, so that runs with the same rewards are equal.
 
-    Args:
-        rewards_B: Rewards, shape [B].
-        batch: Runs and steps; several experiences at one step of a run count once.
-
-    Returns:
-        Sums at the first step of each run, 0 elsewhere, shape [B].
+    Several experiences at one step of a run count once. The sums, shape [B], are at the first step
+    of each run, and 0 elsewhere.
     """
     # Of several experiences at one step, one is reached from the step before.
     reached_B = np.zeros(len(rewards_B), dtype=np.bool_)

@@ -57,7 +57,8 @@ Compare = Callable[[Votes], Comparison]
 """What rewards are compared with, one of them per run. Unless it says otherwise, a single vote r
 gives r."""
 Scores = Callable[[Floats, Batch, Any, GroupDetails], Floats]
-"""From rewards, shape [B], to what takes their place, shape [B]; records moments per group."""
+"""From rewards, shape [B], by the launch's batch and the estimator's parameters, to what takes their
+place, shape [B]; what was used is recorded in each group's details."""
 
 
 def compare_grpo(votes: Votes, *, eps: float) -> Comparison:

@@ -36,17 +36,8 @@ def cpgd_scores(
     where these are used. `weight` is `none`, `std`: `(s - mean) / (std + eps)` with ddof 0, or
     `clip_filter`: times `filter_weights`. In the statistics a run votes once; each sequence's own s
     is scored against them, also that of a step that isn't its run's vote. Where no vote differs,
-    `std` gives 0.
-
-    Args:
-        rewards_B: Scalar rewards, shape [B].
-        batch: Groups, the statistics batch of each, and token-level rewards.
-        parameters: `weight`, `eps`, `max_weight`.
-        details: Gets each group's `batch_mean`, `batch_std` where it is used, and with
-            `clip_filter` its `zero_variance` and `weight`.
-
-    Returns:
-        Scores, shape [B].
+    `std` gives 0. As `group_relative.Scores`; details get each group's `batch_mean`, `batch_std`
+    where it is used, and with `clip_filter` its `zero_variance` and `weight`.
 
     Source: LightRFT, `get_cpgd_advantages_returns` (Liu et al. 2025, CPGD) and
     `clip_filter_like_weight_func`; there the KL penalty of each token is part of s, here it isn't.

@@ -6,7 +6,8 @@ share the arithmetic; sums over tokens come from the device, everything else hap
 Sums of an experience are combined with `math.fsum`, so the order of the members changes no bit, and
 a mean is taken twice, the second time around the first, so that equal numbers give exactly 0.
 
-Legend: B experiences, G groups, U units.
+Each returns what it was given if nothing is configured, and records in the details of each group what
+it used. Legend: B experiences, G groups, U units.
 """
 
 from __future__ import annotations
@@ -78,16 +79,8 @@ def normalise_rewards(
     Each run votes once; where token-level rewards are used instead of the scalar, there is no vote
     and nothing changes. The standard deviation is taken around what is subtracted. A run alone in
     its group counts as having a standard deviation of 1 (unless ddof is 0) and, left out of its own
-    mean, a mean of 0.
-
-    Args:
-        rewards_B: Shaped rewards, shape [B].
-        batch: Whose votes, groups and statistics batches count.
-        parameters: `reward_norm_*`.
-        details: Gets `reward_norm_mean` and `reward_norm_std` per group.
-
-    Returns:
-        Rewards, shape [B]; the given ones if nothing is configured.
+    mean, a mean of 0. Rewards are of shape [B], parameters are `reward_norm_*`, and details get
+    `reward_norm_mean` and `reward_norm_std`.
 
     Source: AReaL `Normalization`; Shao et al. 2024 (levels group, group), Liu et al. 2025
     (Dr. GRPO: levels group, none).
@@ -120,17 +113,8 @@ def normalise_advantages(
 
     `(A - mean) / (std + eps)`. A token left out of its own mean is compared with
     `(S - A) / (n - 1)`, which is affine in A too. Units of one token, and groups of one run, are
-    treated as by `normalise_rewards`.
-
-    Args:
-        stages: The batch on its device.
-        tokens: Advantages.
-        batch: Whose groups and statistics batches count.
-        parameters: `advantage_norm_*`.
-        details: Gets `advantage_mean` and `advantage_std` per group.
-
-    Returns:
-        Advantages; the given ones if nothing is configured.
+    treated as by `normalise_rewards`. Parameters are `advantage_norm_*`, and details get
+    `advantage_mean` and `advantage_std`.
 
     Source: AReaL `Normalization`; LightRFT `AdvantageCalculator` (`advantages_norm`).
     """
@@ -150,18 +134,10 @@ def clip_advantages(
     parameters: AdvantageParameters,
     details: GroupDetails,
 ) -> Tokens:
-    """Clamp advantages to [-c, c].
+    """Clamp advantages to [-c, c], where c is `advantage_clip`; 0: nothing is clamped.
 
-    Args:
-        stages: The batch on its device.
-        tokens: Advantages.
-        batch: Whose groups count.
-        parameters: `advantage_clip`, c; 0: nothing is clamped.
-        details: Gets `advantage_clip_fraction`: of a group's valid tokens, those that lay strictly
-            outside before; 0 where there are none.
-
-    Returns:
-        Advantages.
+    Details get `advantage_clip_fraction`: of a group's valid tokens, those that lay strictly outside
+    before; 0 where there are none.
     """
     if not parameters.advantage_clip:
         return tokens
@@ -182,17 +158,8 @@ def normalise_across_batch(
 ) -> Tokens:
     """Centre advantages over the tokens of their statistics batch, and scale them if configured.
 
-    ddof is 0 and the variance at least 1e-8.
-
-    Args:
-        stages: The batch on its device.
-        tokens: Advantages.
-        batch: Whose statistics batches count.
-        parameters: `cross_batch`: `none`, `mean` (only centre) or `mean_std`.
-        details: Gets `cross_batch_mean` and `cross_batch_std` per group.
-
-    Returns:
-        Advantages; the given ones if nothing is configured.
+    ddof is 0 and the variance at least 1e-8. `cross_batch` is `none`, `mean` (only centre) or
+    `mean_std`, and details get `cross_batch_mean` and `cross_batch_std`.
 
     Source: LightRFT `normalize_advantages_cross_batch`.
     """

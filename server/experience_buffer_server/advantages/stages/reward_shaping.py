@@ -24,14 +24,6 @@ def turn_rewards(rewards_B: Floats, batch: Batch, parameters: RewardParameters) 
     of its run, the sum of its token-level rewards counts in the returns of the steps before it, and
     the scalar that comes out is what is to be added to its own: `d R_{k+1}`.
 
-    Args:
-        rewards_B: Scalar rewards, shape [B].
-        batch: Steps, turns and token-level rewards.
-        parameters: Bias and its sign, scale, form and discount.
-
-    Returns:
-        Rewards, shape [B].
-
     Source: AReaL, `MathMultiTurnAgent` (bias subtracted), `InteractionCache` and
     `MultiTurnWorkflow`.
     """
@@ -75,13 +67,7 @@ def _powers(base: float, exponents_B: Ints) -> Floats:
 def discounted_returns(rewards_B: Floats, next_steps_B: Ints, *, discount: float) -> Floats:
     """Discounted sum of the rewards from each step of a run on: `R_k = r_k + d R_{k+1}`.
 
-    Args:
-        rewards_B: Reward of each step, shape [B].
-        next_steps_B: Index of the next step of the run, -1 at its last, shape [B].
-        discount: d.
-
-    Returns:
-        Returns, shape [B].
+    `next_steps_B` has the index of the next step of the run, -1 at its last.
     """
     if not np.any(next_steps_B >= 0):
         return rewards_B.copy()
@@ -101,13 +87,9 @@ def discounted_returns(rewards_B: Floats, next_steps_B: Ints, *, discount: float
 
 
 def token_reward_sums(batch: Batch) -> Floats:
-    """Sum of each experience's token-level rewards over its valid tokens, first to last.
+    """Sum of each experience's token-level rewards over its valid tokens, first to last, shape [B].
 
-    Args:
-        batch: Its `token_level_reward` column is needed where any experience has one.
-
-    Returns:
-        Sums, shape [B], 0 where the scalar reward is used.
+    0 where the scalar reward is used; the column is needed only where any experience has one.
     """
     sums_B = np.zeros(len(batch.has_token_rewards))
     for index in np.flatnonzero(batch.has_token_rewards).tolist():
@@ -124,16 +106,8 @@ def overlong_penalty(rewards_B: Floats, batch: Batch, parameters: RewardParamete
 
     `r + min(-(L - (Lmax - Lbuf)) / Lbuf * f, 0)` for a response of L valid tokens. There is no
     lower bound: a response beyond the limit loses more than f. An experience whose token-level
-    reward is used has no scalar to take it off, and stays.
-
-    Args:
-        rewards_B: Rewards, shape [B].
-        batch: Numbers of valid tokens.
-        parameters: f (`overlong_penalty`, 0: none), Lbuf (`overlong_buffer`), Lmax
-            (`max_response_tokens`).
-
-    Returns:
-        Rewards, shape [B].
+    reward is used has no scalar to take it off, and stays. f is `overlong_penalty` (0: none), Lbuf
+    `overlong_buffer` and Lmax `max_response_tokens`.
 
     Source: Yu et al. 2025 (DAPO), section 3.4, as in LightRFT and AReaL.
     """
@@ -148,18 +122,10 @@ def overlong_penalty(rewards_B: Floats, batch: Batch, parameters: RewardParamete
 def clip_rewards(
     rewards_B: Floats, batch: Batch, parameters: RewardParameters, details: GroupDetails
 ) -> Floats:
-    """Clamp rewards to [-c, c], and record how many were outside.
+    """Clamp rewards to [-c, c], where c is `reward_clip` (0: not).
 
-    A scalar that isn't used because there are token-level rewards stays, and doesn't count.
-
-    Args:
-        rewards_B: Rewards, shape [B].
-        batch: Groups.
-        parameters: c (`reward_clip`, 0: not).
-        details: Gets each group's `reward_clip_fraction`.
-
-    Returns:
-        Rewards, shape [B].
+    A scalar that isn't used because there are token-level rewards stays, and doesn't count. Details
+    get each group's `reward_clip_fraction`.
     """
     bound = parameters.reward_clip
     if bound == 0:
@@ -174,13 +140,7 @@ def clip_rewards(
 
 
 def clip_fraction(values: Floats, *, minimum: float, maximum: float) -> float:
-    """Share of the values that lie outside [minimum, maximum]; 0 of none, and NaN lies nowhere.
-
-    Args:
-        values: Any shape, before they are clamped.
-        minimum: Lower bound.
-        maximum: Upper bound.
-    """
+    """Share of the values that lie outside [minimum, maximum]; 0 of none, and NaN lies nowhere."""
     if values.size == 0:
         return 0.0
     return int(np.count_nonzero((values < minimum) | (values > maximum))) / values.size

@@ -75,7 +75,10 @@ class RunningMoments:
         ratios = [float(number).as_integer_ratio() for number in numbers]
         # A denominator 2^k has k + 1 bits.
         scaled = [(numerator, denominator.bit_length() - 1) for numerator, denominator in ratios]
-        self._refine(max((bits for _, bits in scaled), default=0))
+        finer = max(max((bits for _, bits in scaled), default=0) - self._bits, 0)
+        self._bits += finer
+        self._sum <<= finer
+        self._squares <<= 2 * finer
         whole = [numerator << (self._bits - bits) for numerator, bits in scaled]
         self._count += len(whole)
         self._sum += sum(whole)
@@ -85,13 +88,6 @@ class RunningMoments:
         """Take over the state of others."""
         self._count, self._bits = other._count, other._bits
         self._sum, self._squares = other._sum, other._squares
-
-    def _refine(self, bits: int) -> None:
-        finer = bits - self._bits
-        if finer > 0:
-            self._bits = bits
-            self._sum <<= finer
-            self._squares <<= 2 * finer
 
     def to_json(self) -> str:
         """The state as text; equal for equal numbers, in whatever order they came."""
@@ -184,26 +180,23 @@ def normalise_by_moments(
             f"running_norm is {parameters.running_norm!r}, which needs the moments so far; give "
             "the buffer's, or new ones"
         )
-    means: list[float] = []
-    stds: list[float] = []
+    means_G, stds_G = np.zeros(len(details)), np.ones(len(details))
     used_B = ~batch.has_token_rewards
     groups = _used_votes(votes_of_runs(batch, parameters), rewards_B, used_B)
     for start, stop in _units(batch, whole_batches=parameters.uses_batch):
         for index in range(start, stop):
             if counted is None or counted[index]:
                 moments.update(groups[index])
-        mean, std = moments.mean, moments.std
+        means_G[start:stop], stds_G[start:stop] = mean, std = moments.mean, moments.std
         for recorded in details[start:stop]:
-            recorded["running_count"] = moments.count
-            recorded["running_mean"] = mean
-            recorded["running_std"] = std
-        means.extend([mean] * (stop - start))
-        stds.extend([std] * (stop - start))
+            recorded |= {
+                "running_count": moments.count, "running_mean": mean, "running_std": std
+            }  # fmt: skip
     sizes_G = np.diff(batch.group_offsets)
     centred_B = rewards_B
     if parameters.running_norm == "mean_std":
-        centred_B = rewards_B - np.repeat(np.array(means), sizes_G)
-    return np.where(used_B, centred_B / np.repeat(np.array(stds), sizes_G), rewards_B)
+        centred_B = rewards_B - np.repeat(means_G, sizes_G)
+    return np.where(used_B, centred_B / np.repeat(stds_G, sizes_G), rewards_B)
 
 
 def _used_votes(ballot: Ballot, rewards_B: Floats, used_B: NDArray[np.bool_]) -> list[list[float]]:

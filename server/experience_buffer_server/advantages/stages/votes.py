@@ -31,12 +31,6 @@ class Votes:
     offsets: Ints
     """Group g has the values `offsets[g]` to `offsets[g + 1]`, shape [G + 1]."""
 
-    @classmethod
-    def of(cls, groups: Sequence[Sequence[float]]) -> Votes:
-        """Votes from one sequence per group."""
-        offsets = np.cumsum([0, *map(len, groups)], dtype=np.int64)
-        return cls(np.array([v for group in groups for v in group], dtype=np.float64), offsets)
-
     @property
     def sizes(self) -> Ints:
         """n: votes of each group, shape [G]."""

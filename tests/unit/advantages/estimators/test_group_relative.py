@@ -18,8 +18,7 @@ from experience_buffer_server.advantages.estimators.group_relative import (
     grpo_scores,
     rloo_scores,
 )
-from experience_buffer_server.advantages.stages.votes import Votes
-from tests.unit.advantages.scalars import scored, step, steps
+from tests.unit.advantages.scalars import scored, step, steps, votes_of
 
 
 def test_equal_rewards_have_the_same_score_in_every_group() -> None:
@@ -31,13 +30,13 @@ def test_equal_rewards_have_the_same_score_in_every_group() -> None:
 
 @pytest.mark.parametrize(("tau", "baseline"), [(1e-9, 5.0), (1e-300, 5.0), (1e6, 2.0)])
 def test_logavgexp_lies_between_the_mean_and_the_largest(tau: float, baseline: float) -> None:
-    centres = compare_opmd(Votes.of([[-1.0, 5.0, 2.0]]), tau=tau).centres
+    centres = compare_opmd(votes_of([[-1.0, 5.0, 2.0]]), tau=tau).centres
     assert centres == pytest.approx([baseline] * 3, abs=1e-5)
 
 
 def test_logavgexp_keeps_its_digits_at_high_temperatures() -> None:
     # To second order it is mean + var / (2 tau), which a logarithm of nearly 1 would lose.
-    votes = Votes.of([[0.0, 0.25, 0.5, 1.0]])
+    votes = votes_of([[0.0, 0.25, 0.5, 1.0]])
     expected = 0.4375 + (0.328125 - 0.4375**2) / 2e6
     assert compare_opmd(votes, tau=1e6).centres[0] == pytest.approx(expected, abs=1e-13)
 
@@ -48,7 +47,7 @@ def test_logavgexp_keeps_its_digits_at_high_temperatures() -> None:
 @example(0.1, 7)
 @example(0.7, 11)
 def test_any_equal_rewards_give_exactly_zero(reward: float, size: int) -> None:
-    votes = Votes.of([[reward] * size])
+    votes = votes_of([[reward] * size])
     for comparison in (
         compare_grpo(votes, eps=1e-6),
         compare_dr_grpo(votes),
