@@ -11,6 +11,7 @@ import typer
 
 from experience_buffer_server import __version__
 from experience_buffer_server.commands import connection, snapshots, tokens, verify
+from experience_buffer_server.commands.output import failed
 from experience_buffer_server.settings.server import ConfigurationError, load_settings
 from experience_buffer_server.store.interface import StoreError
 
@@ -80,8 +81,7 @@ def serve(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             raise SystemExit(runner.run(server.serve(settings)))
     except (ConfigurationError, StoreError) as error:
-        typer.echo(f"experience-buffer: {error}", err=True)
-        raise SystemExit(2) from error
+        raise failed(str(error), status=2) from error
 
 
 @app.command()

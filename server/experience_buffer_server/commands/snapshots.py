@@ -15,10 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 from rich.table import Column, Table
 
-from experience_buffer.errors import ExperienceBufferError
 from experience_buffer_server.commands import connection
-from experience_buffer_server.commands.tables import show
-from experience_buffer_server.store.interface import StoreError
+from experience_buffer_server.commands.output import failed, reported, show
 from experience_buffer_server.store.lmdb.snapshots.manifest import Manifest, utc_now
 
 Data = Annotated[Path | None, typer.Option(help="Folder of a store; a server may be using it.")]
@@ -51,7 +49,7 @@ def take(
         raise typer.BadParameter(
             f"{' and '.join(given)} would be for a server, and with --data and --to none is asked"
         )
-    with _reported():
+    with reported(status=1):
         if data is not None and to is not None:
             _take_here(data, to, label, keep)
             return
@@ -85,7 +83,7 @@ def list_all(
     from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
 
     if not folder.is_dir():
-        raise _failed(f"there is no folder {folder}")
+        raise failed(f"there is no folder {folder}", status=1)
     # A name is there to be copied, whatever the width.
     table = Table(Column("name", no_wrap=True), "age", "size", "experiences", "steps", "whole")
     now = utc_now()
@@ -113,7 +111,7 @@ def restore(
     """Make a store from a snapshot, for `serve --data`."""
     from experience_buffer_server.store.lmdb.snapshots import restore as snapshot_restore
 
-    with _reported(), _progress() as on_progress:
+    with reported(status=1), _progress() as on_progress:
         manifest = snapshot_restore.restore(snapshot, data, verify=verify, on_progress=on_progress)
     typer.echo(
         f"restored {snapshot.name} to {data}: {manifest.num_experiences} experiences in "
@@ -146,20 +144,6 @@ def _say_taken(
     typer.echo(f"{name}: {num_experiences} experiences, {_size(num_bytes)}, {seconds:.1f} s")
     if isinstance(removed, list | tuple) and removed:
         typer.echo(f"removed {', '.join(removed)}")
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Say what went wrong in one line."""
-    try:
-        yield
-    except (ExperienceBufferError, StoreError) as error:
-        raise _failed(str(error)) from error
-
-
-def _failed(message: str) -> SystemExit:
-    typer.echo(f"experience-buffer: {message}", err=True)
-    return SystemExit(1)
 
 
 @contextmanager

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 
 from experience_buffer_server.access import access_file
-from experience_buffer_server.commands.tables import show
+from experience_buffer_server.commands.output import failed, reported, show
 from experience_buffer_server.settings.access import GrantSettings
-from experience_buffer_server.settings.server import ConfigurationError, explain
 
 app = typer.Typer(help="Tokens and grants of an access file.", no_args_is_help=True)
 
@@ -49,7 +47,7 @@ def new(
     """
     token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    try:
+    with reported(status=2):
         entry = GrantSettings.model_validate(
             {
                 "name": name,
@@ -61,10 +59,6 @@ def new(
         )
         if file is not None:
             access_file.add(file, entry)
-    except ValidationError as error:
-        raise _failed(explain(error)) from error
-    except ConfigurationError as error:
-        raise _failed(str(error)) from error
     typer.echo(token)
     typer.echo(access_file.as_toml(entry) if file is None else f"added to {file}", err=True)
 
@@ -93,20 +87,18 @@ def revoke(
 ) -> None:
     """Take entries out of an access file; servers that use it refuse their holders in a second."""
     if name is None and id is None:
-        raise _failed("say which: --name, --id or both")
-    try:
+        raise failed("say which: --name, --id or both", status=2)
+    with reported(status=2):
         removed = access_file.remove(
             file,
             lambda entry: (
                 (name is None or entry.name == name) and (id is None or id_of(entry) == id)
             ),
         )
-    except ConfigurationError as error:
-        raise _failed(str(error)) from error
     for entry in removed:
         typer.echo(f"revoked {id_of(entry)} {entry.name}: {', '.join(entry.roles)}")
     if not removed:
-        raise _failed(f"{file} has no such entry")
+        raise failed(f"{file} has no such entry", status=2)
 
 
 def id_of(entry: GrantSettings) -> str:
@@ -125,13 +117,6 @@ def _expiry(entry: GrantSettings) -> str:
 
 def _entries(file: Path) -> tuple[GrantSettings, ...]:
     if not file.exists():
-        raise _failed(f"there is no file {file}")
-    try:
+        raise failed(f"there is no file {file}", status=2)
+    with reported(status=2):
         return access_file.entries(file)
-    except ConfigurationError as error:
-        raise _failed(str(error)) from error
-
-
-def _failed(message: str) -> SystemExit:
-    typer.echo(f"experience-buffer: {message}", err=True)
-    return SystemExit(2)

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from experience_buffer_server.settings.server import ConfigurationError, load_settings
+from experience_buffer_server.commands.output import reported
+from experience_buffer_server.settings.server import load_settings
 from experience_buffer_server.store.interface import StoreError
 from experience_buffer_server.store.lmdb.verify.check import check
 from experience_buffer_server.store.lmdb.verify.report import Kind, Report
@@ -30,11 +31,8 @@ def verify(
     It only reads, and a server may be serving the store meanwhile. Exit status 0: nothing is wrong;
     1: something is; 2: the store can't be opened.
     """
-    try:
+    with reported(status=2, also=OSError):
         report = _check(data or load_settings(None).store.path)
-    except (ConfigurationError, StoreError, OSError) as error:
-        typer.echo(f"experience-buffer: {error}", err=True)
-        raise SystemExit(2) from error
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:

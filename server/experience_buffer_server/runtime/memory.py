@@ -30,12 +30,16 @@ def keep_large_blocks() -> None:
     nothing can be set against it. So what comes with each experience is written without a message of
     its own.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+    _of_glibc("mallopt", _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+    _of_glibc("mallopt", _M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+def _of_glibc(name: str, *arguments: int) -> None:
+    """Call a function of the C library, if it has it."""
+    if sys.platform.startswith("linux"):
+        function = getattr(ctypes.CDLL(None), name, None)
+        if function is not None:
+            function(*arguments)
 
 
 @contextmanager
@@ -53,16 +57,8 @@ def loading() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
-        _give_back()
-
-
-def _give_back() -> None:
-    """Return the free memory that glibc keeps, 60 bytes per loaded experience, to the kernel."""
-    if not sys.platform.startswith("linux"):
-        return
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
+        # The free memory that glibc keeps is 60 bytes per loaded experience.
+        _of_glibc("malloc_trim", 0)
 
 
 def sweep(*, num_leftovers: int, num_entries: int) -> bool:

@@ -12,6 +12,7 @@ from experience_buffer_server.advantages import Plan
 from experience_buffer_server.advantages.experience_inputs import Needs
 from experience_buffer_server.advantages.plan import custom
 from experience_buffer_server.settings.consumer import (
+    AnySelector,
     ConsumerSettings,
     PacingSettings,
     Section,
@@ -109,7 +110,7 @@ class BufferSettings(Section):
     """A push that finds the buffer full is refused, or what `remover` chooses makes room, or it waits."""
     full_timeout_seconds: float = Field(10.0, gt=0, le=3600)
     """Under `on_full = "block"`: the longest wait of a push for room."""
-    remover: SelectorSettings = SelectorSettings()
+    remover: AnySelector = SelectorSettings()
     """Which units leave first under `on_full = "evict"`; whole groups where there are groups."""
     max_pending_bytes: int = Field(0, ge=0, lt=2**63)
     """Most bytes of pushes that wait for their commit, and as many in line for room; 0: any."""
@@ -126,11 +127,6 @@ class BufferSettings(Section):
         if isinstance(value, list | tuple):
             return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
         return value
-
-    @field_validator("remover", mode="before")
-    @classmethod
-    def _kind_alone(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> BufferSettings:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
-    field_validator,
     model_validator,
 )
 
@@ -45,6 +45,13 @@ class SelectorSettings(Section):
     def make(self) -> Selector:
         """An empty selector."""
         return make_selector(self.kind, exponent=self.exponent, decay=self.decay, seed=self.seed)
+
+
+AnySelector = Annotated[
+    SelectorSettings,
+    BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
+]
+"""Its table, or its kind alone."""
 
 
 class LimiterSettings(Section):
@@ -112,7 +119,7 @@ class ConsumerSettings(Section):
     """What `batch_size` counts: single experiences or whole groups."""
     raw: bool = False
     """It gets experiences as soon as they are stored (groups: whole), before their advantages."""
-    selector: SelectorSettings = SelectorSettings()
+    selector: AnySelector = SelectorSettings()
     """In which order it gets units."""
     replay: bool = False
     """A unit is delivered again after its acknowledgement, up to `max_times_sampled`."""
@@ -130,11 +137,6 @@ class ConsumerSettings(Section):
     """Most payload bytes leased at once, except that one batch may always be; 0: any."""
     retain_steps: int = Field(0, ge=0, lt=2**32)
     """Newest steps that can be rewound; 0: all, until they are declared safe."""
-
-    @field_validator("selector", mode="before")
-    @classmethod
-    def _kind_alone(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
 
     @property
     def samples_per_insert(self) -> float | None:

@@ -101,17 +101,17 @@ def returns(
     `rewards` is empty where there is nothing but the scalar.
     """
     for row in rows:
-        later, reward, started = 0.0, scalars[row], False
+        later, reward = 0.0, scalars[row]
         for token in range(offsets[row + 1] - 1, offsets[row] - 1, -1):
             if mask[token] != 0:
                 if rewards.size > 0:
                     reward += rewards[token]
                 later = reward + gamma * later
-                reward, started = 0.0, True
+                reward = 0.0
                 out[token] = later + 0.0
             else:
                 out[token] = 0.0
-                if counts_masked and started:
+                if counts_masked:
                     later = gamma * later
 
 
