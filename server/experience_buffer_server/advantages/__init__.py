@@ -100,12 +100,12 @@ def compute(
             raise ValueError(f"{name} has {len(given)} elements for {len(groups)} groups")
     if batches is not None and sorted(batches) != list(batches):
         raise ValueError("batches descend; give groups in the order of their batches")
-    from experience_buffer_server.advantages.estimators.registry import estimator_functions
+    from experience_buffer_server.advantages.estimators.registry import REGISTRY
 
     from .launch import Settings, run
 
     own = {spec.name: functions for spec, functions in known.values()}
-    functions = estimator_functions(chosen.spec, own)
+    functions = {**own, **REGISTRY}[chosen.spec.name]
     settings = Settings(
         plan=chosen, functions=functions, device=device, threads=threads, moments=moments
     )

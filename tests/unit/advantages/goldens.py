@@ -22,7 +22,7 @@ from experience_buffer_server.advantages import ExperienceInput, GroupResult, co
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import TokenStages
 from experience_buffer_server.advantages.arrays.values import GroupDetails
-from experience_buffer_server.advantages.estimators.registry import estimator_functions
+from experience_buffer_server.advantages.estimators.registry import REGISTRY
 from experience_buffer_server.advantages.kernels.devices import token_stages
 from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.plan.parameters import AdvantageParameters
@@ -138,7 +138,7 @@ def exact(groups: Groups, estimator: str, parameters: Mapping[str, Any]) -> list
     batch = pack(groups, planned, batches=None)
     stages = stages_of(batch)
     chosen = planned.parameters
-    functions, rewards_B = estimator_functions(planned.spec), batch.rewards
+    functions, rewards_B = REGISTRY[planned.spec.name], batch.rewards
     details: GroupDetails = [{} for _ in groups]
     if functions.scores is not None:
         rewards_B = functions.scores(rewards_B, batch, chosen, details)

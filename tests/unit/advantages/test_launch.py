@@ -56,20 +56,6 @@ def launch(
     return compute(groups, estimator=estimator, parameters=parameters or {}, **options)
 
 
-def test_scores_stand_for_token_level_rewards_in_the_stages_that_follow() -> None:
-    members = [
-        experience(None, token_level_reward=floats(1.0, 2.0)),
-        experience(None, token_level_reward=floats(5.0, 4.0)),
-    ]
-    parameters = {"weight": "none", "reward_norm_std": "batch", "reward_norm_ddof": 0}
-    (outcome,) = launch([members], "cpgd", parameters)
-    # Sums 3 and 9 are 3 from their mean, and so is the deviation that they are divided by.
-    assert [advantages(item) for item in computed(outcome).items] == [
-        pytest.approx([-1.0, -1.0], rel=1e-5),
-        pytest.approx([1.0, 1.0], rel=1e-5),
-    ]
-
-
 def test_groups_without_variance_are_kept_masked_or_withheld() -> None:
     equal, differing = [experience(0.7)] * 2, [experience(0.0), experience(1.0)]
     # The shift of asymre gives even equal rewards an advantage.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from experience_buffer_server.advantages.arrays.batch import Batch
-from experience_buffer_server.advantages.arrays.token_types import TokenStages
+from experience_buffer_server.advantages.arrays.token_types import KlTerm, TokenStages
 from experience_buffer_server.advantages.kernels.devices import token_stages
 
 from . import reference
-from .reference_rewards import Member
+from .reference_rewards import Member, token_rewards
 
 COLUMNS = ("token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs")
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30)
@@ -87,18 +87,24 @@ def make_stages(batch: Batch, device: str, *, threads: int = 1) -> TokenStages:
 # The loops. Each takes one row and gives one number per token, 0 where masked.
 
 
-def loop_rewards(row: Row, kl: Callable[[float], float] | None = None) -> list[float]:
-    placed = [0.0] * len(row.mask)
-    last = max((t for t, valid in enumerate(row.mask) if valid), default=-1)
-    for t, valid in enumerate(row.mask):
-        if valid:
-            if t == last:
-                placed[t] += row.reward
-            if row.has_token_rewards and "token_level_reward" in row.columns:
-                placed[t] += row.columns["token_level_reward"][t]
-            if kl is not None:
-                placed[t] -= kl(row.columns["logprobs"][t] - row.columns["ref_logprobs"][t])
-    return placed
+def member_of(row: Row) -> Member:
+    """A row as the reference takes it."""
+    column = row.columns.get
+    return Member(
+        reward=0.0,
+        mask=row.mask,
+        token_rewards=column("token_level_reward") if row.has_token_rewards else None,
+        values=column("values"),
+        bootstrap=row.bootstrap,
+        logprobs=column("logprobs"),
+        ref_logprobs=column("ref_logprobs"),
+    )
+
+
+def loop_rewards(row: Row, kl: KlTerm | None = None) -> list[float]:
+    kl = kl or KlTerm(coefficient=0.0, estimator="k1", clip=0.0)
+    parameters = SimpleNamespace(kl_coef=kl.coefficient, kl_estimator=kl.estimator, kl_clip=kl.clip)
+    return token_rewards(member_of(row), row.reward, parameters)[0]
 
 
 def loop_returns(row: Row, rewards: Sequence[float], gamma: float, mode: str) -> list[float]:
@@ -108,15 +114,5 @@ def loop_returns(row: Row, rewards: Sequence[float], gamma: float, mode: str) ->
 def loop_gae(
     row: Row, rewards: Sequence[float], gamma: float, lam: float, mode: str
 ) -> tuple[list[float], list[float]]:
-    member = Member(
-        reward=0.0, mask=row.mask, values=row.columns["values"], bootstrap=row.bootstrap
-    )
     parameters = SimpleNamespace(gamma=gamma, lam=lam, mask_mode=mode)
-    return reference.gae(list(rewards), member, parameters)
-
-
-KL_LOOPS: dict[str, Callable[[float], float]] = {
-    "k1": lambda x: x,
-    "k2": lambda x: x * x / 2,
-    "k3": lambda x: math.exp(-x) - 1 + x,
-}
+    return reference.gae(list(rewards), member_of(row), parameters)

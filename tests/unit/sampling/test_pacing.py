@@ -9,33 +9,6 @@ from experience_buffer.pacing import RolloutPacer
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 
 
-@pytest.mark.parametrize(
-    ("max_staleness", "max_running", "num_unconsumed", "num_reserved", "places"),
-    [
-        (0, 0, 0, 0, 7),
-        (2, 0, 0, 0, 21),
-        (2, 0, 5, 3, 13),
-        (2, 0, 18, 3, 0),
-        (2, 0, 29, 3, 0),
-        (2, 11, 0, 0, 11),
-        (2, 11, 5, 3, 8),
-        (2, 11, 17, 3, 1),
-        (2, 11, 0, 13, 0),
-    ],
-)
-def test_vectors(
-    max_staleness: int, max_running: int, num_unconsumed: int, num_reserved: int, places: int
-) -> None:
-    found = capacity(
-        max_staleness=max_staleness,
-        batch_size=7,
-        max_running=max_running,
-        num_unconsumed=num_unconsumed,
-        num_reserved=num_reserved,
-    )
-    assert found == places
-
-
 @settings(deadline=None)
 @given(
     st.integers(0, 3),

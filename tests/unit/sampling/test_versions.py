@@ -10,18 +10,6 @@ import pytest
 from experience_buffer_server.sampling.versions import Versions
 
 
-def test_versions_come_out_in_order_each_once() -> None:
-    versions = Versions()
-    for number, version in enumerate((5, 3, 9, 3, 5)):
-        versions.add(version, number)
-        versions.add(version, number)
-    assert list(versions.take_below(3)) == []
-    assert sorted(versions.take_below(5)) == [1, 3]
-    versions.add(1, 7)
-    assert list(versions.take_below(6)) == [7, 0, 4]
-    assert (len(versions), list(versions.take_below(100)), len(versions)) == (1, [2], 0)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_as_sets_by_version_would(seed: int) -> None:
     chance = random.Random(seed)

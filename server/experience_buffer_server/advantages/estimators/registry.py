@@ -12,7 +12,6 @@ from typing import Any
 
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import Floats, TokenStages
-from experience_buffer_server.advantages.plan.specs import EstimatorSpec
 
 from . import episodes, group_relative, sequence_scores, token_returns
 from .group_relative import Scores
@@ -53,18 +52,3 @@ REGISTRY: Mapping[str, Estimator] = {
     "on_policy_distill": Estimator(tokens=token_returns.on_policy_distill),
 }
 """The functions of every estimator in `specs.ESTIMATORS`, by the same names."""
-
-
-def estimator_functions(
-    spec: EstimatorSpec, custom: Mapping[str, Estimator] | None = None
-) -> Estimator:
-    """Return the functions of an estimator.
-
-    Args:
-        spec: A built-in estimator, or one of the operator's own.
-        custom: Functions of the operator's own estimators, by name; they can't replace a built-in.
-
-    Raises:
-        KeyError: Neither has the name: specs and functions don't belong together.
-    """
-    return REGISTRY[spec.name] if spec.name in REGISTRY else (custom or {})[spec.name]

@@ -92,10 +92,8 @@ class CpuTokens:
 
     def returns(self, rewards: Tokens, *, gamma: float, mask_mode: str) -> Tokens:
         """See `TokenStages`."""
-        if isinstance(rewards, Placed):
-            undiscounted = rewards.returns(gamma)
-            if undiscounted is not None:
-                return undiscounted
+        if isinstance(rewards, Placed) and gamma == 1.0:
+            return Spread(rewards.rewards_B)
         scalars_B, placed = self._reward_parts(rewards)
         return self._run(
             kernels.returns, self._mask, scalars_B, placed, gamma, mask_mode == "count",

@@ -42,13 +42,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """Each experience's scalar reward on its last valid token, nothing on the others."""
+    """Each experience's scalar reward on its last valid token, nothing on the others.
+
+    Without a discount the return of every token is the reward, a `Spread`.
+    """
 
     rewards_B: Floats
-
-    def returns(self, gamma: float) -> Spread | None:
-        """Without a discount the return of every token is the reward; None: there is one."""
-        return Spread(self.rewards_B) if gamma == 1.0 else None
 
 
 def is_identity(*, shifts_B: Floats, scales_B: Floats) -> bool:

@@ -157,10 +157,8 @@ class TorchTokens:
 
     def returns(self, rewards: Tokens, *, gamma: float, mask_mode: str) -> Tokens:
         """See `TokenStages`."""
-        if isinstance(rewards, Placed):
-            undiscounted = rewards.returns(gamma)
-            if undiscounted is not None:
-                return undiscounted
+        if isinstance(rewards, Placed) and gamma == 1.0:
+            return Spread(rewards.rewards_B)
         return self._scan(self._tensor(rewards), gamma, mask_mode)
 
     def gae(

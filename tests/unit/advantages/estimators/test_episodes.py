@@ -28,29 +28,6 @@ def close(values: list[float]) -> Any:
     return pytest.approx(values, rel=1e-11, abs=1e-11)
 
 
-def test_gigpo_by_hand() -> None:
-    # Episodes 1 and 0: mean 0.5, std 0.5 ** 0.5. Discounted by 0.5: 0.25, 0.5, 1 and 0, 0.
-    group = [*steps([0.0, 0.0, 1.0], "a", ["s", "t", "u"]), *steps([0.0, 0.0], "b", ["s", "u"])]
-    scores, details = gigpo(group, step_discount=0.5, step_weight=2.0, eps=1e-3)
-    episode = 0.5 / (0.5**0.5 + 1e-3)
-    at_s = 0.125 / (0.125 * 2**0.5 + 1e-3)
-    at_u = 0.5 / (0.5**0.5 + 1e-3)
-    assert scores == close(
-        [episode + 2 * at_s, episode, episode + 2 * at_u, -episode - 2 * at_s, -episode - 2 * at_u]
-    )
-    assert details == {
-        "votes": 2,
-        "mean": 0.5,
-        "std": pytest.approx(0.5**0.5),
-        "zero_variance": False,
-        "singleton": False,
-    }
-    scores, _ = gigpo(group, step_discount=0.5, use_std=False)
-    assert scores == close([0.625, 0.5, 1.0, -0.625, -1.0])
-    scores, _ = gigpo(group, step_weight=0.0, use_std=False)
-    assert scores == close([0.5] * 3 + [-0.5] * 2)
-
-
 def test_experiences_at_one_step_are_one_step_of_the_episode() -> None:
     group = [
         step(1.0, "a", 0, state="s"),
@@ -72,20 +49,6 @@ def test_sparse_rewards_at_first_steps_do_not_hide_the_returns() -> None:
 def test_steps_without_a_state_share_it_with_nothing() -> None:
     group = [*steps([1.0], "a", [""]), *steps([0.0], "b", [""])]
     assert gigpo(group, use_std=False)[0] == [0.5, -0.5]
-
-
-def test_a_run_that_comes_back_to_a_state_is_compared_with_itself() -> None:
-    scores, details = gigpo(steps([0.0, 1.0], "a", ["s", "s"]), step_discount=0.5, use_std=False)
-    # Alone, its episode is its reward.
-    assert details["singleton"] is True
-    assert scores == close([1.0 - 0.25, 1.0 + 0.25])
-
-
-def test_a_lone_run_is_scored_as_by_grpo() -> None:
-    scores, details = gigpo(steps([0.25, 0.5], "a", ["s", "t"]))
-    assert scores == close([0.75 / (1 + 1e-6)] * 2)
-    assert details["singleton"] is True
-    assert details["zero_variance"] is False
 
 
 @pytest.mark.parametrize("reward", [0.1, 0.3, -7.7, 16777217.0, 3e38])

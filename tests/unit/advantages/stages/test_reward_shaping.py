@@ -87,31 +87,6 @@ def test_long_runs_take_no_stack() -> None:
     assert result == [float(5000 - number) for number in range(5000)]
 
 
-def test_token_level_rewards_count_in_the_returns_of_earlier_steps() -> None:
-    group = [
-        step(1.0, "a", 0),
-        step(None, "a", 1, token_rewards=[2.0, 4.0]),
-        step(8.0, "a", 2),
-    ]
-    result = turned(
-        group,
-        "reinforce",
-        turn_rewards="steps",
-        turn_discount=0.5,
-        reward_bias=1.0,
-        reward_scale=2.0,
-    )
-    # Scaled 0 and 14; the middle one's own 6 are on its tokens, and only 7 is added to them.
-    assert result == [0.0 + 0.5 * (6.0 + 0.5 * 14.0), 0.5 * 14.0, 14.0]
-
-
-def test_token_level_rewards_are_neither_scaled_nor_discounted() -> None:
-    group = [step(1.0, num_turns=2), step(None, num_turns=2, token_rewards=[2.0, 4.0])]
-    parameters: dict[str, Any] = {"turn_discount": 0.5, "reward_bias": -1.0, "reward_scale": 3.0}
-    result = turned(group, "reinforce", turn_rewards="concatenated", **parameters)
-    assert result == [3.0, 0.0]
-
-
 def test_token_reward_sums_leave_out_masked_slots() -> None:
     group = [
         step(5.0),
