@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,16 @@ def make_record(seq: int, **changes: Any) -> Record:
     return Record(**(values | changes))
 
 
-def buffer_row(buffer_id: int) -> BufferRow:
-    return BufferRow(
-        id=buffer_id,
-        name=f"buffer-{buffer_id}",
-        config='{"group_size": 8}',
-        policy_version=37,
-        create_time=41.25,
-    )
+def buffer_row(buffer_id: int = 1, **changes: Any) -> BufferRow:
+    values: dict[str, Any] = {
+        "id": buffer_id,
+        "name": f"buffer-{buffer_id}",
+        "config": '{"group_size": 8}',
+        "policy_version": 37,
+        "create_time": 41.25,
+        "moments": "moments",
+    }
+    return BufferRow(**(values | changes))
 
 
 @pytest.fixture
@@ -100,3 +102,11 @@ async def append(
 def writer_pid(path: Path) -> int:
     """Of the writer process that has the store at `path`."""
     return int((path / "writer.lock").read_text().split()[0])
+
+
+async def fill(store: Store, buffer: BufferRow, records: Iterable[Record] = ()) -> None:
+    """Store a buffer with records, each with a payload of its own."""
+    async with committing(store) as batch:
+        batch.put_buffer(buffer)
+        for record in records:
+            batch.append(buffer.id, record, b"payload of " + record.uid.encode())

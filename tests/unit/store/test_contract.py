@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import pytest
 
@@ -27,7 +27,7 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from experience_buffer_server.store.memory import MemoryData, MemoryStore
-from tests.unit.store.conftest import MEBI, append, committing, make_record
+from tests.unit.store.conftest import MEBI, append, buffer_row, committing, fill, make_record
 
 LIMIT_BYTES = 16 * MEBI
 
@@ -88,29 +88,10 @@ async def reopened(engine: Engine, store: Store) -> Store:
     return await engine.open()
 
 
-def row(buffer_id: int = 1, **changes: Any) -> BufferRow:
-    values: dict[str, Any] = {
-        "id": buffer_id,
-        "name": f"buffer-{buffer_id}",
-        "config": "{}",
-        "policy_version": 37,
-        "create_time": 41.25,
-        "moments": "moments",
-    }
-    return BufferRow(**(values | changes))
-
-
 async def put(store: Store, *rows: BufferRow) -> None:
     async with committing(store) as batch:
         for each in rows:
             batch.put_buffer(each)
-
-
-async def fill(store: Store, buffer: BufferRow, records: list[Record]) -> None:
-    async with committing(store) as batch:
-        batch.put_buffer(buffer)
-        for record in records:
-            batch.append(buffer.id, record, b"payload of " + record.uid.encode())
 
 
 def loaded(store: Store, buffer_id: int = 1) -> StoredBuffer:
@@ -175,7 +156,7 @@ async def test_every_row_comes_back_after_a_restart(
     advantage = AdvantageRow(
         seq=1, advantages=b"\0\1" * 4, returns=b"\2" * 8, details={"mean": 0.5, "sizes": {3: [1]}}
     )
-    await fill(store, row(1), records)
+    await fill(store, buffer_row(1), records)
     async with committing(store) as batch:
         batch.put_group(1, group)
         batch.put_lease(1, lease)
@@ -186,7 +167,7 @@ async def test_every_row_comes_back_after_a_restart(
         batch.remember(1, "uid", "gone", b"digest", 73.5)
     store = await reopened(engine, store)
     (state,) = store.load()
-    assert state.row == row(1)
+    assert state.row == buffer_row(1)
     assert state.records == records
     assert state.groups == [group]
     assert state.leases == [lease]
@@ -211,7 +192,7 @@ async def test_buffers_and_rows_load_in_the_order_of_their_numbers(
     store: Store,
 ) -> None:
     for buffer_id in (256, 1, 2):
-        await fill(store, row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
+        await fill(store, buffer_row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
     states = list(store.load())
     assert [state.row.id for state in states] == [1, 2, 256]
     assert all([r.seq for r in state.records] == [3, 256, 257] for state in states)
@@ -221,7 +202,7 @@ async def test_remove_takes_payload_record_advantages_and_progress(
     store: Store,
 ) -> None:
     gone, kept = make_record(1), make_record(2)
-    await fill(store, row(1), [gone, kept])
+    await fill(store, buffer_row(1), [gone, kept])
     async with committing(store) as batch:
         for record in (gone, kept):
             batch.put_progress(1, ProgressRow(seq=record.seq))
@@ -246,7 +227,7 @@ async def test_put_record_keeps_payload_advantages_and_progress(
     store: Store,
 ) -> None:
     record, other = make_record(1), make_record(2)
-    await fill(store, row(1), [record, other])
+    await fill(store, buffer_row(1), [record, other])
     advantage = AdvantageRow(seq=1, advantages=b"\1" * 4, returns=b"\2" * 4, details={})
     async with committing(store) as batch:
         batch.put_advantages(1, advantage)
@@ -264,7 +245,7 @@ async def test_put_record_keeps_payload_advantages_and_progress(
 async def test_put_advantages_again_replaces_them_and_their_magnitude(
     store: Store,
 ) -> None:
-    await fill(store, row(1), [make_record(seq) for seq in (1, 2, 3)])
+    await fill(store, buffer_row(1), [make_record(seq) for seq in (1, 2, 3)])
     for number in (0.31, 0.37):
         async with committing(store) as batch:
             for seq in (1, 2, 3):
@@ -283,7 +264,7 @@ async def test_put_advantages_again_replaces_them_and_their_magnitude(
 
 async def test_delete_consumer_takes_it_alone(store: Store) -> None:
     for buffer_id in (1, 2):
-        await fill(store, row(buffer_id), [])
+        await fill(store, buffer_row(buffer_id), [])
         async with committing(store) as batch:
             for name in ("actor", "actor-2"):
                 batch.put_consumer(buffer_id, ConsumerRow(name=name))
@@ -296,7 +277,7 @@ async def test_delete_consumer_takes_it_alone(store: Store) -> None:
 async def test_delete_buffer_takes_all_of_it_and_nothing_else(engine: Engine, store: Store) -> None:
     records = [make_record(seq) for seq in range(1, 500)]
     for buffer_id in (1, 2, 3):
-        await fill(store, row(buffer_id), records)
+        await fill(store, buffer_row(buffer_id), records)
         async with committing(store) as batch:
             batch.remember(buffer_id, "uid", "u", b"d", 5.0)
             batch.put_consumer(buffer_id, ConsumerRow(name="trainer"))
@@ -315,7 +296,7 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(engine: Engine, st
     assert None not in store.payloads(2, [r.uid for r in records])
     assert await store.last_number(3) == 0
     # The id's tables are empty, not only its row gone.
-    await fill(store, row(3), [])
+    await fill(store, buffer_row(3), [])
     again = loaded(store, 3)
     assert (again.records, again.consumers, again.last_seq) == ([], [], 0)
     assert await store.prune(3, 10.0) == 0
@@ -325,7 +306,7 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(engine: Engine, st
 async def test_changes_of_a_batch_apply_in_order(store: Store) -> None:
     record = make_record(1)
     async with committing(store) as batch:
-        batch.put_buffer(row(1))
+        batch.put_buffer(buffer_row(1))
         batch.append(1, record, b"first")
         batch.remove(1, record)
         batch.append(1, record, b"second")
@@ -386,7 +367,7 @@ async def test_a_payload_in_pieces_of_any_size_is_stored_joined(
 async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
     store: Store,
 ) -> None:
-    await fill(store, row(), [make_record(1)])
+    await fill(store, buffer_row(), [make_record(1)])
     computed = AdvantageRow(seq=1, advantages=b"1234", returns=b"", details={})
     async with committing(store) as batch:
         batch.put_advantages(1, computed)
@@ -397,7 +378,7 @@ async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
     assert store.advantages(1, [1]) == [computed]
     async with committing(store) as batch:
         batch.delete_progress(1, 1)
-        batch.put_buffer(row(name="renamed"))
+        batch.put_buffer(buffer_row(name="renamed"))
     assert (loaded(store).progress, loaded(store).row.name) == ([], "renamed")
 
 
@@ -407,7 +388,7 @@ async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
 async def test_commits_are_stored_in_the_order_of_submission(
     store: Store,
 ) -> None:
-    await put(store, row())
+    await put(store, buffer_row())
     commits = []
     for number in range(20):
         batch = store.batch()
@@ -425,7 +406,7 @@ async def test_commits_are_stored_in_the_order_of_submission(
 async def test_nothing_is_read_before_its_commit_and_all_of_it_behind(
     store: Store,
 ) -> None:
-    await put(store, row())
+    await put(store, buffer_row())
     batch = store.batch()
     batch.append(1, make_record(1), b"payload")
     assert loaded(store).records == []
@@ -436,7 +417,7 @@ async def test_nothing_is_read_before_its_commit_and_all_of_it_behind(
 async def test_a_batch_whose_seq_is_taken_is_refused_whole_and_alone(
     store: Store,
 ) -> None:
-    await put(store, row())
+    await put(store, buffer_row())
     batches = [store.batch() for _ in range(3)]
     batches[0].append(1, make_record(1), b"first")
     batches[1].put_group(1, GroupRow(id=1, key="k", size=1, open_time=0.0))
@@ -455,7 +436,7 @@ async def test_a_batch_whose_seq_is_taken_is_refused_whole_and_alone(
 async def test_a_full_store_refuses_appends_and_takes_removals(
     store: Store,
 ) -> None:
-    await put(store, row())
+    await put(store, buffer_row())
     payload = b"x" * MEBI
     stored: list[Record] = []
     for seq in range(1, LIMIT_BYTES // MEBI - 2):
@@ -527,7 +508,7 @@ async def test_who_was_claimed_from_is_refused_whenever_its_commit_comes(
     engine: Engine,
     store: Store,
 ) -> None:
-    await put(store, row())
+    await put(store, buffer_row())
     assert await store.claim(1) == 1
     await append(store, make_record(1))
     assert await engine.rival(store)(1) == 2
@@ -539,14 +520,14 @@ async def test_who_was_claimed_from_is_refused_whenever_its_commit_comes(
         await append(store, make_record(2))
     assert loaded(store).records == [make_record(1)]
     assert not store.failed.is_set(), "other buffers go on"
-    await put(store, row(2))
+    await put(store, buffer_row(2))
     assert await store.claim(1) == 3
     await append(store, make_record(2))
     assert [record.seq for record in loaded(store).records] == [1, 2]
 
 
 async def test_epochs_go_on_in_the_next_life(engine: Engine, store: Store) -> None:
-    await put(store, row())
+    await put(store, buffer_row())
     assert await store.claim(1) == 1
     store = await reopened(engine, store)
     assert await store.claim(1) == 2
@@ -557,13 +538,13 @@ async def test_of_a_commit_in_doubt_its_number_says_whether_it_is_stored(
     engine: Engine,
     store: Store,
 ) -> None:
-    await put(store, row(), row(2))
+    await put(store, buffer_row(), buffer_row(2))
     await store.claim(1)
     assert await store.last_number(1) == 0
     batches = [store.batch() for _ in range(4)]
     for seq, batch in zip((1, 2, 2, 3), batches, strict=True):
         batch.append(1, make_record(seq, uid=f"3/math-{seq}/5/7/{id(batch)}"), b"")
-    batches[3].put_buffer(row(2, name="not claimed: not numbered"))
+    batches[3].put_buffer(buffer_row(2, name="not claimed: not numbered"))
     commits = [store.commit(batch) for batch in batches]
     assert [batch.numbers for batch in batches] == [{1: 1}, {1: 2}, {1: 3}, {1: 4}]
     results = await asyncio.gather(*commits, return_exceptions=True)
@@ -586,7 +567,7 @@ async def test_of_a_commit_in_doubt_its_number_says_whether_it_is_stored(
 async def test_a_batch_that_rides_is_numbered_in_its_place(
     store: Store,
 ) -> None:
-    await put(store, row(), row(2))
+    await put(store, buffer_row(), buffer_row(2))
     for buffer_id in (1, 2):
         await store.claim(buffer_id)
     await append(store, make_record(1))
@@ -607,7 +588,7 @@ async def test_a_batch_that_rides_is_numbered_in_its_place(
 async def test_one_buffer_is_loaded_alone_or_all_by_id(
     store: Store,
 ) -> None:
-    await put(store, row(2), row(1), row(258))
+    await put(store, buffer_row(2), buffer_row(1), buffer_row(258))
     async with committing(store) as batch:
         for buffer_id in (1, 2, 258):
             batch.append(buffer_id, make_record(buffer_id), b"")
@@ -633,7 +614,7 @@ async def test_closing_ends_what_was_submitted_and_refuses_what_comes_after(
     engine: Engine,
     store: Store,
 ) -> None:
-    await put(store, row())
+    await put(store, buffer_row())
     batch = store.batch()
     batch.append(1, make_record(1), b"payload")
     riding = store.batch()

@@ -19,7 +19,14 @@ from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults
-from tests.unit.store.conftest import MEBI, OpenStore, append, committing, make_record, writer_pid
+from tests.unit.store.conftest import (
+    MEBI,
+    OpenStore,
+    append,
+    committing,
+    make_record,
+    writer_pid,
+)
 
 
 async def test_a_second_owner_is_told_who_has_the_directory(

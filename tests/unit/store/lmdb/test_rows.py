@@ -6,14 +6,12 @@ import lmdb
 
 from experience_buffer_server.store.interface import (
     AdvantageRow,
-    BufferRow,
     ConsumerRow,
     DamagedRecordError,
     DamagedRows,
     GroupRow,
     LeaseRow,
     ProgressRow,
-    Record,
 )
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (
@@ -26,16 +24,8 @@ from experience_buffer_server.store.lmdb.disk.format import (
     numbered_key,
     payload_key,
 )
-from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.damaging import flip
-from tests.unit.store.conftest import OpenStore, buffer_row, committing, make_record
-
-
-async def fill(store: LmdbStore, buffer: BufferRow, records: list[Record]) -> None:
-    async with committing(store) as batch:
-        batch.put_buffer(buffer)
-        for record in records:
-            batch.append(buffer.id, record, b"payload of " + record.uid.encode())
+from tests.unit.store.conftest import OpenStore, buffer_row, committing, fill, make_record
 
 
 def damage(path: Path, *rows: tuple[Table, bytes]) -> None:

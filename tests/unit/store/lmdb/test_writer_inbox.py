@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -33,30 +33,34 @@ class Owner:
                 self.send(_frame(document, large))
 
 
-class SlowStream(_Stream):
-    """Receives when it is told to."""
+class WatchedStream(_Stream):
+    """Receives when it is told to; where it is full, there is no memory for what comes."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, is_full: bool) -> None:
         super().__init__(connection)
         self.is_in = threading.Event()
         self.may_go = threading.Event()
+        self._is_full = is_full
 
     def receive(self) -> int:
         self.is_in.set()
+        if self._is_full:
+            raise MemoryError
         assert self.may_go.wait(SECONDS)
         return super().receive()
 
 
-class FullStream(_Stream):
-    """There is no memory for what comes."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection)
-        self.is_in = threading.Event()
-
-    def receive(self) -> int:
-        self.is_in.set()
-        raise MemoryError
+@contextmanager
+def receiving(*, is_full: bool = False) -> Iterator[tuple[WatchedStream, _Helper]]:
+    """A second thread that is receiving."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream = WatchedStream(theirs, is_full=is_full)
+        with closing(_Helper(stream)) as helper:
+            helper.start()
+            ours.send(b"x")
+            assert stream.is_in.wait(SECONDS)
+            yield stream, helper
 
 
 @pytest.fixture
@@ -171,13 +175,7 @@ def test_threads_that_take_turns_lose_and_mix_nothing(ends: tuple[Owner, Inbox])
 
 
 def test_who_has_said_stop_goes_on_only_when_the_other_thread_has_stopped() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        stream = SlowStream(theirs)
-        helper = _Helper(stream)
-        helper.start()
-        ours.send(b"x")
-        assert stream.is_in.wait(SECONDS)
+    with receiving() as (stream, helper):
         stopping = threading.Thread(target=helper.stop)
         stopping.start()
         stopping.join(0.1)
@@ -185,23 +183,15 @@ def test_who_has_said_stop_goes_on_only_when_the_other_thread_has_stopped() -> N
         stream.may_go.set()
         stopping.join(SECONDS)
         assert not stopping.is_alive()
-        helper.close()
 
 
 @pytest.mark.timeout(20)
 def test_a_thread_that_fails_leaves_nobody_waiting() -> None:
     """Its failure is raised where the other thread goes on: so the process ends, and is missed."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        stream = FullStream(theirs)
-        helper = _Helper(stream)
-        helper.start()
-        ours.send(b"x")
-        assert stream.is_in.wait(SECONDS)
+    with receiving(is_full=True) as (_, helper):
         with pytest.raises(MemoryError):
             helper.stop()
         helper.start()
-        helper.close()
 
 
 def test_without_a_thread_everything_comes_in_turn(

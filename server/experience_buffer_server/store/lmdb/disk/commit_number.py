@@ -23,13 +23,9 @@ _FIRST: Final = 1
 """LMDB's number of the first commit; and of a compacted copy, whatever it is a copy of."""
 _TRIES: Final = 10
 DATA_NAME: Final = "data.mdb"
-_HEADER_BYTES: Final = 16
-"""Of every page: its number (8 bytes), padding, flags and bounds (2 bytes each)."""
-_FLAGS: Final = struct.Struct("=H")
-_FLAGS_PLACE: Final = 10
+_META: Final = struct.Struct("=10xH4xII8xQ48x48xQQ")
+"""Of every page, flags; then magic, version, map size, two table roots, last page, number of the commit."""
 _META_FLAG: Final = 0x08
-_META: Final = struct.Struct("=II8xQ48x48xQQ")
-"""Magic, version, map size, two table roots, last page, number of the commit."""
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 
@@ -54,10 +50,9 @@ def read_meta_pages(path: Path) -> list[MetaPage]:
 
 
 def _read(page: bytes) -> MetaPage:
-    if len(page) < _HEADER_BYTES + _META.size:
+    if len(page) < _META.size:
         return MetaPage(f"the file ends after {len(page)} bytes of it", 0)
-    (flags,) = _FLAGS.unpack_from(page, _FLAGS_PLACE)
-    magic, version, *_, commit = _META.unpack_from(page, _HEADER_BYTES)
+    flags, magic, version, *_, commit = _META.unpack_from(page)
     if not flags & _META_FLAG or magic != _MAGIC or version != _VERSION:
         return MetaPage("it isn't marked as one", commit)
     return MetaPage("", commit)

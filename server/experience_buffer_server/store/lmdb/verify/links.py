@@ -25,7 +25,7 @@ from experience_buffer_server.store.lmdb.verify.payloads import (
 )
 from experience_buffer_server.store.lmdb.verify.report import BufferCount, Kind, Report
 
-_Take = Callable[[int, bytes, memoryview], None]
+_Take = Callable[[int, bytes, memoryview], object]
 
 
 class _Buffer:
@@ -63,12 +63,12 @@ class Links:
             Table.GROUPS: self._take_group,
             Table.LEASES: self._take_lease,
             Table.PROGRESS: self._take_progress,
-            Table.CONSUMERS: _take_consumer,
+            Table.CONSUMERS: lambda _, key, value: row_codec.decode_consumer(value),
             Table.MAGNITUDES: self._take_magnitude,
             Table.PAYLOADS: self.take_payload,
             Table.ADVANTAGES: self._take_advantages,
-            Table.MEMORY: _take_memory,
-            Table.MEMORY_LOG: _take_memory_log,
+            Table.MEMORY: lambda _, key, value: disk.memory_time(value),
+            Table.MEMORY_LOG: lambda _, key, value: disk.memory_log_time(key),
         }
         """Each decodes a value, and raises as the decoders do. Of `EXTENTS`, see `take_payload`."""
 
@@ -192,15 +192,3 @@ class Links:
     def _leftover(self, table: Table, buffer_id: int, number: int, message: str) -> None:
         if disk.numbered_key(buffer_id, number) not in self.damaged[Table.RECORDS]:
             self._add(Kind.LEFTOVER, table, disk.numbered_key(buffer_id, number), message)
-
-
-def _take_consumer(buffer_id: int, key: bytes, value: memoryview) -> None:
-    row_codec.decode_consumer(value)
-
-
-def _take_memory(buffer_id: int, key: bytes, value: memoryview) -> None:
-    disk.memory_time(value)
-
-
-def _take_memory_log(buffer_id: int, key: bytes, value: memoryview) -> None:
-    disk.memory_log_time(key)
