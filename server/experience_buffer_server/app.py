@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from experience_buffer_server import __version__
-from experience_buffer_server.access.entrance import Entrance
-from experience_buffer_server.access.exposure import check_exposure
+from experience_buffer_server.access.entrance import Entrance, check_exposure
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.intake.compiled.loading import Loading

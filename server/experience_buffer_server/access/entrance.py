@@ -1,5 +1,7 @@
 """The entrance to a server: its certificates and its guard, made from the configuration.
 
+Beyond this machine it is only where what is said is encrypted, and only for callers that it knows.
+
 Files are followed: when one changes, what was read from it is read again. A file that can't be used,
 such as one that is half written, changes nothing: what was read before stays in force, and the log and
 a metric say so.
@@ -8,6 +10,7 @@ a metric say so.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +26,7 @@ from experience_buffer_server.settings.server import ConfigurationError, Setting
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
+UNIX_SCHEME = "unix:"
 
 
 class Entrance:
@@ -144,3 +148,50 @@ def _state(paths: Iterable[Path]) -> list[tuple[int, int, int] | None]:
         except OSError:
             states.append(None)
     return states
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to serve other machines in plain text, or whoever comes, unless told so.
+
+    Raises:
+        ConfigurationError: An address is reachable from other machines, `insecure` isn't set, and
+            there is no TLS, or neither tokens nor certificates of clients.
+    """
+    server = settings.server
+    if server.insecure:
+        return
+    hosts = {"server.host": server.host}
+    if server.metrics_port >= 0:
+        hosts["server.metrics_host"] = server.metrics_host
+    for key, host in hosts.items():
+        if is_local(host):
+            continue
+        if settings.tls.certificate_file is None:
+            raise ConfigurationError(
+                f"{key}: {host!r} is reachable from other machines in plain text; bind 127.0.0.1, "
+                "or set tls.certificate_file and tls.key_file, or pass --insecure "
+                "(server.insecure = true) on a trusted network"
+            )
+        if settings.access.file is None and settings.tls.client_ca_file is None:
+            raise ConfigurationError(
+                f"{key}: {host!r} is reachable from other machines, and everyone there could read, "
+                "write and delete everything; set access.file for tokens or tls.client_ca_file for "
+                "certificates, or pass --insecure (server.insecure = true) on a trusted network"
+            )
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches what listens on a host of the configuration."""
+    if host.startswith(UNIX_SCHEME):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def target(host: str, port: int) -> str:
+    """What gRPC listens on."""
+    if host.startswith(UNIX_SCHEME):
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

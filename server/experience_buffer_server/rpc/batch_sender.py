@@ -272,7 +272,8 @@ class Sending:
         """
 
         def join(pieces: Pieces) -> list[bytes] | None:
-            if batch.unreadable and not self._settle(batch, batch.least):
+            unreadable, settle = batch.unreadable, self._buffer.settle
+            if unreadable and not settle(batch.lease, unreadable, least=batch.least):
                 return None
             frame = service_pb2.SampleFrame(lease=wire.lease_message(batch.lease, clock.now()))
             whole = self._last_frame(frame, batch)
@@ -308,7 +309,8 @@ class Sending:
         """
 
         def join(experiences: Sequence[Sampled]) -> list[bytes] | None:
-            if is_last and batch.unreadable and not self._settle(batch, least):
+            unreadable, settle = batch.unreadable, self._buffer.settle
+            if is_last and unreadable and not settle(batch.lease, unreadable, least=least):
                 return None
             frame = service_pb2.SampleFrame(lease=wire.lease_message(batch.lease, clock.now()))
             end = self._last_frame(frame, batch) if is_last else frame
@@ -322,10 +324,6 @@ class Sending:
             return messages
 
         return sampled(self._backend.store, self._buffer, part, batch.unreadable, join)
-
-    def _settle(self, batch: SampledBatch, least: int) -> bool:
-        """Set aside what can't be read; False where too little is left: it was given back."""
-        return self._buffer.settle(batch.lease, batch.unreadable, least=least)
 
     def _shared(self, frame: service_pb2.SampleFrame, large: Pieces) -> bytes | None:
         """The message of a frame that was put into shared memory, if there was room."""

@@ -104,21 +104,14 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
             "give uids or a filter; to remove everything, use DeleteBuffer", subject="filter"
         )
     else:
-        entries = await _all_matching(buffer, request.filter)
+        entries, after = [], 0
+        while looked := list(itertools.islice(buffer.since(after), TUNING.looks_at_once)):
+            entries += _matching(buffer, request.filter, looked)
+            after = looked[-1].record.seq
+            await asyncio.sleep(0)  # Others are answered in between.
     held, response.num_deleted = await buffer.delete(entries)
     response.leased_uids.extend(entry.record.uid for entry in held)
     return response
-
-
-async def _all_matching(buffer: Buffer, wanted: service_pb2.Filter) -> list[Entry]:
-    """All that match, looked at in slices, between which others are answered."""
-    found: list[Entry] = []
-    after = 0
-    while looked := list(itertools.islice(buffer.since(after), TUNING.looks_at_once)):
-        found += _matching(buffer, wanted, looked)
-        after = looked[-1].record.seq
-        await asyncio.sleep(0)
-    return found
 
 
 def _matching(

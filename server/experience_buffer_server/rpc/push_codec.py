@@ -259,15 +259,11 @@ def _outcome(index: int, outcome: Outcome) -> bytes:
             return b"%c%c%c%b%c%c%b%b" % (
                 _OUTCOMES, size, _INDEX, place, _UID, len(uid), uid, _IS_STORED,
             )  # fmt: skip
-    written = _message(index, outcome).SerializeToString()
-    return b"%c%b%b" % (_OUTCOMES, varint(len(written)), written)
-
-
-def _message(index: int, outcome: Outcome) -> types_pb2.PushOutcome:
     message = types_pb2.PushOutcome(
         index=index, uid=outcome.uid, status=PUSH_STATUS.by_name[outcome.status]
     )
     if outcome.reason is not None:
         message.reason = REFUSAL_REASON.by_name[outcome.reason]
         message.message = outcome.message
-    return message
+    written = message.SerializeToString()
+    return b"%c%b%b" % (_OUTCOMES, varint(len(written)), written)

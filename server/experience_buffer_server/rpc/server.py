@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from experience_buffer.v1 import service_pb2, service_pb2_grpc
-from experience_buffer_server.access.exposure import UNIX_SCHEME, target
+from experience_buffer_server.access.entrance import UNIX_SCHEME, target
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.access.tls import Certificates
 from experience_buffer_server.rpc.boundary import BoundaryInterceptor

@@ -18,8 +18,7 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server.access import calls, policy
 from experience_buffer_server.access.audit import Audit, Event, described
 from experience_buffer_server.access.calls import GuardedCall, names_of
-from experience_buffer_server.access.entrance import Followed
-from experience_buffer_server.access.exposure import check_exposure, target
+from experience_buffer_server.access.entrance import Followed, check_exposure, target
 from experience_buffer_server.access.grants import Grants, digest_of
 from experience_buffer_server.access.guard import Guard
 from experience_buffer_server.runtime.callers import LOCAL_NAME, address_of, caller_of

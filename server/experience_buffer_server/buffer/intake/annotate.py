@@ -167,9 +167,9 @@ class Annotating:
         if annotated == payload:
             # Said before, by a call whose answer was lost: there is nothing to do.
             return AnnotateOutcome(uid)
-        scope = self._scope(entry)
         group = entry.group if self._state.settings.needs_groups else None
         has_lost_members = group is not None and group.has_consumed
+        scope = [entry] if group is None else [one for one in group.votes if one.is_staying]
         if has_lost_members or any(self._state.has_delivered(member) for member in scope):
             message = (
                 "it, or a member of its group, is with a consumer that has its advantages, or was "
@@ -185,11 +185,6 @@ class Annotating:
             fields=admitted.fields | OTHER_DIGEST | (COUNTED if entry.counted else 0),
         )
         return _Change(entry, record, annotated, scope)
-
-    def _scope(self, entry: Entry) -> list[Entry]:
-        if self._state.settings.needs_groups and entry.group is not None:
-            return [member for member in entry.group.votes if member.is_staying]
-        return [entry]
 
     def _check_room(self, changes: Sequence[_Change]) -> None:
         """Refuse the request as a whole when the buffer has no room for what it adds."""
