@@ -50,15 +50,15 @@ async def large_batches(backend: Backend, packed: bool) -> tuple[Buffer, Any]:
     return buffer, granting(backend, 8, buffer="large", format=form)
 
 
-def lent(memory: bytearray) -> PushRequest:
-    return PushRequest(
-        buffer="math",
-        payloads=[memoryview(memory)],
-        tombstones=(),
-        group_size=0,
-        num_bytes=len(memory),
-        is_lent=True,
+async def stored_from(backend: Backend, memory: bytearray) -> list[str]:
+    """Push what lies in memory that its client can still change; uids of what was stored."""
+    size, payloads = len(memory), [memoryview(memory)]
+    request = PushRequest(
+        buffer="math", payloads=payloads, tombstones=(), group_size=0, num_bytes=size, is_lent=True
     )
+    outcomes = (await backend.push(request)).outcomes
+    assert [outcome.status for outcome in outcomes] == [PushStatus.STORED] * 2
+    return [outcome.uid for outcome in outcomes]
 
 
 def change_when_admitted(
@@ -85,9 +85,7 @@ async def test_what_a_client_changes_once_it_was_read_is_stored_as_it_was(
     backend.registry.payloads.compiled = compiled
     memory = bytearray(payload((1, 0), (1, 1)))
     change_when_admitted(backend, monkeypatch, memory)
-    pushed = await backend.push(lent(memory))
-    assert [outcome.status for outcome in pushed.outcomes] == [PushStatus.STORED] * 2
-    uids = [outcome.uid for outcome in pushed.outcomes]
+    uids = await stored_from(backend, memory)
     stored = backend.store.payloads(backend.buffer("math").id, uids)
     assert stored == [payload((1, 0)), payload((1, 1))]
 
@@ -103,9 +101,7 @@ async def test_a_large_one_that_a_client_changes_is_stored_as_it_was_too(
     memory = bytearray(trxp.encode([large, experience(2, 1)]))
     sent = trxp.split(bytes(memory))
     change_when_admitted(backend, monkeypatch, memory)
-    pushed = await backend.push(lent(memory))
-    assert [outcome.status for outcome in pushed.outcomes] == [PushStatus.STORED] * 2
-    uids = [outcome.uid for outcome in pushed.outcomes]
+    uids = await stored_from(backend, memory)
     async with backend.store.fetched(buffer.id, uids):
         assert backend.store.payloads(buffer.id, uids) == sent
 
@@ -336,11 +332,7 @@ async def test_each_credit_is_leased_as_it_comes(
 
 
 @pytest.mark.parametrize(
-    ("credit", "num_leases"),
-    [
-        (Request(credits=1), 2),
-        (Request(byte_credits=1), 1),
-    ],
+    ("credit", "num_leases"), [(Request(credits=1), 2), (Request(byte_credits=1), 1)]
 )
 async def test_a_batch_that_is_not_sent_yet_has_its_credit(
     backend: Backend, credit: Request, num_leases: int
@@ -407,10 +399,10 @@ async def test_a_frame_takes_no_more_than_a_message_may(backend: Backend, packed
     """Of a server that was told to send small ones only."""
     most = 65_536
     backend.limits = backend.limits.model_copy(update={"max_message_bytes": most})
-    await backend.buffer("math").push(push(*((1, run) for run in range(97))))
-    await backend.buffer("math").push(push(*((2, run) for run in range(97))))
-    asked = opening(batch_size=194, format=int(packed) * types_pb2.SAMPLE_FORMAT_PACKED)
-    said = saying([asked, Request(credits=1)])
+    for task in (1, 2):
+        await backend.buffer("math").push(push(*((task, run) for run in range(97))))
+    form = int(packed) * types_pb2.SAMPLE_FORMAT_PACKED
+    said = saying([opening(batch_size=194, format=form), Request(credits=1)])
     stream: Any = SampleSession(backend, said).responses()
     sizes = [len(await anext(stream))]
     while not sizes or sum(sizes) < 194 * len(payload((1, 0))) * 3 // 4:
