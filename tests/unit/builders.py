@@ -194,6 +194,20 @@ class World:
         self.computer.start()
         return await self.create(**changes)
 
+    async def holding(self, *pushes: Push, **changes: Any) -> Buffer:
+        """A buffer to which all that was pushed."""
+        buffer = await self.create(**changes)
+        for each in pushes:
+            await buffer.push(each)
+        return buffer
+
+    async def computed(self, *pushes: Push, **changes: Any) -> Buffer:
+        """A buffer to which all that was pushed, and of which what can be was computed."""
+        self.computer.start()
+        buffer = await self.holding(*pushes, **changes)
+        await settle(buffer)
+        return buffer
+
     def registry(self) -> Registry:
         """Buffers by their names, of which it knows none before `load`."""
         return Registry(Settings(), self.store, self.computer, self.metrics)

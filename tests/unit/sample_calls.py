@@ -9,6 +9,7 @@ from typing import Any
 
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.rpc.sample_stream import SampleSession
@@ -19,11 +20,14 @@ from tests.unit.builders import World
 Request = service_pb2.SampleStreamRequest
 
 
-async def serving(world: World, **consumer: Any) -> tuple[Backend, Buffer]:
+async def serving(world: World, *pushes: Push, **consumer: Any) -> tuple[Backend, Buffer]:
     """What is behind the service, and its buffer, whose trainer gets nothing twice."""
     trainer = {"name": "trainer", "max_deliveries": 1} | consumer
     backend = await world.backend(consumers=[trainer])
-    return backend, backend.buffer("math")
+    buffer = backend.buffer("math")
+    for each in pushes:
+        await buffer.push(each)
+    return backend, buffer
 
 
 def _asked(**fields: Any) -> dict[str, Any]:

@@ -77,8 +77,7 @@ async def test_a_repeat_of_a_push_that_fails_is_told_to_come_again(small: World)
 
 
 async def test_a_cancelled_sample_leaves_no_lease(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)))
     for num_steps in range(6):
         call = asyncio.ensure_future(take(buffer, 2, timeout_seconds=60.0))
         await turns(num_steps)
@@ -93,8 +92,7 @@ async def test_a_cancelled_sample_leaves_no_lease(world: World) -> None:
 
 
 async def test_acks_at_the_same_time_end_a_lease_once(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)))
     lease_id = await take(buffer, 2)
     acks = [buffer.ack(lease_id) for _ in range(3)]
     expiring = time.time() + 1000
@@ -108,8 +106,7 @@ async def test_acks_at_the_same_time_end_a_lease_once(world: World) -> None:
 
 async def test_a_dropped_group_waits_for_its_leases(world: World) -> None:
     two = [{"name": "actor"}, {"name": "judge"}]
-    buffer = await world.create(group_size=2, consumers=two)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=two)
     first, second = await take(buffer, 1, "actor"), await take(buffer, 1, "judge")
     assert await buffer.drop("2/1", "aborted") == 2
     assert [entry.record.uid for entry in buffer.state.contents] == [uid(1, 0)]
@@ -125,8 +122,7 @@ async def test_a_dropped_group_waits_for_its_leases(world: World) -> None:
 
 
 async def test_a_member_on_its_way_to_the_disk_leaves_with_its_dropped_group(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), group_size=3)
     coming = asyncio.ensure_future(buffer.push(push((1, 1))))
     await asyncio.sleep(0)
     await buffer.drop("2/1", "aborted")
@@ -138,8 +134,7 @@ async def test_a_member_on_its_way_to_the_disk_leaves_with_its_dropped_group(wor
 
 async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> None:
     """An ack under way and an open lease are those of the consumer that went."""
-    buffer = await world.create(group_size=2, consumers=BOTH)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=BOTH)
     ending, _held = await take(buffer, 1, "actor"), await take(buffer, 1, "actor")
     ack = asyncio.ensure_future(buffer.ack(ending))
     await asyncio.sleep(0)
@@ -154,8 +149,7 @@ async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> Non
 
 async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) -> None:
     """What has left with the ack isn't offered to who comes before the commit ends."""
-    buffer = await world.create()
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)))
     ack = asyncio.ensure_future(buffer.ack(await take(buffer)))
     await asyncio.sleep(0)
     buffer.change_settings(settings(consumers=["trainer", "late"]))
@@ -165,8 +159,7 @@ async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) ->
 
 
 async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> None:
-    buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), consumers=["actor", "critic"])
     await consume(buffer, 1, "actor")
     waiting = asyncio.ensure_future(take(buffer, 1, "actor", timeout_seconds=60.0))
     await asyncio.sleep(0)
@@ -180,8 +173,7 @@ async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> N
 
 
 async def test_members_consumed_early_count_towards_their_group(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=3)
     await consume(buffer, 2)
     buffer = world.reload(buffer)
     assert "2 of 3" in buffer.flow.grouping.describe()
@@ -192,8 +184,7 @@ async def test_members_consumed_early_count_towards_their_group(world: World) ->
 
 
 async def test_groups_without_a_size_leave_nothing_behind(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)))
     await consume(buffer, 2)
     assert len(buffer.state.contents.groups) == 0
     (state,) = world.store.load()
@@ -242,30 +233,26 @@ async def test_a_drop_that_is_said_again_takes_no_older_group(world: World) -> N
 
 async def test_partial_batches_go_to_who_waited_longest(world: World) -> None:
     """Two calls that wait for more than there is don't keep each other from the rest."""
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)))
     calls = [take(buffer, 5, timeout_seconds=0.02) for _ in range(2)]
     assert sorted(map(bool, await asyncio.gather(*calls))) == [False, True]
 
 
 async def test_an_explanation_names_what_is_missing(world: World) -> None:
-    buffer = await world.create(group_size=5, consumers=GROUPS)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=5, consumers=GROUPS)
     _, why = await sampled(buffer, 3, "critic")
     assert "0 ready of 3 groups; 1 groups incomplete; oldest open group '2/1' has 2 of 5" in why
 
 
 async def test_a_deleted_uid_can_be_pushed_again(world: World) -> None:
-    buffer = await world.create(group_size=2, consumers=BOTH)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=BOTH)
     await buffer.delete(list(buffer.state.contents))
     assert is_empty(buffer)
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
 
 
 async def test_a_cancelled_delete_still_happens_and_offers_nothing_that_goes(world: World) -> None:
-    buffer = await world.create(group_size=2, consumers=BOTH)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=BOTH)
     call = asyncio.ensure_future(buffer.delete(list(buffer.state.contents)[:1]))
     await asyncio.sleep(0)
     call.cancel()
@@ -277,8 +264,7 @@ async def test_a_cancelled_delete_still_happens_and_offers_nothing_that_goes(wor
 
 
 async def test_consumed_uids_are_forgotten_after_the_horizon(world: World) -> None:
-    buffer = await world.create(duplicate_horizon_seconds=300.0)
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), duplicate_horizon_seconds=300.0)
     await consume(buffer)
     for seconds in (200, 230):
         await settle(buffer, after=seconds)
@@ -298,8 +284,7 @@ async def test_a_changed_deadline_replaces_the_old_one(world: World) -> None:
 
 
 async def test_a_changed_policy_holds_for_what_is_overdue_already(world: World) -> None:
-    buffer = await world.create(group_size=3, group_deadline_seconds=100)
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), group_size=3, group_deadline_seconds=100)
     buffer.tick(time.time() + 200)
     (group,) = buffer.state.contents.groups
     assert group.overdue
@@ -353,8 +338,7 @@ async def test_a_push_over_the_limits_stores_nothing(world: World) -> None:
 
 
 async def test_each_item_of_a_push_has_its_own_outcome(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), group_size=3)
     changed = trxp.encode(
         [
             experience(1, 0, reward=99.0),

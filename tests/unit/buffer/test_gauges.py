@@ -11,8 +11,7 @@ from tests.unit.builders import World, push
 
 
 async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=3)
     loop = asyncio.get_running_loop()
     gauges = Gauges(lambda: [buffer.stats()], loop)
     families = await asyncio.to_thread(lambda: list(gauges.collect()))

@@ -40,8 +40,7 @@ async def crash_after(world: World, buffer: Buffer, **changes: Any) -> Buffer:
 
 
 async def test_what_only_a_removed_consumer_wanted_leaves_at_the_start(world: World) -> None:
-    buffer = await world.create(consumers=["actor", "critic"], max_items=1)
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), consumers=["actor", "critic"], max_items=1)
     await consume(buffer, 1, "actor")
     await take(buffer, 1, "critic")
     buffer = await crash_after(world, buffer, consumers=["actor"], max_items=1)
@@ -51,8 +50,7 @@ async def test_what_only_a_removed_consumer_wanted_leaves_at_the_start(world: Wo
 
 
 async def test_a_lease_of_a_consumer_that_is_gone_has_ended(world: World) -> None:
-    buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), consumers=["actor", "critic"])
     lease = await take(buffer, 1, "critic")
     fresh = await crash_after(world, buffer, consumers=["actor"])
     for now in (fresh, await world.restart(fresh)):
@@ -68,8 +66,7 @@ async def test_leases_of_another_kind_of_unit_have_ended(
     world: World, before: str, after: str
 ) -> None:
     consumer = {"name": "actor", "unit": before}
-    buffer = await world.create(group_size=2, consumers=[consumer])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), group_size=2, consumers=[consumer])
     leases = [await take(buffer, 1, "actor") for _ in range(2 if before == "item" else 1)]
     new = {"name": "actor", "unit": after}
     buffer = await crash_after(world, buffer, group_size=2, consumers=[new])
@@ -83,8 +80,7 @@ async def test_leases_of_another_kind_of_unit_have_ended(
 
 @pytest.mark.parametrize("end", ["ack", "nack", "expire"])
 async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> None:
-    buffer = await world.create()
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)))
     newest = await take(buffer, lease_seconds=500.0)
     batch = world.store.batch()
     for number, units in enumerate([[[1], [2]], [[2]]], 1):
@@ -115,8 +111,7 @@ async def test_a_unit_belongs_to_its_newest_lease(world: World, end: str) -> Non
 
 async def test_repeats_within_a_lease_are_one_unit(world: World) -> None:
     replay = {"name": "actor", "replay": True, "with_replacement": True, "selector": "uniform"}
-    buffer = await world.create(consumers=[replay])
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), consumers=[replay])
     lease = await take(buffer, 3, "actor")
     actor = (buffer := await world.restart(buffer)).state.consumer("actor")
     assert [unit.key for unit in actor.leases[lease].units] == [1, 1, 1]
@@ -125,8 +120,7 @@ async def test_repeats_within_a_lease_are_one_unit(world: World) -> None:
 
 
 async def test_progress_of_nothing_is_no_progress_of_what_comes_next(world: World) -> None:
-    buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), consumers=["actor", "critic"])
     batch: WriteBatch = world.store.batch()
     batch.put_progress(buffer.id, ProgressRow(seq=2, acked=["actor"]))
     batch.put_consumer(buffer.id, ConsumerRow(name="ghost", safe_step=7))
@@ -143,8 +137,7 @@ async def test_progress_of_nothing_is_no_progress_of_what_comes_next(world: Worl
 
 async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
     """Whatever rows say: who gives a unit back that isn't its any more takes it from nobody."""
-    buffer = await world.create()
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)))
     lease = await take(buffer)
     trainer = buffer.state.consumer("trainer")
     (unit,) = trainer.leases[lease].units
@@ -158,8 +151,7 @@ async def test_a_unit_of_another_lease_is_left_alone(world: World) -> None:
 
 async def test_a_group_knows_after_a_restart_whether_members_were_consumed(world: World) -> None:
     consumer = {"name": "actor", "raw": True}
-    buffer = await world.create(group_size=3, consumers=[consumer])
-    await buffer.push(push((0, 0), (1, 0)))
+    buffer = await world.holding(push((0, 0), (1, 0)), group_size=3, consumers=[consumer])
     await consume(buffer, 1, "actor")
     await buffer.push(push((0, 1), (0, 2), (1, 1), (2, 0), dead=[(1, 2), (2, 1), (2, 2)]))
     dead = entry_of(buffer, 1, 2)
@@ -183,8 +175,7 @@ async def test_what_a_changed_limiter_does_not_count_leaves_without_a_trace(
     once: dict[str, Any] = {"name": "actor", "limiter": {**limiter, "samples_per_insert": 1}}
     often: dict[str, Any] = {"replay": True, "max_times_sampled": 4}
     often |= {"name": "actor", "limiter": {**limiter, "samples_per_insert": 4}}
-    buffer = await world.create(consumers=[once, "critic"])
-    await buffer.push(push((0, 0), (0, 1), (0, 2)))
+    buffer = await world.holding(push((0, 0), (0, 1), (0, 2)), consumers=[once, "critic"])
     for _ in range(3):
         await consume(buffer, 1, "actor")
     await buffer.change_settings(settings(consumers=[often, "critic"]))
@@ -226,8 +217,7 @@ async def test_what_a_changed_limiter_did_not_count_counts_once_it_is_rewound(
     limiter = {"min_diff": 0, "max_diff": 100}
     before: dict[str, Any] = {"name": "actor", "limiter": limiter}
     after = before | {"limiter": {**limiter, "samples_per_insert": 0.5}}
-    buffer = await world.create(consumers=[before, "critic"])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=[before, "critic"])
     await consume(buffer, 2, "actor", step=1)
     await buffer.change_settings(settings(consumers=[after, "critic"]))
     await buffer.drain()

@@ -59,8 +59,7 @@ async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> No
 async def test_an_ack_while_a_consumer_is_being_removed_costs_nothing_if_it_stays(
     world: World,
 ) -> None:
-    buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), consumers=["actor", "critic"])
     lease = await take(buffer, 1, "actor")
     Refusals(world.store).num_next = 1
     update = buffer.change_settings(settings(consumers=["actor"]))
@@ -93,8 +92,7 @@ async def test_what_a_removed_consumer_was_is_forgotten_with_the_settings(world:
 
 async def test_a_consumer_goes_with_one_batch(world: World) -> None:
     """A crash can't come between the settings and what is stored of a consumer that goes."""
-    buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=["actor", "critic"])
     await consume(buffer, 1, "critic", step=5)
     await take(buffer, 1, "critic")
     refusals = Refusals(world.store)
@@ -109,8 +107,7 @@ async def test_a_consumer_goes_with_one_batch(world: World) -> None:
 
 
 async def test_a_refused_new_consumer_goes_again(world: World) -> None:
-    buffer = await world.create(consumers=["actor"])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=["actor"])
     lease = await take(buffer, 1, "actor")
     Refusals(world.store).num_next = 1
     changing = buffer.change_settings(settings(consumers=["actor", "late"]))
@@ -156,8 +153,7 @@ async def test_a_refused_change_stays_refused_though_the_row_is_stored_again(wor
 async def test_what_is_done_but_found_no_room_is_not_taken_from_a_new_consumer(
     world: World,
 ) -> None:
-    buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), consumers=["actor", "critic"])
     await consume(buffer, 1, "actor")
     refusals = Refusals(world.store)
     changing = buffer.change_settings(settings(consumers=["actor"]))
@@ -204,8 +200,7 @@ async def test_what_is_left_of_a_group_is_offered_once_the_rest_could_be_dropped
 
 async def test_what_was_passed_over_leaves_once_there_is_room(world: World) -> None:
     old = {"max_lag": 0, "on_stale": "keep"}
-    buffer = await world.create(consumers=[{"name": "fresh", "staleness": old}])
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), consumers=[{"name": "fresh", "staleness": old}])
     for entry in buffer.state.contents:
         entry.record.min_version = entry.record.max_version = 0
     buffer.row.policy_version = 3

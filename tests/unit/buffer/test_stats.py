@@ -28,8 +28,7 @@ async def delete(buffer: Buffer, *uids: str) -> None:
 
 
 async def test_what_left_is_used_or_not(world: World) -> None:
-    buffer = await world.create(**GROUPS)
-    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)), **GROUPS)
     await buffer.push(push((4, 0), dead=[(4, 1)]))
     assert usage(buffer) == (0, 0, None)
     assert not stats_message(buffer.stats()).HasField("keep_ratio")
@@ -46,8 +45,7 @@ async def test_what_left_is_used_or_not(world: World) -> None:
 
 async def test_acks_of_raw_consumers_are_no_use(world: World) -> None:
     consumers = [{"name": "critic", "raw": True}, "trainer"]
-    buffer = await world.create(group_by="none", consumers=consumers)
-    await buffer.push(push((1, 0), (2, 0)))
+    buffer = await world.holding(push((1, 0), (2, 0)), group_by="none", consumers=consumers)
     await consume(buffer, 2, "critic")
     assert usage(buffer) == (0, 0, None)
     await delete(buffer, uid(1, 0))
@@ -67,8 +65,7 @@ async def test_what_is_replayed_is_used_once_and_may_leave(world: World) -> None
 async def test_what_is_passed_over_is_not_used(world: World) -> None:
     staleness = {"max_age_seconds": 1e-9, "on_stale": "keep"}
     consumer = {"name": "trainer", "staleness": staleness}
-    buffer = await world.create(group_by="none", consumers=[consumer])
-    await buffer.push(push((1, 0), (2, 0)))
+    buffer = await world.holding(push((1, 0), (2, 0)), group_by="none", consumers=[consumer])
     lease, _ = await sampled(buffer, 2)
     await buffer.drain()
     assert lease is None
@@ -78,8 +75,7 @@ async def test_what_is_passed_over_is_not_used(world: World) -> None:
 async def test_what_was_passed_over_before_a_restart_is_not_used(world: World) -> None:
     staleness = {"max_age_seconds": 1e-9, "on_stale": "keep"}
     consumers = [{"name": "trainer", "staleness": staleness}, "critic"]
-    buffer = await world.create(group_by="none", consumers=consumers)
-    await buffer.push(push((1, 0), (2, 0)))
+    buffer = await world.holding(push((1, 0), (2, 0)), group_by="none", consumers=consumers)
     await sampled(buffer, 2)
     await buffer.drain()
     buffer = await world.restart(buffer)
@@ -90,8 +86,7 @@ async def test_what_was_passed_over_before_a_restart_is_not_used(world: World) -
 
 
 async def test_a_rewind_takes_back_what_was_used(world: World) -> None:
-    buffer = await world.create(**GROUPS)
-    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0), (2, 1)), **GROUPS)
     await consume(buffer, 1, step=1)
     await consume(buffer, 1, step=2)
     assert usage(buffer) == (4, 0, 1.0)
@@ -103,8 +98,7 @@ async def test_a_rewind_takes_back_what_was_used(world: World) -> None:
 
 
 async def test_a_restart_counts_anew(world: World) -> None:
-    buffer = await world.create(**GROUPS)
-    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0), (2, 1)), **GROUPS)
     await consume(buffer, 1, step=1)
     buffer = await world.restart(buffer)
     await buffer.declare_safe("trainer", 1)
@@ -135,8 +129,7 @@ async def test_groups_are_counted_by_what_they_wait_for(world: World) -> None:
 
 
 async def test_quarantined_groups_are_known_without_looking(world: World) -> None:
-    buffer = await world.create(group_size=2)
-    await buffer.push(push((1, 0), (1, 1), (2, 0), (2, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0), (2, 1)), group_size=2)
     contents = buffer.state.contents
     for entry in contents:
         contents.set_quarantine(entry, "no finite number")
@@ -151,8 +144,7 @@ async def test_quarantined_groups_are_known_without_looking(world: World) -> Non
 
 
 async def test_what_is_stored_is_not_walked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = await world.create(**GROUPS)
-    await buffer.push(push((1, 0), (1, 1), (2, 0)))
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0)), **GROUPS)
 
     def refuse(_: object) -> None:
         raise AssertionError("all groups are walked")

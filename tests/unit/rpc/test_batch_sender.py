@@ -21,8 +21,7 @@ def value(world: World, name: str, buffer: Buffer) -> float | None:
 
 
 async def test_each_experience_of_a_delivery_is_counted(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1), (2, 0)))
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0)))
     await leased(buffer, 2)
     await asyncio.sleep(0)
     assert value(world, "sampled_experiences_total", buffer) == 2
@@ -33,8 +32,7 @@ async def test_each_experience_of_a_delivery_is_counted(world: World) -> None:
 
 
 async def test_a_buffer_that_is_deleted_at_once_has_no_series_again(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)))
     await leased(buffer, 1)
     buffer.close()
     world.metrics.forget_buffer(buffer.name)

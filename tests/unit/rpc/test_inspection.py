@@ -14,8 +14,7 @@ from tests.unit.work import counted_lines
 
 async def test_what_is_leaving_is_not_found_rather_than_damaged(world: World) -> None:
     """The store's own process removes payloads before the server hears of it."""
-    buffer = await world.create(group_by="none", max_items=1, on_full="evict")
-    await buffer.push(push((0, 0)))
+    buffer = await world.holding(push((0, 0)), group_by="none", max_items=1, on_full="evict")
     await settle(buffer)
     name = uid(0, 0)
     assert (await inspection.get(world.store, buffer, name)).payload

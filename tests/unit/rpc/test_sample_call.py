@@ -43,8 +43,7 @@ class Slow(Refusals):
 
 
 async def slow(world: World, *members: tuple[int, int]) -> tuple[Backend, Buffer, Slow]:
-    backend, buffer = await serving(world)
-    await buffer.push(push(*members))
+    backend, buffer = await serving(world, push(*members))
     return backend, buffer, Slow(world.lmdb)
 
 

@@ -144,9 +144,7 @@ async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch
 
 
 async def test_what_is_computed_again_is_recorded_with_its_new_batch(world: World) -> None:
-    buffer = await world.computing(**BATCH)
-    await buffer.push(rewarded([(task, 0, float(task)) for task in range(3)]))
-    await settle(buffer)
+    buffer = await world.computed(rewarded([(task, 0, float(task)) for task in range(3)]), **BATCH)
     (before,) = set(ids(world, buffer, 0, 1, 2))
     await buffer.annotate([Annotation(uid=uid(1, 0), reward=7.0)])
     await buffer.push(rewarded([(3, 0, 5.0), (4, 0, 6.0)]))
@@ -208,9 +206,7 @@ async def test_a_withheld_group_is_not_counted_again_after_a_crash(
 
 
 async def test_a_group_that_is_computed_again_is_not_counted_again(world: World) -> None:
-    buffer = await world.computing(**RUNNING)
-    await buffer.push(rewarded([(0, 0, 1.0), (0, 1, 3.0)]))
-    await settle(buffer)
+    buffer = await world.computed(rewarded([(0, 0, 1.0), (0, 1, 3.0)]), **RUNNING)
     moments = buffer.row.moments
     await buffer.annotate([Annotation(uid=uid(0, 0), reward=5.0)])
     await settle(buffer)

@@ -70,9 +70,7 @@ async def test_moments_go_on_when_other_parameters_are_set(world: World) -> None
 async def test_moments_that_were_void_meanwhile_do_not_come_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = await world.computing(**RUNNING)
-    await buffer.push(push((1, 0), (1, 1)))
-    await settle(buffer)
+    buffer = await world.computed(push((1, 0), (1, 1)), **RUNNING)
     is_computed, may_go_on = asyncio.Event(), asyncio.Event()
     read_results = world.computer._results
 
@@ -175,8 +173,7 @@ async def test_what_left_at_a_deadline_was_not_consumed(world: World) -> None:
 
 
 async def test_annotations_can_be_read_whatever_they_add(world: World) -> None:
-    buffer = await world.create(group_size=2)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2)
     empty = TensorView("U8", (0,), memoryview(b""))
     big = TensorView("U8", (1 << 26,), memoryview(bytes(1 << 26)))
     first, second = ({f"{n}_{'n' * 9_000}_{i}": empty for i in range(490)} for n in range(2))

@@ -134,9 +134,7 @@ async def test_what_old_settings_made_available_waits_for_no_field_of_new_ones(
 async def test_moments_of_another_estimator_stay_void(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = await world.computing(**RUNNING)
-    await buffer.push(push((1, 0), (1, 1)))
-    await settle(buffer)
+    buffer = await world.computed(push((1, 0), (1, 1)), **RUNNING)
     with monkeypatch.context() as patch:
         rides = Rides(world, patch)
         await buffer.push(push((2, 0), (2, 1)))

@@ -76,8 +76,7 @@ async def test_a_batch_is_cut_where_its_message_is_full(world: World) -> None:
 
 
 async def test_what_the_server_could_not_send_is_not_blamed(world: World) -> None:
-    buffer = await world.create(consumers=[{"name": "trainer", "max_deliveries": 1}])
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), consumers=[{"name": "trainer", "max_deliveries": 1}])
     consumer = buffer.state.consumers["trainer"]
     for _ in range(3):
         lease = await leased(buffer, 1)
@@ -92,8 +91,7 @@ async def test_what_the_server_could_not_send_is_not_blamed(world: World) -> Non
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_lost_payload_quarantines_nobody(world: World, streaming: bool) -> None:
     """It alone is set aside; what was leased with it is delivered, for the first time."""
-    backend, buffer = await serving(world)
-    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    backend, buffer = await serving(world, push((1, 0), (1, 1), (1, 2)))
     batch = world.store.batch()
     batch.remove(buffer.id, next(iter(buffer.state.contents)).record)
     await world.store.commit(batch)
@@ -177,8 +175,7 @@ async def test_the_same_ratio_goes_on_counting(world: World) -> None:
 async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) -> None:
     other = {"name": "other"}
     trainer = limited(1, max_deliveries=0)
-    buffer = await world.create(consumers=[trainer, other])
-    await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    buffer = await world.holding(push((1, 0), (1, 1), (1, 2), (1, 3)), consumers=[trainer, other])
     await consume(buffer, 4)
     await buffer.push(push((2, 0)))
     await change(buffer, consumers=[limited(0.5, max_deliveries=0), other])
@@ -194,8 +191,7 @@ async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) ->
 
 async def test_what_leaves_while_a_limiter_comes_is_not_counted_for_ever(world: World) -> None:
     once = {"max_times_sampled": 1}
-    buffer = await world.create(consumers=[limited(None) | once])
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), consumers=[limited(None) | once])
     ack = asyncio.ensure_future(buffer.ack((await leased(buffer, 1)).id))
     await asyncio.sleep(0)
     (new,) = settings(consumers=[limited(0.5) | once]).consumers
@@ -211,8 +207,7 @@ async def test_what_leaves_while_a_limiter_comes_is_not_counted_for_ever(world: 
 
 
 async def test_no_step_is_too_early_for_a_consumer_that_was_removed(world: World) -> None:
-    buffer = await world.create(consumers=["actor", "critic"])
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), consumers=["actor", "critic"])
     await consume(buffer, 1, "actor", step=5)
     await buffer.flow.timelines.declare_safe(buffer.state.consumers["actor"], 5)
     assert buffer.flow.acks._problem_with("actor", 3)
@@ -221,8 +216,7 @@ async def test_no_step_is_too_early_for_a_consumer_that_was_removed(world: World
 
 
 async def test_a_lease_of_another_life_of_the_buffer_counts_as_none(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    buffer = await world.holding(push((1, 0), (1, 1), (1, 2), (1, 3)))
     first, second = [
         await leased(buffer, 2, rank_of=RankOf(rank=rank, world_size=2, after_lease_id=77))
         for rank in (0, 1)
@@ -262,8 +256,7 @@ async def test_a_stale_group_leaves_as_a_whole_or_not_at_all(world: World, holds
 async def test_dropping_what_is_stale_takes_work_in_proportion(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)))
     (entry,) = buffer.state.contents
     await leased(buffer)
     units = [[Entry(entry.record, None, durable=True)] for _ in range(200)]

@@ -34,8 +34,7 @@ async def lose(world: World, buffer: Buffer, *members: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", ["TRXP", "PACKED"])
 async def test_too_small_a_rest_is_sampled_anew(world: World, name: str) -> None:
     """A caller that wants 2 or nothing never gets 1; what comes next takes the place."""
-    backend, buffer = await serving(world)
-    await buffer.push(push((1, 0), (1, 1), (1, 2), (1, 3)))
+    backend, buffer = await serving(world, push((1, 0), (1, 1), (1, 2), (1, 3)))
     await lose(world, buffer, (1, 1), (1, 2))
     form = types_pb2.SampleFormat.Value(f"SAMPLE_FORMAT_{name}")
     response = await called(backend, batch_size=2, min_batch_size=2, format=form)
@@ -56,8 +55,7 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experience_buffer_server.rpc.batch_sender.FRAME_BYTES", 1)
-    backend, buffer = await serving(world)
-    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    backend, buffer = await serving(world, push((1, 0), (1, 1), (1, 2)))
     await lose(world, buffer, (1, 2))
 
     stream = granting(backend, 1, batch_size=3, min_batch_size=3)
@@ -77,8 +75,7 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
 
 
 async def test_it_survives_a_restart_and_leaves_by_delete_alone(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)))
     entry = entry_of(buffer, 1, 0)
     buffer.set_aside({entry.record.seq: "its payload is gone"})
     buffer.set_aside({entry.record.seq: "said again"})
@@ -106,8 +103,7 @@ async def test_it_survives_a_restart_and_leaves_by_delete_alone(world: World) ->
 
 async def test_a_leased_one_that_comes_back_is_not_offered_again(world: World) -> None:
     """It was read well once; another consumer has found the damage since. It isn't removed, either."""
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)))
     lease = await leased(buffer, 1)
     buffer.set_aside({1: "its payload is gone"})
     await buffer.nack(lease.id, reason="again")
@@ -118,8 +114,7 @@ async def test_a_leased_one_that_comes_back_is_not_offered_again(world: World) -
 
 
 async def test_an_ack_of_one_that_was_delivered_in_time_counts(world: World) -> None:
-    buffer = await world.create()
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)))
     lease = await leased(buffer, 1)
     buffer.set_aside({1: "its payload is gone"})
     await buffer.ack(lease.id)
@@ -156,8 +151,7 @@ def test_a_unit_that_the_limiter_was_told_to_overlook_stays_so() -> None:
 
 async def test_no_number_is_given_twice(world: World) -> None:
     """Not after the newest was deleted and the server has died, nor a priority's."""
-    buffer = await world.create()
-    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    buffer = await world.holding(push((1, 0), (1, 1), (1, 2)))
     await buffer.delete([entry_of(buffer, 1, 2)])
     fresh = await world.restart(buffer)
     await fresh.push(push((1, 3)))
@@ -172,8 +166,7 @@ async def test_no_number_is_given_twice(world: World) -> None:
 
 async def test_numbers_are_noted_once_for_many_removals(world: World) -> None:
     """The first removal notes the highest number: those of older ones bring no row of their own."""
-    buffer = await world.create()
-    await buffer.push(push(*((1, run) for run in range(5))))
+    buffer = await world.holding(push(*((1, run) for run in range(5))))
     noted = []
     for run in (0, 1, 4, 3):
         batch = world.store.batch()

@@ -60,8 +60,7 @@ async def test_an_integer_beyond_floats_is_capped_at_the_push(world: World) -> N
 
 
 async def test_a_store_that_holds_larger_priorities_is_opened(world: World) -> None:
-    buffer = await world.create(group_size=2, consumers=PRIORITIZED)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=PRIORITIZED)
     batch = world.store.batch()
     for entry in buffer.state.contents:
         batch.put_record(buffer.id, dataclasses.replace(entry.record, priority=HUGE))
@@ -74,8 +73,7 @@ async def test_a_store_that_holds_larger_priorities_is_opened(world: World) -> N
 async def test_what_cannot_be_taken_into_account_is_not_set(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = await world.create(group_size=2, consumers=PRIORITIZED)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=PRIORITIZED)
     failures = [ValueError("no such weight")]
 
     def revalue(entries: Sequence[Entry]) -> None:
@@ -93,8 +91,7 @@ async def test_what_cannot_be_taken_into_account_is_not_set(
 
 
 async def test_what_finds_no_room_is_as_before_but_for_what_was_set_since(world: World) -> None:
-    buffer = await world.create(group_size=2, consumers=PRIORITIZED)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=PRIORITIZED)
     refusals = Refusals(world.store)
     refusals.num_next = 1
     refused = await begin(buffer.update_priorities(update(5.0, 0, 1)))

@@ -39,8 +39,7 @@ async def shared(buffer: Buffer, *, after: int = 0) -> Lease:
 async def test_a_step_becomes_safe_before_the_last_rank_acks(
     world: World, last_step: int | None
 ) -> None:
-    buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.push(push((0, 0), (0, 1), (0, 2), (0, 3)))
+    buffer = await world.holding(push((0, 0), (0, 1), (0, 2), (0, 3)), consumers=[{"name": "c"}])
     first = await shared(buffer)
     second = await shared(buffer, after=first.id)
     await buffer.ack(first.id, step=5, rank=0)
@@ -57,8 +56,7 @@ async def test_a_step_becomes_safe_before_the_last_rank_acks(
 
 
 async def test_a_later_step_of_the_last_rank_is_retained(world: World) -> None:
-    buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=[{"name": "c"}])
     lease = await shared(buffer)
     await buffer.ack(lease.id, step=5, rank=0)
     await buffer.ack(lease.id, step=6, rank=1)
@@ -67,8 +65,7 @@ async def test_a_later_step_of_the_last_rank_is_retained(world: World) -> None:
 
 
 async def test_a_part_that_is_returned_while_its_ack_is_stored(world: World) -> None:
-    buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=[{"name": "c"}])
     lease = await shared(buffer)
     ack = asyncio.ensure_future(buffer.ack(lease.id, rank=0))
     await asyncio.sleep(0)
@@ -78,8 +75,7 @@ async def test_a_part_that_is_returned_while_its_ack_is_stored(world: World) -> 
 
 
 async def test_a_refused_ack_of_a_part_does_not_count(world: World) -> None:
-    buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=[{"name": "c"}])
     lease = await shared(buffer)
     Refusals(world.store).num_next = 1
     with pytest.raises(StoreFullError):
@@ -93,8 +89,7 @@ async def test_a_refused_ack_of_a_part_does_not_count(world: World) -> None:
 
 
 async def test_a_batch_that_is_being_acknowledged_is_not_given_again(world: World) -> None:
-    buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.push(push((0, 0), (0, 1), (0, 2)))
+    buffer = await world.holding(push((0, 0), (0, 1), (0, 2)), consumers=[{"name": "c"}])
     lease = await shared(buffer)
     await buffer.ack(lease.id, rank=0)
     ack = asyncio.ensure_future(buffer.ack(lease.id, rank=1))
@@ -107,8 +102,7 @@ async def test_a_batch_that_is_being_acknowledged_is_not_given_again(world: Worl
 
 
 async def test_a_batch_that_was_returned_before_it_was_sent(world: World) -> None:
-    buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=[{"name": "c"}])
     call = asyncio.ensure_future(part(buffer, 0, num_units=3))
     await asyncio.sleep(0)
     await buffer.rewind("c", -1)
@@ -143,8 +137,7 @@ async def test_a_rank_is_told_the_same_of_its_part_after_a_restart(world: World)
 async def test_a_rank_that_goes_once_its_batch_is_stored_leaves_it_to_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = await world.create(consumers=[{"name": "c"}])
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), consumers=[{"name": "c"}])
     asking = asyncio.ensure_future(part(buffer, 0))
     granted, leases = buffer.flow.leasing._granted, list[Lease]()
 

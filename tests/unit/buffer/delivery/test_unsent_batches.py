@@ -57,8 +57,7 @@ async def test_a_batch_that_was_returned_is_not_sent(world: World, form: int) ->
 async def test_who_waits_is_sent_nothing_of_a_deleted_buffer(
     world: World, form: int, rank_of: types_pb2.RankOf | None, streams: bool
 ) -> None:
-    backend, buffer = await serving(world)
-    await buffer.push(push((1, 0), (1, 1)))
+    backend, _ = await serving(world, push((1, 0), (1, 1)))
     go = fill(backend)
     asked: asyncio.Task[Any] = (
         asyncio.create_task(frame_of(granting(backend, 1, format=form, rank_of=rank_of)))
@@ -90,8 +89,7 @@ def test_a_large_batch_that_is_gone_takes_work_in_proportion(
 async def test_a_part_that_was_returned_is_not_delivered(
     world: World, form: int, waits: bool
 ) -> None:
-    backend, buffer = await serving(world)
-    await buffer.push(push((1, 0), (1, 1)))
+    backend, buffer = await serving(world, push((1, 0), (1, 1)))
     first = await called(backend, batch_size=2, rank_of=RANKS[0])
     await turns(100)
     go = fill(backend) if waits else None
@@ -109,8 +107,7 @@ async def test_a_part_that_was_returned_is_not_delivered(
 
 @pytest.mark.parametrize("ends", ["cancelled", "out of time"])
 async def test_a_rank_that_gives_up_takes_nothing_from_the_others(world: World, ends: str) -> None:
-    backend, buffer = await serving(world)
-    await buffer.push(push((1, 0), (1, 1)))
+    backend, buffer = await serving(world, push((1, 0), (1, 1)))
     first = await called(backend, batch_size=2, rank_of=RANKS[0])
     await turns(100)
     go = fill(backend)
@@ -135,8 +132,7 @@ async def test_a_rank_that_gives_up_takes_nothing_from_the_others(world: World, 
 
 @FORMATS
 async def test_a_rank_without_units_gets_an_empty_part(world: World, form: int) -> None:
-    backend, buffer = await serving(world)
-    await buffer.push(push((1, 0)))
+    backend, buffer = await serving(world, push((1, 0)))
     answers = [granting(backend, 1, rank_of=rank_of, format=form) for rank_of in RANKS]
     frames = [await frame_of(each) for each in answers]
     assert [(frame.last, frame.num_units) for frame in frames] == [(True, 1), (True, 0)]
@@ -225,8 +221,7 @@ async def test_what_nobody_took_was_not_delivered(
 
 
 async def test_a_server_that_stops_blames_nobody(world: World) -> None:
-    backend, buffer = await serving(world, max_deliveries=1)
-    await buffer.push(push((1, 0), (1, 1)))
+    backend, buffer = await serving(world, push((1, 0), (1, 1)), max_deliveries=1)
     stream = granting(backend, 2)
     await frame_of(stream)
     backend.draining.set()
@@ -236,8 +231,7 @@ async def test_a_server_that_stops_blames_nobody(world: World) -> None:
 
 
 async def test_what_is_given_back_unread_was_not_delivered(world: World) -> None:
-    backend, buffer = await serving(world, max_deliveries=2)
-    await buffer.push(push((1, 0)))
+    backend, buffer = await serving(world, push((1, 0)), max_deliveries=2)
     for unread in (True, False):
         stream = granting(backend, 1)
         lease = (await frame_of(stream)).lease

@@ -123,9 +123,7 @@ async def test_one_form_of_a_field_replaces_the_other(world: World) -> None:
 
 
 async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
-    buffer = await world.computing(**RLOO)
-    await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
-    await settle(buffer)
+    buffer = await world.computed(pushed((1, 0), (1, 1), reward=1.0), **RLOO)
     assert advantages(world, buffer, uid(1, 1)) == [0.0] * NUM_RESPONSE
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=3.0))
     await until(lambda: any(entry.changing for entry in buffer.state.contents))
@@ -154,9 +152,7 @@ async def test_nobody_gets_advantages_of_before_an_annotation(world: World) -> N
 
 
 async def test_what_was_delivered_is_not_changed_behind_the_trainer(world: World) -> None:
-    buffer = await world.computing(**RLOO)
-    await buffer.push(pushed((1, 0), (1, 1)))
-    await settle(buffer)
+    buffer = await world.computed(pushed((1, 0), (1, 1)), **RLOO)
     lease_id = await take(buffer)
     for member in (0, 1):
         reason, message = await annotate(buffer, uid(1, member), reward=3.0)
@@ -201,8 +197,7 @@ async def test_a_raw_consumer_gets_what_waits_and_may_annotate_what_it_holds(wor
 async def test_an_annotation_that_does_not_fit_changes_nothing(
     world: World, change: Mapping[str, Any], message: str
 ) -> None:
-    buffer = await world.create(**GAE)
-    await buffer.push(pushed((1, 0), (1, 1)))
+    buffer = await world.holding(pushed((1, 0), (1, 1)), **GAE)
     before = world.store.payloads(buffer.id, [uid(1, 0)])
     bad, sound = await buffer.annotate(
         [Annotation(uid=uid(1, 0), **change), Annotation(uid=uid(1, 1), tensors=values())]
@@ -230,8 +225,7 @@ async def test_unknown_and_doubled_uids(world: World) -> None:
 
 
 async def test_annotations_at_once_keep_one_another(world: World) -> None:
-    buffer = await world.create(**GAE)
-    await buffer.push(pushed((1, 0)))
+    buffer = await world.holding(pushed((1, 0)), **GAE)
     names = [f"name {number}" for number in range(23)]
     await asyncio.gather(*(annotate(buffer, uid(1, 0), info={name: 1.0}) for name in names))
     (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
@@ -252,8 +246,7 @@ async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: Wo
 
 
 async def test_no_room_for_an_annotation_changes_nothing(world: World) -> None:
-    buffer = await world.create(**GAE)
-    await buffer.push(pushed((1, 0)))
+    buffer = await world.holding(pushed((1, 0)), **GAE)
     limit = buffer.num_bytes + 3
     buffer.change_settings(buffer.settings.model_copy(update={"max_bytes": limit}))
     with pytest.raises(errors.BufferFullError, match="max_bytes"):
@@ -293,8 +286,7 @@ async def test_a_deadline_ends_the_wait_for_fields(
 async def test_a_deadline_waits_for_an_annotator_that_holds_a_lease(world: World) -> None:
     world.computer.start()
     changes = {"on_group_deadline": "drop", "consumers": CONSUMERS}
-    buffer = await world.create(**(DEADLINE | changes))
-    await buffer.push(pushed((1, 0), (1, 1)))
+    buffer = await world.holding(pushed((1, 0), (1, 1)), **(DEADLINE | changes))
     first = await take(buffer, 1, "critic")
     await settle(buffer, after=6)
     assert len(buffer.state.contents) == 2
@@ -305,8 +297,7 @@ async def test_a_deadline_waits_for_an_annotator_that_holds_a_lease(world: World
 
 async def test_a_raw_consumer_of_groups_gets_them_whole(world: World) -> None:
     consumers = [{"name": "critic", "raw": True, "unit": "group"}, {"name": "actor"}]
-    buffer = await world.create(**(GAE | {"consumers": consumers}))
-    await buffer.push(pushed((1, 0)))
+    buffer = await world.holding(pushed((1, 0)), **(GAE | {"consumers": consumers}))
     assert not await take(buffer, 1, "critic")
     await buffer.push(pushed((1, 1)))
     assert await take(buffer, 1, "critic")
@@ -322,8 +313,7 @@ async def test_a_group_is_not_computed_before_every_member_has_its_fields(world:
 
 
 async def test_nothing_is_computed_from_before_an_annotation_on_its_way(world: World) -> None:
-    buffer = await world.create(**(RLOO | {"on_missing_field": "wait"}))
-    await buffer.push(pushed((1, 0)))
+    buffer = await world.holding(pushed((1, 0)), **(RLOO | {"on_missing_field": "wait"}))
     await buffer.push(pushed((1, 1), reward=None))
     await annotate(buffer, uid(1, 1), info={"note": "still without a reward"})
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 1), reward=1.0))
@@ -341,8 +331,7 @@ async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_co
 ) -> None:
     world.computer.start()
     running = {"estimator": "rloo", "running_norm": "std"}
-    buffer = await world.create(**(RLOO | {"advantage": running}))
-    await buffer.push(pushed((1, 0), (1, 1)))
+    buffer = await world.holding(pushed((1, 0), (1, 1)), **(RLOO | {"advantage": running}))
     await settle(buffer)
     await world.computer.close()
     await annotate(buffer, uid(1, 0), reward=3.0)

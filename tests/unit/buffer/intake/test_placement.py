@@ -51,8 +51,7 @@ async def test_groups_that_have_gone_are_looked_up_together(
 
 
 async def test_a_group_is_closed_by_as_many_as_it_lacks(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=3)
     leaving = entry_of(buffer, 1, 0)
     leaving.leaving = True
     await buffer.push(push((1, 2)))
@@ -83,8 +82,7 @@ async def test_what_follows_the_last_member_in_one_push_is_late(world: World) ->
 
 
 async def test_what_is_left_of_a_dropped_group_of_no_known_size(world: World) -> None:
-    buffer = await world.create(group_size=0)
-    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    buffer = await world.holding(push((1, 0), (1, 1), (1, 2)), group_size=0)
     lease = await sample(buffer, 1)
     await buffer.drop("2/1", "no use")
     (late,) = await buffer.push(push((1, 3)))

@@ -53,8 +53,7 @@ async def test_a_dropped_group_stays_dropped(world: World) -> None:
 
 
 async def test_a_sealed_group_is_as_large_as_it_is(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), group_size=3)
     member = await pushing(world, buffer, push((1, 1)))
     await buffer.seal("2/1", 0)
     await member.fail()

@@ -41,8 +41,7 @@ class Pusher:
 
 async def full(world: World, **changes: Any) -> Buffer:
     """A buffer of four experiences, of which two are leased."""
-    buffer = await world.create(**BLOCK | changes)
-    await buffer.push(push((0, 0), (0, 1), (0, 2), (0, 3)))
+    buffer = await world.holding(push((0, 0), (0, 1), (0, 2), (0, 3)), **BLOCK | changes)
     return buffer
 
 

@@ -204,8 +204,7 @@ async def test_what_fits_goes_once_what_did_not_is_gone(
     world: World, timeout_seconds: float
 ) -> None:
     """Neither a new call nor one that waits is kept by what was tried before."""
-    buffer = await world.create(group_by="none")
-    await buffer.push(pushed((1, 0)))
+    buffer = await world.holding(pushed((1, 0)), group_by="none")
     await buffer.push(pushed((2, 0), prompt_text="long " * 400))
     await buffer.push(pushed((3, 0)))
     first, large, third = list(buffer.state.contents)

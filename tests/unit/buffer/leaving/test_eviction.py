@@ -158,8 +158,7 @@ async def test_an_annotated_value_counts(world: World) -> None:
 
 async def test_a_consumer_chooses_by_an_annotated_value(world: World) -> None:
     trainer = {"name": "trainer", "raw": True, "selector": {"kind": "max", "key": "reward"}}
-    buffer = await world.create(group_by="none", consumers=[trainer])
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.holding(push((1, 0), (1, 1)), group_by="none", consumers=[trainer])
     await buffer.annotate([Annotation(uid=uid(1, 0), reward=9.0)])
     lease = await leased(buffer)
     assert lease.units[0].seqs == (1,)

@@ -113,8 +113,7 @@ async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
 
 
 async def test_a_seal_that_finds_no_room_leaves_the_group_open(world: World) -> None:
-    buffer = await world.create(group_size=3)
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.holding(push((0, 0), (0, 1)), group_size=3)
     Refusals(world.store).num_next = 1
     with pytest.raises(StoreFullError):
         await buffer.seal("2/0")

@@ -169,10 +169,9 @@ async def test_an_open_group_that_is_outdated_leaves_once_it_is_whole(world: Wor
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
 async def test_a_leased_unit_leaves_when_it_comes_back(world: World, group_by: str) -> None:
-    buffer = await world.create(
-        group_by=group_by, group_size=1, retention={"max_age_seconds": HOUR}
+    buffer = await world.holding(
+        push((1, 0), (2, 0)), group_by=group_by, group_size=1, retention={"max_age_seconds": HOUR}
     )
-    await buffer.push(push((1, 0), (2, 0)))
     lease_id = await sample(buffer, 2)
     await pass_by(buffer, HOUR + 1)
     assert stored(buffer) == [(1, 0), (2, 0)]
@@ -210,10 +209,9 @@ async def test_what_a_rewind_may_need_stays(world: World) -> None:
 
 async def test_what_others_would_want_leaves_once_no_rewind_does(world: World) -> None:
     consumers = [{"name": "trainer"}, {"name": "critic"}]
-    buffer = await world.create(
-        group_by="none", consumers=consumers, retention={"max_age_seconds": HOUR}
+    buffer = await world.holding(
+        push((1, 0)), group_by="none", consumers=consumers, retention={"max_age_seconds": HOUR}
     )
-    await buffer.push(push((1, 0)))
     await buffer.ack(await sample(buffer, 1), step=1)
     await pass_by(buffer, HOUR + 1)
     assert stored(buffer) == [(1, 0)]
@@ -224,8 +222,7 @@ async def test_what_others_would_want_leaves_once_no_rewind_does(world: World) -
 
 
 async def test_settings_hold_at_once_and_can_be_taken_back(world: World) -> None:
-    buffer = await world.create(group_by="none")
-    await buffer.push(push((1, 0), (2, 0)))
+    buffer = await world.holding(push((1, 0), (2, 0)), group_by="none")
     lease_id = await sample(buffer, 1)
     CLOCK.now += HOUR
     changing = buffer.change_settings(
@@ -245,8 +242,7 @@ async def test_settings_hold_at_once_and_can_be_taken_back(world: World) -> None
 
 @pytest.mark.on_disk
 async def test_a_removal_that_found_no_room_is_tried_again(world: World) -> None:
-    buffer = await world.create(group_by="none", retention={"max_age_seconds": HOUR})
-    await buffer.push(push((1, 0)))
+    buffer = await world.holding(push((1, 0)), group_by="none", retention={"max_age_seconds": HOUR})
     CLOCK.now += HOUR + 1
     with full_disk(world):
         await pass_by(buffer)
@@ -420,10 +416,9 @@ async def test_what_comes_back_and_is_kept_for_a_rewind_is_offered(
 ) -> None:
     """It stays until the rewind is out of reach: a restart would offer it meanwhile."""
     consumers = [{"name": "trainer"}, {"name": "critic"}]
-    buffer = await world.create(
-        group_size=2, consumers=consumers, retention={"max_age_seconds": HOUR}
+    buffer = await world.holding(
+        push((1, 0), (1, 1)), group_size=2, consumers=consumers, retention={"max_age_seconds": HOUR}
     )
-    await buffer.push(push((1, 0), (1, 1)))
     returned, acked = await sample(buffer, 1), await sample(buffer, 1, "critic")
     await sample(buffer, 1)
     await pass_by(buffer, HOUR + 1)

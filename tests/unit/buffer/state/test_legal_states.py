@@ -20,8 +20,7 @@ Tamper = Callable[[BufferState], object]
 async def filled(world: World) -> Buffer:
     """A group that is ready, one that is leased, one that is open, and a tombstone."""
     consumers = [{"name": "trainer"}, {"name": "raw", "unit": "item", "raw": True}]
-    buffer = await world.create(group_size=2, consumers=consumers)
-    await buffer.push(push((1, 0), dead=[(1, 1)]))
+    buffer = await world.holding(push((1, 0), dead=[(1, 1)]), group_size=2, consumers=consumers)
     await sampled(buffer)
     await buffer.push(push((2, 0), (2, 1), (3, 0)))
     return buffer
