@@ -15,6 +15,7 @@ import torch
 from experience_buffer import EID, Experience, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
+from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.intake.admission import PayloadReader
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.registry import Registry
@@ -240,7 +241,7 @@ class World:
         return payload
 
     def _buffer(self, row: BufferRow) -> Buffer:
-        return Buffer(
+        flow = Flow(
             row,
             store=self.store,
             computer=self.computer,
@@ -248,3 +249,4 @@ class World:
             payloads=PayloadReader(self.limits.payload_limits, self.metrics),
             limits=self.limits,
         )
+        return Buffer(flow)

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.delivery import damage, quarantine, read_ahead
 from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
 from experience_buffer_server.buffer.delivery.damage import Unreadable
@@ -22,7 +21,6 @@ from experience_buffer_server.buffer.delivery.priorities import (
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
-from experience_buffer_server.buffer.intake.admission import PayloadReader
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
@@ -42,13 +40,11 @@ from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.buffer.stats import BufferStats, buffer_stats
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.loop_turns import Turn
-from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.quotas import Charge
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.interface import BufferRow, Store
+from experience_buffer_server.store.interface import BufferRow
 
 _UNCOUNTED = Charge()
 
@@ -59,27 +55,10 @@ class Buffer:
     `flow` and `state` are for those who make, restore and change a buffer; others use its verbs.
     """
 
-    def __init__(
-        self,
-        row: BufferRow,
-        *,
-        store: Store,
-        computer: Computer,
-        metrics: Metrics,
-        payloads: PayloadReader,
-        limits: ServerSection,
-    ) -> None:
-        self.flow = flow = Flow(
-            row, store=store, computer=computer, metrics=metrics, payloads=payloads, limits=limits
-        )
-        self.state = state = flow.state
-        self._changing = SettingsChanges(flow, computer)
-        for consumer in state.settings.consumers:
-            state.add_consumer(consumer)
-        flow.eviction.settings_changed()
-        flow.retention.settings_changed()
-        if state.settings.advantage.estimator:
-            computer.warm_up()
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.state = flow.state
+        self._changing = SettingsChanges(flow)
 
     # --- what it is
 
@@ -175,13 +154,7 @@ class Buffer:
         return self.flow.pacing.reserve(groups, now=clock.now(), ttl_seconds=ttl_seconds)
 
     async def seal(self, key: str, size: int = 0) -> Group:
-        """Close a group with the members it has, or with `size` once they are there.
-
-        Raises:
-            GroupNotFoundError: No group with this key has members.
-            WrongStateError: The group was dropped, or has more than `size` members.
-            StoreFullError: It can't be stored; the group stays as it was.
-        """
+        """Close a group, now or with `size` members; see `Grouping.seal`."""
         return await self.flow.grouping.seal(key, size)
 
     # --- delivery
@@ -304,28 +277,13 @@ class Buffer:
         return num_dropped
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-        """Remove entries that nobody holds; a removed uid can be pushed again.
-
-        Many go part by part, with everybody else in between; of a group all go at once.
-
-        Returns:
-            The entries that a consumer holds, and the number of those removed.
-
-        Raises:
-            BufferNotFoundError: The buffer was deleted meanwhile.
-            StoreFullError: The removal can't be stored; what came before that is removed.
-        """
+        """Remove entries that nobody holds; a removed uid can be pushed again. See `Removal.delete`."""
         return await self.flow.removal.delete(entries)
 
     # --- looking
 
     def consumer(self, name: str) -> Consumer:
-        """The consumer with this name.
-
-        Raises:
-            ConsumerNotFoundError: There is none.
-            BufferNotFoundError: The buffer was deleted.
-        """
+        """The consumer with this name; see `BufferState.consumer`."""
         return self.state.consumer(name)
 
     def find(self, uid: str) -> Entry | None:

@@ -69,6 +69,12 @@ class Flow:
         self.push_room = PushRoom(state, self.eviction, self.pacing)
         self.ingest = Ingest(state, self.push_room, payloads)
         self.annotating = Annotating(state)
+        for consumer in state.settings.consumers:
+            state.add_consumer(consumer)
+        self.eviction.settings_changed()
+        self.retention.settings_changed()
+        if state.settings.advantage.estimator:
+            computer.warm_up()
 
     # --- from stored to available
 

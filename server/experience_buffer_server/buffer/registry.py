@@ -14,6 +14,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.deletion import Deletion
+from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.intake.admission import PayloadReader
 from experience_buffer_server.buffer.restore import restore
 from experience_buffer_server.buffer.settings_checks import (
@@ -323,7 +324,7 @@ class Registry:
         return buffer
 
     def _made(self, row: BufferRow) -> Buffer:
-        return Buffer(
+        flow = Flow(
             row,
             store=self._store,
             computer=self._computer,
@@ -331,3 +332,4 @@ class Registry:
             payloads=self.payloads,
             limits=self._settings.server,
         )
+        return Buffer(flow)

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.delivery.leasing import row_of
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.consumers import Consumer
@@ -36,12 +35,11 @@ class _Change:
 class SettingsChanges:
     """Takes over settings. Not thread-safe."""
 
-    def __init__(self, flow: Flow, computer: Computer) -> None:
+    def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._state = flow.state
         self._contents = flow.state.contents
         self._changes = flow.state.changes
-        self._computer = computer
 
     def start(self, new: BufferSettings) -> asyncio.Future[None]:
         """Let settings hold, and store them; see `Buffer.change_settings`."""
@@ -92,7 +90,7 @@ class SettingsChanges:
         state.settings = new
         state.row.config = new.model_dump_json()
         if new.advantage.estimator:
-            self._computer.warm_up()
+            flow.computing.computer.warm_up()
         if _deadline(new) != _deadline(old):
             # Those that are overdue already are judged by what holds now, too.
             for group in self._contents.groups:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from experience_buffer import values
 from experience_buffer_server.buffer.flow import Flow
+from experience_buffer_server.buffer.leaving.removal import unit_key
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import groups_of
 
@@ -31,11 +32,8 @@ def buffer_stats(flow: Flow) -> BufferStats:
         num_overdue_groups=_num_overdue(flow),
         num_computing_groups=flow.computing.num_jobs,
         num_quarantined_groups=len(
-            {
-                # Without groups each counts for itself.
-                -entry.record.seq if entry.group is None else entry.group.row.id
-                for entry in contents.quarantined.values()
-            }
+            # Without groups each counts for itself.
+            {unit_key(entry) for entry in contents.quarantined.values()}
         ),
         oldest_open_group=flow.grouping.describe(),
         policy_version=flow.state.row.policy_version,

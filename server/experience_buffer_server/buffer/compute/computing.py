@@ -48,7 +48,7 @@ class Computing:
         """Submitted, and not stored or failed yet."""
         self._state = state
         self._events = state.events
-        self._computer = computer
+        self.computer = computer
         self._gathered: list[Job] = []
         """Jobs of the statistics batch that isn't full yet."""
         self._gather_time = 0.0
@@ -98,7 +98,7 @@ class Computing:
     def _send(self, jobs: list[Job]) -> None:
         advantage = self._state.settings.advantage
         assert advantage.plan is not None
-        self._computer.submit(
+        self.computer.submit(
             Work(
                 state=self._state,
                 computed=self._computed,
@@ -154,7 +154,7 @@ class Computing:
     def close(self) -> None:
         """The buffer was deleted: nothing of it is computed or stored any more."""
         self.settings_changed()
-        for work in self._computer.withdraw(self._state):
+        for work in self.computer.withdraw(self._state):
             for job in work.jobs:
                 self._release(job)
         # Lets go of what found no room.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from experience_buffer import errors
@@ -197,16 +198,14 @@ class Line:
 
     def _largest(self, consumer: Consumer, want: Want) -> int:
         """The most units that nothing keeps from going, by bisection; 0: not even one may."""
-        low, high = 0, want.batch_size
+        most = want.batch_size
         if not consumer.settings.with_replacement:
-            high = min(high, len(consumer.ready))
-        while low < high:
-            middle = (low + high + 1) // 2
-            if wait_of(self._state, consumer, middle).label:
-                high = middle - 1
-            else:
-                low = middle
-        return low
+            most = min(most, len(consumer.ready))
+        return bisect_left(
+            range(1, most + 1),
+            True,
+            key=lambda size: bool(wait_of(self._state, consumer, size).label),
+        )
 
     def put_back(self, consumer: Consumer, units: Sequence[Unit]) -> None:
         """Offer units that were taken and not delivered, in their old places."""

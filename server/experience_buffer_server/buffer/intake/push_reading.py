@@ -19,7 +19,7 @@ from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.buffer.intake.admission import PayloadReader, entomb
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
-from experience_buffer_server.buffer.state.group_table import group_key_of
+from experience_buffer_server.buffer.state.group_table import group_key
 from experience_buffer_server.runtime.loop_turns import Turn
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE, BufferSettings
 
@@ -138,7 +138,7 @@ class Reading:
             if isinstance(candidate, Candidate):
                 keys["uid", candidate.uid] = None
                 if group_by != "none":
-                    keys["group", group_key_of(candidate.eid, group_by)] = None
+                    keys["group", group_key(candidate.eid, group_by)] = None
         await self._state.store.at_hand(self._state.id, remembered=keys)
 
     def read(self, push: Push, admitted: Admitted | None = None) -> Arrived:
@@ -336,7 +336,7 @@ def _group_keys(state: BufferState, fresh: Sequence[tuple[int, Candidate]]) -> S
     group_by = state.settings.group_by
     if group_by == "none":
         return [None] * len(fresh)
-    return [group_key_of(candidate.eid, group_by) for _, candidate in fresh]
+    return [group_key(candidate.eid, group_by) for _, candidate in fresh]
 
 
 def _closed_before(state: BufferState, keys: Iterable[str | None]) -> Mapping[str, str]:

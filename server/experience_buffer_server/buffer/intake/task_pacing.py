@@ -14,7 +14,7 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import num_deliverable
 from experience_buffer_server.buffer.state.entries import Candidate, check_uid
-from experience_buffer_server.buffer.state.group_table import group_key_of
+from experience_buffer_server.buffer.state.group_table import group_key
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 from experience_buffer_server.settings.consumer import PacingSettings
 
@@ -83,7 +83,7 @@ class Pacing:
     def _task_key(self, candidate: Candidate) -> str:
         """What its place was reserved as; in a buffer without groups, its tid."""
         by = self._state.settings.group_by
-        return group_key_of(candidate.eid, "task" if by == "none" else by)
+        return group_key(candidate.eid, "task" if by == "none" else by)
 
     def arrived(self, candidates: Sequence[Candidate]) -> None:
         """A push was admitted: the places of its tasks are taken."""

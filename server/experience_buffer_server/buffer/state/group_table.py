@@ -343,14 +343,9 @@ def _room(group: Group, stated_size: int, count: int) -> int:
 _KEY_NAMES = {"task": "tid", "run": "rid", "step": "sid"}
 
 
-def group_key(record: Record, group_by: str) -> str:
-    """The key that the buffer groups by."""
-    return str(getattr(record, _KEY_NAMES[group_by]))
-
-
-def group_key_of(eid: EID, group_by: str) -> str:
-    """The key of the group that an experience of this identity belongs to."""
-    return str(getattr(eid, _KEY_NAMES[group_by]))
+def group_key(of: Record | EID, group_by: str) -> str:
+    """The key of the group that an experience belongs to, by its record or its identity."""
+    return str(getattr(of, _KEY_NAMES[group_by]))
 
 
 _CLOSED_WORDS = {
