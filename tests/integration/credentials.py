@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import urllib.error
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trustme
 
 from experience_buffer import TlsOptions
@@ -77,3 +80,13 @@ class Authority:
             {"certificate_file": pair.certificate_file, "key_file": pair.key_file} if pair else {}
         )
         return TlsOptions(ca_file=self.ca_file, **shown, **more)
+
+
+@contextmanager
+def refused_scrape(status: int, text: str = "") -> Iterator[None]:
+    """A scrape that is refused with this status and these words."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        yield
+    with caught.value as error:
+        assert error.code == status
+        assert text in error.read().decode()

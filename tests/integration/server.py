@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -194,12 +195,16 @@ class Server:
         """The last lines of its log."""
         return "".join(self.log[-lines:])
 
-    def metrics(self, token: str = "") -> str:
-        """What Prometheus reads of it."""
+    def metrics(self, token: str = "", *, tls: ssl.SSLContext | None = None) -> str:
+        """What Prometheus reads of it, over TLS where it is told how.
+
+        Raises:
+            HTTPError: It refuses.
+        """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        url = f"{'https' if tls else 'http'}://localhost:{self.metrics_port}/metrics"
         request = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=20, context=tls) as answer:
             return str(answer.read().decode())
 
     @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -29,7 +27,7 @@ from experience_buffer import (
 )
 from experience_buffer.status import from_rpc_error
 from experience_buffer.v1 import service_pb2
-from tests.integration.credentials import bearer, entry, write
+from tests.integration.credentials import bearer, entry, refused_scrape, write
 from tests.integration.plain import experience, group
 from tests.integration.server import Server, Stub, eventually, serving
 from tests.integration.streams import Spoken, SpokenStream
@@ -393,20 +391,6 @@ def audit_lines(server: Server, **fields: Any) -> list[dict[str, Any]]:
     return [line for line in lines if fields.items() <= line.items()]
 
 
-def scrape(server: Server, token: str = "") -> tuple[int, str]:
-    """Status and body of the metrics endpoint."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=20
-        ) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
 def test_refusals_and_administration_are_logged_and_counted(changing: Server) -> None:
     server = changing
     grant(server, entry("worker", "push", token="a-secret-token"))
@@ -445,19 +429,17 @@ def test_refusals_and_administration_are_logged_and_counted(changing: Server) ->
     assert len(unknown) == 5
     assert "a-secret" not in server.tail(10_000)
     assert "another-secret" not in server.tail(10_000)
-    body = scrape(server, "root")[1]
+    body = server.metrics("root")
     counter = "experience_buffer_access_refusals_total"
     assert f'{counter}{{method="GetStats",reason="unknown_token"}} 50.0' in body
     assert f'{counter}{{method="DeleteBuffer",reason="role"}} 1.0' in body
 
 
 def test_metrics_take_a_token_too(guarded: Server) -> None:
-    assert scrape(guarded)[0] == 401
-    assert scrape(guarded, "nobody")[0] == 401
-    status, text = scrape(guarded, "push")
-    assert status == 403
-    assert "takes the role metrics or operate, it has push" in text
+    for nobody in ("", "nobody"):
+        with refused_scrape(401):
+            guarded.metrics(nobody)
+    with refused_scrape(403, "takes the role metrics or operate, it has push"):
+        guarded.metrics("push")
     for token in ("metrics", "operate"):
-        status, text = scrape(guarded, token)
-        assert status == 200
-        assert "experience_buffer_items" in text
+        assert "experience_buffer_items" in guarded.metrics(token)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from tests.integration.server import Server
-from tests.integration.test_prometheus import DOCKER, _tool
+from tests.integration.test_prometheus import DOCKER, promtool
 
 RULES = DOCKER / "alerts.yml"
 OPERATIONS = DOCKER.parent / "docs" / "operations.md"
@@ -24,9 +23,7 @@ def _alerts() -> dict[str, dict[str, Any]]:
 
 
 def test_promtool_accepts_the_rules() -> None:
-    command = [_tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES)]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
 
 
 def test_the_rules_name_metrics_that_the_server_has(shared_server: Server) -> None:
@@ -156,6 +153,4 @@ def _check_going_off(series: dict[str, str], expected: dict[int, set[str]], fold
     test = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [played]}
     path = folder / "test.yml"
     path.write_text(yaml.safe_dump(test), encoding="utf-8")
-    command = [_tool("promtool"), "test", "rules", str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    promtool("test", "rules", path)

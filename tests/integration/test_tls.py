@@ -29,7 +29,7 @@ from experience_buffer import (
     UnavailableError,
 )
 from experience_buffer_server.commands.cli import app
-from tests.integration.credentials import Authority, Pair, entry, write
+from tests.integration.credentials import Authority, Pair, entry, refused_scrape, write
 from tests.integration.plain import experience
 from tests.integration.relay import Relay
 from tests.integration.server import MakeServer, Server, eventually, serving
@@ -249,7 +249,7 @@ def test_new_certificates_are_taken_without_a_restart(
         with pytest.raises(UnavailableError):
             get_in(server, TlsOptions(ca_file=new.ca_file, **_files(mine)))
         expired = new.issue("expired", not_after=LAST_YEAR)
-        body = _scrape(server, new.options(shown))
+        body = server.metrics(tls=_context(new.options(shown)))
         assert re.search(r'credential_reloads_total\{outcome="failed",section="tls"\} [1-9]', body)
         server.log.clear()
         _install(pair, expired)
@@ -287,37 +287,22 @@ def _context(tls: TlsOptions) -> ssl.SSLContext:
     return context
 
 
-def _scrape(server: Server, tls: TlsOptions, token: str = "") -> str:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = f"https://localhost:{server.metrics_port}/metrics"
-    request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=20, context=_context(tls)) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
-def _refusal(server: Server, tls: TlsOptions) -> int:
-    """The status that refuses a scrape without token."""
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        _scrape(server, tls)
-    refused.value.close()
-    return refused.value.code
-
-
 def test_metrics_have_the_same_certificates_and_rules(
     secured: Server, mutual: Server, authority: Authority, stranger: Authority
 ) -> None:
-    assert "experience_buffer_items" in _scrape(secured, authority.options(), "m")
-    assert _refusal(secured, authority.options()) == 401
+    assert "experience_buffer_items" in secured.metrics("m", tls=_context(authority.options()))
+    with refused_scrape(401):
+        secured.metrics(tls=_context(authority.options()))
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        _scrape(secured, stranger.options(), "m")
+        secured.metrics("m", tls=_context(stranger.options()))
     shown = authority.issue("prometheus", "prometheus.example")
-    assert "experience_buffer_items" in _scrape(mutual, authority.options(shown))
+    assert "experience_buffer_items" in mutual.metrics(tls=_context(authority.options(shown)))
     worker = authority.issue("w", "a.example", common_name="worker-1")
-    assert _refusal(mutual, authority.options(worker)) == 403
+    with refused_scrape(403):
+        mutual.metrics(tls=_context(authority.options(worker)))
     for nobody in (None, stranger.issue("p", "prometheus.example")):
         with pytest.raises((OSError, ssl.SSLError)):
-            _scrape(mutual, authority.options(nobody))
+            mutual.metrics(tls=_context(authority.options(nobody)))
 
 
 def test_silent_connections_do_not_keep_prometheus_out(
@@ -333,13 +318,13 @@ def test_silent_connections_do_not_keep_prometheus_out(
             continue
         silent.append(_context(tls).wrap_socket(connection, server_hostname="localhost"))
     try:
-        assert "experience_buffer_items" in _scrape(secured, tls, "m")
+        assert "experience_buffer_items" in secured.metrics("m", tls=_context(tls))
         threads = Path(f"/proc/{secured.pid}/task")
         assert len(list(threads.iterdir())) < 150
     finally:
         for connection in silent:
             connection.close()
-    assert "experience_buffer_items" in _scrape(secured, tls, "m")
+    assert "experience_buffer_items" in secured.metrics("m", tls=_context(tls))
 
 
 def test_the_health_command_takes_the_same_files(mutual: Server, authority: Authority) -> None:
