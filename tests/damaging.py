@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -20,6 +21,18 @@ def raw(path: Path, table: Table, key: bytes) -> bytes:
         value = txn.get(key)
     assert value is not None, f"{table.name} has no row {key!r}"
     return value
+
+
+def changing(path: Path, content: bytes) -> Iterator[tuple[bytearray, int]]:
+    """The bytes of a store's file, to be changed, and each place where they have this content."""
+    file = path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    start = data.find(content)
+    assert start >= 0, f"{content[:99]!r} isn't in one piece in the file"
+    while start >= 0:
+        yield data, start
+        start = data.find(content, start + 1)
+    file.write_bytes(data)
 
 
 def flip(path: Path, table: Table, key: bytes, *, place: float = 0.5) -> None:

@@ -102,10 +102,7 @@ def loaded(store: Store, buffer_id: int = 1) -> StoredBuffer:
 # --- what is stored, and read back
 
 
-async def test_every_row_comes_back_after_a_restart(
-    engine: Engine,
-    store: Store,
-) -> None:
+async def test_every_row_comes_back_after_a_restart(engine: Engine, store: Store) -> None:
     records = [
         make_record(1),
         make_record(2, reward=None, min_version=None, max_version=None, group_id=0),
@@ -188,9 +185,7 @@ async def test_every_row_comes_back_after_a_restart(
     await store.close()
 
 
-async def test_buffers_and_rows_load_in_the_order_of_their_numbers(
-    store: Store,
-) -> None:
+async def test_buffers_and_rows_load_in_the_order_of_their_numbers(store: Store) -> None:
     for buffer_id in (256, 1, 2):
         await fill(store, buffer_row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
     states = list(store.load())
@@ -198,9 +193,7 @@ async def test_buffers_and_rows_load_in_the_order_of_their_numbers(
     assert all([r.seq for r in state.records] == [3, 256, 257] for state in states)
 
 
-async def test_remove_takes_payload_record_advantages_and_progress(
-    store: Store,
-) -> None:
+async def test_remove_takes_payload_record_advantages_and_progress(store: Store) -> None:
     gone, kept = make_record(1), make_record(2)
     await fill(store, buffer_row(1), [gone, kept])
     async with committing(store) as batch:
@@ -223,28 +216,7 @@ async def test_remove_takes_payload_record_advantages_and_progress(
     assert store.payloads(1, [kept.uid]) != [None]
 
 
-async def test_put_record_keeps_payload_advantages_and_progress(
-    store: Store,
-) -> None:
-    record, other = make_record(1), make_record(2)
-    await fill(store, buffer_row(1), [record, other])
-    advantage = AdvantageRow(seq=1, advantages=b"\1" * 4, returns=b"\2" * 4, details={})
-    async with committing(store) as batch:
-        batch.put_advantages(1, advantage)
-        batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
-    async with committing(store) as batch:
-        changed = make_record(1, priority=0.0, version=151)
-        batch.put_record(1, changed)
-    (state,) = store.load()
-    assert state.records == [changed, other]
-    assert [one.acked for one in state.progress] == [["actor"]]
-    assert store.payloads(1, [record.uid]) == [b"payload of " + record.uid.encode()]
-    assert store.advantages(1, [1]) == [advantage]
-
-
-async def test_put_advantages_again_replaces_them_and_their_magnitude(
-    store: Store,
-) -> None:
+async def test_put_advantages_again_replaces_them_and_their_magnitude(store: Store) -> None:
     await fill(store, buffer_row(1), [make_record(seq) for seq in (1, 2, 3)])
     for number in (0.31, 0.37):
         async with committing(store) as batch:
@@ -264,7 +236,7 @@ async def test_put_advantages_again_replaces_them_and_their_magnitude(
 
 async def test_delete_consumer_takes_it_alone(store: Store) -> None:
     for buffer_id in (1, 2):
-        await fill(store, buffer_row(buffer_id), [])
+        await fill(store, buffer_row(buffer_id))
         async with committing(store) as batch:
             for name in ("actor", "actor-2"):
                 batch.put_consumer(buffer_id, ConsumerRow(name=name))
@@ -296,7 +268,7 @@ async def test_delete_buffer_takes_all_of_it_and_nothing_else(engine: Engine, st
     assert None not in store.payloads(2, [r.uid for r in records])
     assert await store.last_number(3) == 0
     # The id's tables are empty, not only its row gone.
-    await fill(store, buffer_row(3), [])
+    await fill(store, buffer_row(3))
     again = loaded(store, 3)
     assert (again.records, again.consumers, again.last_seq) == ([], [], 0)
     assert await store.prune(3, 10.0) == 0
@@ -364,18 +336,28 @@ async def test_a_payload_in_pieces_of_any_size_is_stored_joined(
     expected.close()
 
 
-async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
-    store: Store,
+@pytest.mark.parametrize("payload", [None, b"other" * 9000], ids=["put_record", "replace"])
+async def test_a_changed_record_leaves_what_was_computed_and_done(
+    store: Store, payload: bytes | None
 ) -> None:
-    await fill(store, buffer_row(), [make_record(1)])
+    record, other = make_record(1), make_record(2)
+    await fill(store, buffer_row(), [record, other])
     computed = AdvantageRow(seq=1, advantages=b"1234", returns=b"", details={})
+    changed = make_record(1, note="changed", priority=0.0, version=151)
     async with committing(store) as batch:
         batch.put_advantages(1, computed)
-        batch.put_progress(1, ProgressRow(seq=1))
-        batch.replace(1, make_record(1, note="replaced"), b"other" * 9000)
-    assert loaded(store).records == [make_record(1, note="replaced")]
-    assert store.payloads(1, [make_record(1).uid]) == [b"other" * 9000]
+        batch.put_progress(1, ProgressRow(seq=1, acked=["actor"]))
+    async with committing(store) as batch:
+        if payload is None:
+            batch.put_record(1, changed)
+        else:
+            batch.replace(1, changed, payload)
+    found = loaded(store)
+    assert found.records == [changed, other]
+    assert [one.acked for one in found.progress] == [["actor"]]
     assert store.advantages(1, [1]) == [computed]
+    kept = b"payload of " + record.uid.encode()
+    assert store.payloads(1, [record.uid]) == [kept if payload is None else payload]
     async with committing(store) as batch:
         batch.delete_progress(1, 1)
         batch.put_buffer(buffer_row(name="renamed"))
@@ -385,9 +367,7 @@ async def test_replace_takes_the_payload_with_it_and_leaves_what_was_computed(
 # --- commits
 
 
-async def test_commits_are_stored_in_the_order_of_submission(
-    store: Store,
-) -> None:
+async def test_commits_are_stored_in_the_order_of_submission(store: Store) -> None:
     await put(store, buffer_row())
     commits = []
     for number in range(20):
@@ -403,9 +383,7 @@ async def test_commits_are_stored_in_the_order_of_submission(
     assert loaded(store).records[0].note == "19"
 
 
-async def test_nothing_is_read_before_its_commit_and_all_of_it_behind(
-    store: Store,
-) -> None:
+async def test_nothing_is_read_before_its_commit_and_all_of_it_behind(store: Store) -> None:
     await put(store, buffer_row())
     batch = store.batch()
     batch.append(1, make_record(1), b"payload")
@@ -414,9 +392,7 @@ async def test_nothing_is_read_before_its_commit_and_all_of_it_behind(
     assert loaded(store).records == [make_record(1)]
 
 
-async def test_a_batch_whose_seq_is_taken_is_refused_whole_and_alone(
-    store: Store,
-) -> None:
+async def test_a_batch_whose_seq_is_taken_is_refused_whole_and_alone(store: Store) -> None:
     await put(store, buffer_row())
     batches = [store.batch() for _ in range(3)]
     batches[0].append(1, make_record(1), b"first")
@@ -433,9 +409,7 @@ async def test_a_batch_whose_seq_is_taken_is_refused_whole_and_alone(
     assert not store.failed.is_set()
 
 
-async def test_a_full_store_refuses_appends_and_takes_removals(
-    store: Store,
-) -> None:
+async def test_a_full_store_refuses_appends_and_takes_removals(store: Store) -> None:
     await put(store, buffer_row())
     payload = b"x" * MEBI
     stored: list[Record] = []
@@ -462,9 +436,7 @@ async def test_appends_do_not_ride(store: Store) -> None:
         store.ride(batch)
 
 
-async def test_what_no_store_can_hold_is_refused_when_it_is_noted(
-    store: Store,
-) -> None:
+async def test_what_no_store_can_hold_is_refused_when_it_is_noted(store: Store) -> None:
     batch = store.batch()
     longest = make_record(1, uid="3/math-1/5/7/".ljust(500, "u"))
     with pytest.raises(ValueError, match="501 bytes"):
@@ -488,9 +460,7 @@ async def test_what_no_store_can_hold_is_refused_when_it_is_noted(
 # --- what is remembered
 
 
-async def test_what_is_at_hand_is_read_as_it_is_by_then(
-    store: Store,
-) -> None:
+async def test_what_is_at_hand_is_read_as_it_is_by_then(store: Store) -> None:
     await append(store, make_record(1))
     await store.at_hand(1, uids=[make_record(1).uid, "no uid"], seqs=[1], remembered=[("uid", "a")])
     async with committing(store) as batch:
@@ -505,8 +475,7 @@ async def test_what_is_at_hand_is_read_as_it_is_by_then(
 
 
 async def test_who_was_claimed_from_is_refused_whenever_its_commit_comes(
-    engine: Engine,
-    store: Store,
+    engine: Engine, store: Store
 ) -> None:
     await put(store, buffer_row())
     assert await store.claim(1) == 1
@@ -535,8 +504,7 @@ async def test_epochs_go_on_in_the_next_life(engine: Engine, store: Store) -> No
 
 
 async def test_of_a_commit_in_doubt_its_number_says_whether_it_is_stored(
-    engine: Engine,
-    store: Store,
+    engine: Engine, store: Store
 ) -> None:
     await put(store, buffer_row(), buffer_row(2))
     await store.claim(1)
@@ -564,9 +532,7 @@ async def test_of_a_commit_in_doubt_its_number_says_whether_it_is_stored(
     await store.close()
 
 
-async def test_a_batch_that_rides_is_numbered_in_its_place(
-    store: Store,
-) -> None:
+async def test_a_batch_that_rides_is_numbered_in_its_place(store: Store) -> None:
     await put(store, buffer_row(), buffer_row(2))
     for buffer_id in (1, 2):
         await store.claim(buffer_id)
@@ -585,9 +551,7 @@ async def test_a_batch_that_rides_is_numbered_in_its_place(
 # --- buffers
 
 
-async def test_one_buffer_is_loaded_alone_or_all_by_id(
-    store: Store,
-) -> None:
+async def test_one_buffer_is_loaded_alone_or_all_by_id(store: Store) -> None:
     await put(store, buffer_row(2), buffer_row(1), buffer_row(258))
     async with committing(store) as batch:
         for buffer_id in (1, 2, 258):
@@ -611,8 +575,7 @@ async def test_one_buffer_is_loaded_alone_or_all_by_id(
 
 
 async def test_closing_ends_what_was_submitted_and_refuses_what_comes_after(
-    engine: Engine,
-    store: Store,
+    engine: Engine, store: Store
 ) -> None:
     await put(store, buffer_row())
     batch = store.batch()

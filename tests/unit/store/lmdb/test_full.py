@@ -36,10 +36,7 @@ async def fill(store: LmdbStore, first: int = 1) -> list[Record]:
         stored += records
 
 
-async def drain_and_refill(
-    store: LmdbStore,
-    stored: list[Record],
-) -> list[Record]:
+async def drain_and_refill(store: LmdbStore, stored: list[Record]) -> list[Record]:
     """Lease and remove everything in small steps, then fill again."""
     for start in range(0, len(stored), 8):
         async with committing(store) as batch:
@@ -49,9 +46,7 @@ async def drain_and_refill(
     return await fill(store, stored[-1].seq + 1000)
 
 
-async def test_a_full_map_refuses_appends_and_lets_removals_pass(
-    open_store: OpenStore,
-) -> None:
+async def test_a_full_map_refuses_appends_and_lets_removals_pass(open_store: OpenStore) -> None:
     store = await open_store(initial_map_bytes=MEBI, max_map_bytes=16 * MEBI)
     stored = await fill(store)
     num_stored = len(stored)
@@ -79,9 +74,7 @@ async def test_a_push_too_large_fails_alone(open_store: OpenStore) -> None:
     assert store.payloads(1, uids) == [PAYLOAD, None, PAYLOAD]
 
 
-async def test_one_removal_may_free_a_full_map_at_once(
-    open_store: OpenStore,
-) -> None:
+async def test_one_removal_may_free_a_full_map_at_once(open_store: OpenStore) -> None:
     store = await open_store(initial_map_bytes=MEBI, max_map_bytes=16 * MEBI)
     stored = await fill(store)
     await remove(store, stored)

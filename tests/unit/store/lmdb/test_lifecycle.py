@@ -91,10 +91,7 @@ async def test_a_directory_that_cannot_be_made_is_named(
         await open_store(at=tmp_path / "file" / "store")
 
 
-async def test_the_writer_outlives_signals_to_the_group(
-    open_store: OpenStore,
-    path: Path,
-) -> None:
+async def test_the_writer_outlives_signals_to_the_group(open_store: OpenStore, path: Path) -> None:
     store = await open_store()
     assert os.getpgid(writer_pid(path)) != os.getpgid(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -116,8 +113,7 @@ async def test_the_backlog_hears_how_long_commits_wait_for_the_disk(
 
 
 async def test_the_writers_death_fails_what_is_pending_and_what_follows(
-    open_store: OpenStore,
-    path: Path,
+    open_store: OpenStore, path: Path
 ) -> None:
     store = await open_store()
     os.kill(writer_pid(path), signal.SIGSTOP)
@@ -166,9 +162,7 @@ async def test_after_the_writers_death_a_commits_number_says_whether_it_is_store
     assert [record.seq for record in found.records] == list(range(1, last + 1))
 
 
-async def test_cancelling_a_waiter_withdraws_nothing(
-    open_store: OpenStore,
-) -> None:
+async def test_cancelling_a_waiter_withdraws_nothing(open_store: OpenStore) -> None:
     store = await open_store()
     tasks = [asyncio.ensure_future(append(store, make_record(seq))) for seq in range(1, 21)]
     await asyncio.sleep(0)
@@ -181,9 +175,7 @@ async def test_cancelling_a_waiter_withdraws_nothing(
     assert store.backlog.num_bytes == 0
 
 
-async def test_concurrent_commits_share_transactions(
-    open_store: OpenStore,
-) -> None:
+async def test_concurrent_commits_share_transactions(open_store: OpenStore) -> None:
     turns: list[int] = []
     store = await open_store(on_work=lambda work: turns.append(work.num_batches))
     await asyncio.gather(*(append(store, make_record(seq)) for seq in range(1, 501)))
@@ -213,9 +205,7 @@ async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
     await store.close()
 
 
-async def test_the_map_grows_under_concurrent_reads(
-    open_store: OpenStore,
-) -> None:
+async def test_the_map_grows_under_concurrent_reads(open_store: OpenStore) -> None:
     store = await open_store(initial_map_bytes=MEBI // 4)
     acked: list[str] = []
 
@@ -249,8 +239,7 @@ def started(program: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 async def test_a_reader_in_another_process_follows_a_growing_map(
-    open_store: OpenStore,
-    path: Path,
+    open_store: OpenStore, path: Path
 ) -> None:
     store = await open_store(initial_map_bytes=MEBI // 4)
     child = (

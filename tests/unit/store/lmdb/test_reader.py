@@ -20,9 +20,9 @@ from experience_buffer_server.store.interface import (
     StoreFailedError,
 )
 from experience_buffer_server.store.lmdb import reader as lmdb_reader
-from experience_buffer_server.store.lmdb.disk.format import payload_key
+from experience_buffer_server.store.lmdb.disk.format import Table, payload_key
 from experience_buffer_server.store.lmdb.reader import LmdbReader
-from tests.damaging import flip_large
+from tests.damaging import flip, flip_large
 from tests.unit.builders import World, push, uid, want
 from tests.unit.store.conftest import OpenStore, append, committing, make_record
 
@@ -73,10 +73,7 @@ def reader_bytes(asked: list[str]) -> list[bytes | None]:
 
 
 def test_a_changed_row_is_named_and_its_neighbours_are_read(path: Path, uids: list[str]) -> None:
-    data = bytearray((path / "data.mdb").read_bytes())
-    place = data.index(b"payload 2payload 2")
-    data[place + 5] ^= 1
-    (path / "data.mdb").write_bytes(data)
+    flip(path, Table.PAYLOADS, payload_key(1, uids[1]))
     with LmdbReader(path) as reader, reader.stored(1, uids, [1, 2, 3]) as (views, _):
         first, second, third = views
         assert (first, third) == tuple(reader_bytes([uids[0], uids[2]]))

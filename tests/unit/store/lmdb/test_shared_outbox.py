@@ -196,9 +196,7 @@ async def test_payloads_take_what_room_there_is_and_the_socket(
     assert store.backlog.num_bytes == 0
 
 
-async def test_what_could_not_be_stored_leaves_its_room(
-    open_store: OpenStore,
-) -> None:
+async def test_what_could_not_be_stored_leaves_its_room(open_store: OpenStore) -> None:
     store = await open_store(initial_map_bytes=8 * MEBI, max_map_bytes=8 * MEBI)
     room = store._outbox.free_bytes
     records = [make_record(seq) for seq in range(1, 21)]
@@ -210,9 +208,7 @@ async def test_what_could_not_be_stored_leaves_its_room(
     assert all(isinstance(payload, bytes) for payload in await stored(store, kept))
 
 
-async def test_a_batch_that_can_t_be_packed_leaves_its_room(
-    open_store: OpenStore,
-) -> None:
+async def test_a_batch_that_can_t_be_packed_leaves_its_room(open_store: OpenStore) -> None:
     store = await open_store()
     room = store._outbox.free_bytes
     batch = store.batch()
@@ -246,9 +242,7 @@ def test_a_writer_that_can_t_have_the_memory_says_so(tmp_path: Path) -> None:
     assert "can't have the memory that large payloads come in: [Errno" in ready.message
 
 
-async def test_the_writer_goes_on_with_what_a_dead_owner_has_sent(
-    open_store: OpenStore,
-) -> None:
+async def test_the_writer_goes_on_with_what_a_dead_owner_has_sent(open_store: OpenStore) -> None:
     """It has the memory for itself then."""
     store = await open_store()
     payloads = [os.urandom(MEBI + number) for number in range(4)]

@@ -40,7 +40,7 @@ from experience_buffer_server.store.lmdb.snapshots.manifest import (
     read_manifest,
 )
 from experience_buffer_server.store.lmdb.snapshots.restore import restore
-from tests.damaging import flip
+from tests.damaging import changing, flip
 from tests.unit.store.conftest import MEBI, OpenStore, buffer_row, committing, make_record
 from tests.unit.store.lmdb.snapshots.conftest import (
     HOLE_BYTES,
@@ -290,9 +290,8 @@ def test_a_disk_that_would_be_full_is_left_alone(
 
 
 def test_a_damaged_store_gives_no_snapshot(filled: Path, to: Path) -> None:
-    data = bytearray((filled / DATA_NAME).read_bytes())
-    data[data.index(LITTLE[:200]) + 100] ^= 1
-    (filled / DATA_NAME).write_bytes(data)
+    for data, start in changing(filled, LITTLE[:200]):
+        data[start + 100] ^= 1
     with pytest.raises(DamagedRecordError, match="payloads"):
         take(filled, to)
     assert names(to) == []

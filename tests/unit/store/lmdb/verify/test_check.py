@@ -37,7 +37,7 @@ from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from experience_buffer_server.store.payload import checksum
-from tests.damaging import flip, flip_key, raw
+from tests.damaging import changing, flip, flip_key, raw
 from tests.unit.store.conftest import OpenStore, make_record
 from tests.unit.store.lmdb.large_by_hand import extent_of, put, put_large
 from tests.unit.store.lmdb.verify.conftest import LARGE, NUM, key_of, payload, uid
@@ -181,10 +181,7 @@ def test_damage_is_found(filled: Path, name: str) -> None:
     assert bool(problem_of(report)) != case.is_secondary
 
 
-async def test_what_does_not_fit_together_is_found(
-    filled: Path,
-    open_store: OpenStore,
-) -> None:
+async def test_what_does_not_fit_together_is_found(filled: Path, open_store: OpenStore) -> None:
     store = await open_store()
     batch = store.batch()
     operations: list[tuple[Table, bytes, bytes | None]] = [
@@ -238,15 +235,9 @@ async def test_what_does_not_fit_together_is_found(
 
 def test_a_page_that_lmdb_cannot_read_is_a_finding(filled: Path) -> None:
     """Whether LMDB says so, or ends the process: the other tables are looked at all the same."""
-    stored = raw(filled, Table.PAYLOADS, key_of(1))
-    file = filled / "data.mdb"
-    data = bytearray(file.read_bytes())
-    start = data.find(stored)
-    while start >= 0:
+    for data, start in changing(filled, raw(filled, Table.PAYLOADS, key_of(1))):
         page = start // 4096 * 4096
         data[page + 10 : page + 16] = b"\xff" * 6
-        start = data.find(stored, start + 1)
-    file.write_bytes(data)
     report = check(filled)
     assert report.totals[Kind.CRASH] + report.totals[Kind.DAMAGED_PAGE] == 1
     assert report.tables["records"].rows == NUM_RECORDS
@@ -283,14 +274,9 @@ def test_no_store_is_no_crash(tmp_path: Path) -> None:
 
 def test_a_table_that_ends_the_process_is_a_finding(filled: Path) -> None:
     """The node of a large payload says that it is longer than the map: whoever reads it dies."""
-    file, key = filled / "data.mdb", key_of(22)
-    data = bytearray(file.read_bytes())
-    start = data.find(key)
-    while start >= 0:
+    for data, start in changing(filled, key_of(22)):
         # Before the key: size (4 bytes, the upper half last), flags and length of the key.
         data[start - 6 : start - 4] = b"\xff\x7f"
-        start = data.find(key, start + 1)
-    file.write_bytes(data)
     report = check(filled)
     (finding,) = report.findings
     assert (finding.kind, finding.table) == (Kind.CRASH, "payloads")

@@ -121,10 +121,7 @@ def test_a_buffer_is_found_by_its_copy(filled: Path) -> None:
         assert reader.damaged == ["buffers: buffer 67"]
 
 
-async def test_no_append_overwrites_a_record(
-    filled: Path,
-    open_store: OpenStore,
-) -> None:
+async def test_no_append_overwrites_a_record(filled: Path, open_store: OpenStore) -> None:
     store = await open_store()
     batches = [store.batch() for _ in range(3)]
     for batch, seq in zip(batches, (NUM + 1, 5, NUM + 2), strict=True):
