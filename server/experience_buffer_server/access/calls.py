@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -137,12 +136,7 @@ class GuardedCall:
             self._guard.open_calls.add(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._guard.open_calls.discard(self)
         task, self._task = self._task, None
         is_allowed = self._refused is None or self._details is not None
@@ -279,10 +273,7 @@ class GuardedCall:
 
 def names_of(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
     """The names in the certificate that a client has shown: its common name, then all others."""
-    found = (
-        *auth_context.get(COMMON_NAME, ()),
-        *auth_context.get(OTHER_NAMES, ()),
-    )
+    found = (*auth_context.get(COMMON_NAME, ()), *auth_context.get(OTHER_NAMES, ()))
     return tuple(name.decode("utf-8", "replace") for name in found if name)
 
 

@@ -45,7 +45,6 @@ class Certificates:
     def __init__(self, settings: TlsSection) -> None:
         self._settings = settings
         self._materials = _read(settings)
-        _warn_of_readers(settings)
         self._fetched = self._materials
 
     @property
@@ -65,7 +64,6 @@ class Certificates:
             ConfigurationError: They can't be used; those read before stay in force.
         """
         self._materials = _read(self._settings)
-        _warn_of_readers(self._settings)
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a gRPC port. The caller keeps them as long as the port: gRPC holds a bare pointer."""
@@ -92,9 +90,18 @@ def _configuration(materials: Materials) -> grpc.ServerCertificateConfiguration:
 
 def _read(settings: TlsSection) -> Materials:
     certificate_file, key_file = settings.certificate_file, settings.key_file
+    ca_file = settings.client_ca_file
     assert certificate_file is not None
     assert key_file is not None
-    before = _contents(settings)
+
+    def contents() -> tuple[bytes, bytes, bytes | None]:
+        return (
+            _bytes("tls.certificate_file", certificate_file),
+            _bytes("tls.key_file", key_file),
+            None if ca_file is None else _bytes("tls.client_ca_file", ca_file),
+        )
+
+    before = contents()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # Without a password it would ask for one on the terminal.
@@ -104,29 +111,20 @@ def _read(settings: TlsSection) -> Materials:
             f"tls.certificate_file {certificate_file}, tls.key_file {key_file}: {error}; both must "
             "be PEM, belong together, and the key have no passphrase"
         ) from error
-    if settings.client_ca_file is not None:
+    if ca_file is not None:
         try:
-            context.load_verify_locations(settings.client_ca_file)
+            context.load_verify_locations(ca_file)
         except (ssl.SSLError, OSError) as error:
             raise ConfigurationError(
-                f"tls.client_ca_file {settings.client_ca_file}: {error}; it must hold PEM "
-                "certificates"
+                f"tls.client_ca_file {ca_file}: {error}; it must hold PEM certificates"
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
-    if _contents(settings) != before:
+    if contents() != before:
         raise ConfigurationError("tls: the files changed while they were read")
+    with contextlib.suppress(FileNotFoundError):  # Replaced at this moment: it is read again.
+        if key_file.stat().st_mode & stat.S_IROTH:
+            _log.warning("tls.key_file %s can be read by every user: chmod o-r", key_file)
     return Materials(*before, context)
-
-
-def _contents(settings: TlsSection) -> tuple[bytes, bytes, bytes | None]:
-    assert settings.certificate_file is not None
-    assert settings.key_file is not None
-    authorities = settings.client_ca_file
-    return (
-        _bytes("tls.certificate_file", settings.certificate_file),
-        _bytes("tls.key_file", settings.key_file),
-        None if authorities is None else _bytes("tls.client_ca_file", authorities),
-    )
 
 
 def _bytes(key: str, path: Path) -> bytes:
@@ -134,11 +132,3 @@ def _bytes(key: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{key}: can't read {path}: {error.strerror}") from error
-
-
-def _warn_of_readers(settings: TlsSection) -> None:
-    path = settings.key_file
-    assert path is not None
-    with contextlib.suppress(FileNotFoundError):  # Replaced at this moment: it is read again.
-        if path.stat().st_mode & stat.S_IROTH:
-            _log.warning("tls.key_file %s can be read by every user: chmod o-r", path)

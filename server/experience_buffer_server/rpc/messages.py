@@ -15,10 +15,7 @@ from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, check_count
-from experience_buffer_server.buffer.intake.annotation import (
-    AnnotateOutcome,
-    Annotation,
-)
+from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.state.experience_states import ExperienceState
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.stats import BufferStats

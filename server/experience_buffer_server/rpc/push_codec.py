@@ -212,8 +212,6 @@ def _converted(message: service_pb2.PushRequest, num_bytes: int, max_payloads: i
 
 _ONE_BYTE: Final = 0x7F
 """The largest number that the wire writes as one byte."""
-
-
 _OUTCOMES: Final = _tag(service_pb2.PushResponse, "outcomes", wire_type=2)
 _INDEX: Final = _tag(types_pb2.PushOutcome, "index", wire_type=0)
 _UID: Final = _tag(types_pb2.PushOutcome, "uid", wire_type=2)

@@ -140,17 +140,13 @@ class _Answer:
             shortfall=unreadable.explain(shortfall),
             policy_version=self.buffer.policy_version,
         )
-        self._check_size(len(units), sum(map(len, large)) + response.ByteSize())
+        num_bytes = sum(map(len, large)) + response.ByteSize()
+        if num_bytes > (most := self.backend.limits.max_message_bytes):
+            unit = self.buffer.consumer(self.request.consumer).settings.unit
+            what = f"one {unit} takes" if len(units) == 1 else f"{len(units)} {unit}s take"
+            raise errors.ResourceExhaustedError(
+                f"{what} {num_bytes} bytes, the limit server.max_message_bytes is {most}; use "
+                "SampleStream, or raise the limit",
+                subject=self.request.consumer,
+            )
         self.data = sample_response(response, large)
-
-    def _check_size(self, num_units: int, num_bytes: int) -> None:
-        most = self.backend.limits.max_message_bytes
-        if num_bytes <= most:
-            return
-        unit = self.buffer.consumer(self.request.consumer).settings.unit
-        what = f"one {unit} takes" if num_units == 1 else f"{num_units} {unit}s take"
-        raise errors.ResourceExhaustedError(
-            f"{what} {num_bytes} bytes, the limit server.max_message_bytes is {most}; use "
-            "SampleStream, or raise the limit",
-            subject=self.request.consumer,
-        )

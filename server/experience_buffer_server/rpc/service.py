@@ -38,8 +38,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self._backend = backend
         self._started = time.monotonic()
 
-    # Pushes don't come and go as messages, which the stubs ask for: see `push_codec` and
-    # `push_codec`.
+    # Pushes don't come and go as messages, which the stubs ask for: see `push_codec`.
     async def Push(self, request: Any, context: Context) -> Any:
         """Store experiences."""
         pushed = await self._backend.push(request, remaining_seconds=context.time_remaining())

@@ -111,7 +111,14 @@ class Pacing:
                 subject="ttl_seconds",
             )
         wanted = list(dict.fromkeys(keys))
-        _check_keys(wanted)
+        if len(wanted) > MAX_RESERVED_AT_ONCE:
+            raise errors.InvalidRequestError(
+                f"{len(wanted)} groups in one call, the limit is {MAX_RESERVED_AT_ONCE}; split them",
+                subject="groups",
+            )
+        for key in wanted:
+            if problem := check_uid(key) if key else "it is empty":
+                raise errors.InvalidRequestError(f"group key: {problem}", subject="groups")
         self.reservations.expire(now)
         if self._state.settings.pacing is None:
             return Reserved(granted=wanted)
@@ -170,14 +177,3 @@ class Pacing:
         if pacing is not None and pacing.consumer == consumer.name and not self._capacity():
             return self._why()
         return ""
-
-
-def _check_keys(keys: Sequence[str]) -> None:
-    if len(keys) > MAX_RESERVED_AT_ONCE:
-        raise errors.InvalidRequestError(
-            f"{len(keys)} groups in one call, the limit is {MAX_RESERVED_AT_ONCE}; split them",
-            subject="groups",
-        )
-    for key in keys:
-        if problem := check_uid(key) if key else "it is empty":
-            raise errors.InvalidRequestError(f"group key: {problem}", subject="groups")
