@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from experience_buffer_server import __version__
@@ -143,10 +143,7 @@ async def _tick(registry: Registry) -> None:
 async def _wait(stop: asyncio.Event, store: Store, clocks: Sequence[asyncio.Task[None]]) -> bool:
     """Wait for the end; True when it came because the server can't go on."""
     loop = asyncio.get_running_loop()
-    waits = [
-        loop.create_task(_until(stop.wait)),
-        loop.create_task(_until(store.failed.wait)),
-    ]
+    waits = [loop.create_task(stop.wait()), loop.create_task(store.failed.wait())]
     await asyncio.wait((*waits, *clocks), return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
@@ -159,7 +156,3 @@ async def _wait(stop: asyncio.Event, store: Store, clocks: Sequence[asyncio.Task
             _log.critical("the clock has stopped; stopping", exc_info=clock.exception())
             return True
     return False
-
-
-async def _until(wait: Callable[[], Awaitable[object]]) -> object:
-    return await wait()

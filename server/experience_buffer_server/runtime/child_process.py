@@ -192,6 +192,7 @@ class Parent:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
+        self._file = self._socket.makefile("rb")
         # The terminal's Ctrl-C and a supervisor's SIGTERM are for the server, which drains first.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -207,11 +208,12 @@ class Parent:
 
     def receive(self) -> Any | None:
         """The next request; None when the server has closed the socket."""
-        header = self._read(_LENGTH.size)
-        if header is None:
+        header = self._file.read(_LENGTH.size)
+        if len(header) < _LENGTH.size:
             return None
-        body = self._read(_LENGTH.unpack(header)[0])
-        return None if body is None else msgpack.unpackb(body)
+        (length,) = _LENGTH.unpack(header)
+        body = self._file.read(length)
+        return msgpack.unpackb(body) if len(body) == length else None
 
     def answer(self, message: Any) -> None:
         """Answer the last request; without effect when the server has gone."""
@@ -219,13 +221,3 @@ class Parent:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(_LENGTH.pack(len(data)))
             self._socket.sendall(data)
-
-    def _read(self, size: int) -> bytes | None:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            received = self._socket.recv_into(view)
-            if not received:
-                return None
-            view = view[received:]
-        return bytes(data)

@@ -35,16 +35,10 @@ class EstimatorSettings(BaseModel):
     """What the function returns: a number per experience, or advantages per token."""
     compares: Literal["group", "item"] = "group"
     """Whether it compares the members of a group, or each experience stands alone."""
-    needs: tuple[str, ...]
+    needs: Annotated[tuple[str, ...], AfterValidator(custom.checked_needs)]
     """What an experience must carry; `a|b` is met by either."""
     parameters: dict[str, Any] = {}
     """Names and defaults of its parameters; a default's kind is the parameter's."""
-
-    @field_validator("needs")
-    @classmethod
-    def _inputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        custom.check_needs(value)
-        return value
 
     @field_validator("parameters")
     @classmethod
@@ -59,13 +53,8 @@ class EstimatorSettings(BaseModel):
         return custom.custom_spec(name, **self.model_dump(exclude={"path"}))
 
 
-def _not_built_in(name: str) -> str:
-    custom.check_name(name)
-    return name
-
-
 EstimatorName = Annotated[
-    str, StringConstraints(pattern=_NAME_PATTERN), AfterValidator(_not_built_in)
+    str, StringConstraints(pattern=_NAME_PATTERN), AfterValidator(custom.checked_name)
 ]
 Estimators = dict[EstimatorName, EstimatorSettings]
 

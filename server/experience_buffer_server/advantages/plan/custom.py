@@ -62,10 +62,8 @@ def custom_spec(
         parameters: Names and defaults of its own parameters.
 
     Raises:
-        ParameterError: As `check_name`, `check_needs` and `check_parameters`.
+        ParameterError: As `checked_name`, `checked_needs` and `check_parameters`.
     """
-    check_name(name)
-    check_needs(needs)
     check_parameters(parameters, computes=computes, compares=compares)
     base = _base(computes, compares)
     fields: list[tuple[str, type, Any]] = [
@@ -79,17 +77,20 @@ def custom_spec(
     kind = dataclasses.make_dataclass(
         f"Parameters_{name}", fields, bases=(base,), frozen=True, slots=True, kw_only=True
     )
-    return EstimatorSpec(name=name, compares=compares, needs=tuple(needs), parameters=kind)
+    return EstimatorSpec(
+        name=checked_name(name), compares=compares, needs=checked_needs(needs), parameters=kind
+    )
 
 
-def check_name(name: str) -> None:
-    """Raise `ParameterError` if the name is that of a built-in estimator."""
+def checked_name(name: str) -> str:
+    """Give a name back; raise `ParameterError` if it is that of a built-in estimator."""
     if name in ESTIMATORS:
         raise ParameterError(f"{name!r} is a built-in estimator; choose another name")
+    return name
 
 
-def check_needs(needs: Sequence[str]) -> None:
-    """Raise `ParameterError` unless every need names inputs, `a|b` where either will do."""
+def checked_needs(needs: Sequence[str]) -> tuple[str, ...]:
+    """Give needs back; raise `ParameterError` unless each names inputs, `a|b`: either will do."""
     if not needs:
         raise ParameterError(f"empty; name at least one of {', '.join(INPUT_FIELDS)}")
     for need in needs:
@@ -101,6 +102,7 @@ def check_needs(needs: Sequence[str]) -> None:
             )
     if len(set(needs)) != len(needs):
         raise ParameterError(f"{list(needs)} names something twice")
+    return tuple(needs)
 
 
 def check_parameters(
