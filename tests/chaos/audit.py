@@ -32,7 +32,6 @@ class Delivery:
     time: float
     items: list[tuple[str, str, float | None, int]]
     end: str = ""
-    end_time: float = NEVER
 
 
 @dataclass
@@ -121,7 +120,7 @@ class Audit:
             if entry["event"] == "lost" and entry["time"] < delivery.asked + work.LEASE_SECONDS:
                 self._fail(f"lease {place}: ended before its time: {entry['details']}")
             self.counts.acks += entry["event"] == "acked"
-            delivery.end, delivery.end_time = entry["event"], entry["time"]
+            delivery.end = entry["event"]
 
     def _check_batch(self, entry: dict[str, Any], delivery: Delivery) -> None:
         groups: dict[str, list[str]] = defaultdict(list)

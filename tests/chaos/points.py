@@ -57,16 +57,6 @@ class Point:
     """What makes it come: the learner begins anew, or a snapshot is taken."""
 
     @property
-    def kind(self) -> str:
-        """The name without the phase."""
-        return self.name.partition(":")[0]
-
-    @property
-    def group(self) -> str:
-        """Whose code it is in; the points of one group come by one mechanism."""
-        return _GROUPS[self.process]
-
-    @property
     def patience_seconds(self) -> float:
         """How long to wait for it: the process that computes advantages takes its time to start."""
         return 15.0 if "advantage" in self.name else 5.0
@@ -94,6 +84,7 @@ _GROUPS: Final = {
     "writer": "moments in the writer",
     "snapshot": "snapshots",
 }
+"""By process; the points of one group come by one mechanism."""
 
 
 _COMMITS: Final = {
@@ -206,7 +197,7 @@ def unreached(points: Iterable[Point], reached: Iterable[str]) -> tuple[list[str
     """
     # A store that doesn't wait for the disk has other phases of the same kinds.
     came = {name.partition(":")[0] for name in reached}
-    groups = {point.kind: point.group for point in points}
+    groups = {point.name.partition(":")[0]: _GROUPS[point.process] for point in points}
     lived = {group for kind, group in groups.items() if kind in came}
     return sorted(groups.keys() - came), sorted(set(groups.values()) - lived)
 

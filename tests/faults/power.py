@@ -36,8 +36,6 @@ class Note:
 class Loss:
     """What a power failure took."""
 
-    num_writes: int
-    """Writes since the last sync."""
     num_lost_sectors: int
     is_shorter: bool
     """The file's growth is lost, too."""
@@ -70,9 +68,9 @@ def fail_power(file: Path, undo: Path, chance: random.Random) -> Loss:
         if file.exists() and chance.random() < 0.5:
             num_sectors = -(-file.stat().st_size // SECTOR_BYTES)
             file.unlink()
-            return Loss(len(notes), num_sectors, False, is_gone=True)
+            return Loss(num_sectors, False, is_gone=True)
     if not notes:
-        return Loss(0, 0, False)
+        return Loss(0, False)
     lost_share = chance.choice((0.0, 0.2, 0.5, 0.8, 1.0))
     by_sector = chance.random() < 0.5
     # The last so many writes are the ones at risk, or all of them.
@@ -99,4 +97,4 @@ def fail_power(file: Path, undo: Path, chance: random.Random) -> Loss:
         is_shorter = first == 0 and lost_share == 1.0 and size > 0
         if is_shorter:
             disk.truncate(size)
-    return Loss(len(notes), num_lost, is_shorter)
+    return Loss(num_lost, is_shorter)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from experience_buffer import Batch, Client, LeaseNotFoundError
 from tests.journal import Journal
@@ -69,20 +69,18 @@ def log_items(plan: Plan, role: str) -> None:
 def replay(plan: Plan, role: str) -> None:
     """Read packed batches from the full buffer, and set their priorities."""
     journal = plan.journal(role)
+    wanted = {"buffer": REPLAY, "consumer": "learner", "format": "packed"}
     with plan.client() as client:
         for number, due in enumerate(paced(5.0)):
-            batch = _sample(
-                client, journal, due, 32, buffer=REPLAY, consumer="learner", packed=True
-            )
+            batch = _sample(client, journal, due, 32, **wanted)
             if not batch:
                 continue
             lengths = batch.packed.offsets("logprobs").diff()
             if not bool((lengths > 0).all()):
                 raise ValueError(f"a packed experience came without its logprobs: {batch!r}")
-            client.update_priorities(
-                {uid: 1.0 + (place + number) % 7 for place, uid in enumerate(batch.packed.uids)},
-                buffer=REPLAY,
-            )
+            uids = enumerate(batch.packed.uids)
+            priorities = {uid: 1.0 + (place + number) % 7 for place, uid in uids}
+            client.update_priorities(priorities, buffer=REPLAY)
             _settle(batch.ack, journal)
 
 
@@ -103,25 +101,10 @@ def criticise(plan: Plan, role: str) -> None:
                 _settle(batch.ack, journal)
 
 
-def _sample(
-    client: Client,
-    journal: Journal,
-    due: float,
-    batch_size: int,
-    *,
-    buffer: str,
-    consumer: str,
-    packed: bool = False,
-) -> Batch:
+def _sample(client: Client, journal: Journal, due: float, size: int, **wanted: Any) -> Batch:
     """Take what is there, and write down how long that took."""
     batch = client.sample(
-        batch_size,
-        buffer=buffer,
-        consumer=consumer,
-        min_batch_size=1,
-        lease_seconds=LEASE_SECONDS,
-        format="packed" if packed else "trxp",
-        timeout=0.0,
+        size, min_batch_size=1, lease_seconds=LEASE_SECONDS, timeout=0.0, **wanted
     )
     journal.write("sampled", seconds=time.monotonic() - due, num_units=batch.num_units)
     return batch

@@ -126,7 +126,7 @@ def test_what_was_synced_stays(disk: Disk) -> None:
     disk.write("put(0, b'a'); writer.sync(); put(0, b'b'); put(1, b'c'); writer.sync()")
     assert disk.num_notes() == {"data.mdb": 0, NAME: 0}
     for seed in range(5):
-        assert disk.fail_power(seed)[NAME] == Loss(0, 0, False)
+        assert disk.fail_power(seed)[NAME] == Loss(0, False)
     half = SIZE // SECTOR_BYTES
     assert letters(disk.file.read_bytes()) == b"b" * half + b"c" * half
 
