@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import random
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from tests.fuzz.decoders import MUTATIONS
@@ -24,28 +25,22 @@ _LONG_RATIO: Final = 0.002
 _ROUNDS: Final = (1, 1, 1, 2, 3)
 
 
-class Inputs:
-    """Makes inputs of those there are. Not thread-safe."""
-
-    def __init__(self, target: str, first: list[bytes], seed: int) -> None:
-        self._mutation = MUTATIONS[target]
-        self._short = [data for data in first if len(data) <= _SHORT_BYTES] or [b""]
-        self._long = [data for data in first if len(data) > _SHORT_BYTES] or [b""]
-        self._rng = random.Random(seed)
-
-    def next(self) -> bytes:
-        """One input, mostly of a short one, because more of them can be tried."""
-        rng = self._rng
-        data = rng.choice(self._long if rng.random() < _LONG_RATIO else self._short)
+def inputs(target: str, first: list[bytes], seed: int) -> Iterator[bytes]:
+    """Make inputs of those there are, endlessly; mostly of short ones, as more can be tried."""
+    mutation, rng = MUTATIONS[target], random.Random(seed)
+    short = [data for data in first if len(data) <= _SHORT_BYTES] or [b""]
+    long = [data for data in first if len(data) > _SHORT_BYTES] or [b""]
+    while True:
+        data = rng.choice(long if rng.random() < _LONG_RATIO else short)
         for _ in range(rng.choice(_ROUNDS)):
-            data = self._mutation(data, rng)
-        return data[:MAX_INPUT_BYTES]
+            data = mutation(data, rng)
+        yield data[:MAX_INPUT_BYTES]
 
 
 def main() -> None:
     asked = arguments()
     first = [path.read_bytes() for path in sorted((asked.folder / "corpus").iterdir())]
-    inputs = Inputs(asked.target, first, asked.seed)
+    made = inputs(asked.target, first, asked.seed)
     watch = Watch(asked.target, asked.folder / "endure.json")
     confine()
     gc.freeze()
@@ -58,7 +53,7 @@ def main() -> None:
             watch.write()
             # An input that never ends: where it was, and the end of this process.
             faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
-        watch.run(inputs.next())
+        watch.run(next(made))
     watch.write()
 
 

@@ -19,7 +19,7 @@ from experience_buffer_server.settings.buffer import BufferSettings
 from tests.fuzz import corpus, meter
 from tests.fuzz.bombs import BOMBS, one
 from tests.fuzz.decoders import DECODERS, MUTATIONS, Target, pushed
-from tests.fuzz.endure import Inputs
+from tests.fuzz.endure import inputs
 from tests.fuzz.meter import MAX_BYTES, Meter, OverLimitError
 from tests.fuzz.service import ServiceTarget
 
@@ -123,10 +123,10 @@ def test_the_corpus_and_what_was_found(target: tuple[str, Target]) -> None:
 
 def test_a_short_run(target: tuple[str, Target]) -> None:
     name, run = target
-    inputs, meter = Inputs(name, corpus.seeds(name) + corpus.kept(name), SEED), Meter(run)
+    made, meter = inputs(name, corpus.seeds(name) + corpus.kept(name), SEED), Meter(run)
     end = time.monotonic() + RUN_SECONDS
     while time.monotonic() < end:
-        meter(inputs.next())
+        meter(next(made))
 
 
 def test_the_limits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
