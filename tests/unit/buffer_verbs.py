@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.sampling.leases import Lease
-from tests.unit.builders import World, experience, uid, want
+from tests.unit.builders import World, experience, settle, uid, want
 
 
 def pushed(*members: tuple[int, int], **fields: Any) -> Push:
@@ -57,6 +57,12 @@ async def consume(
 ) -> Lease:
     """Lease up to so many units, and acknowledge them."""
     return await buffer.ack((await leased(buffer, count, consumer)).id, step=step)
+
+
+async def push_and_settle(buffer: Buffer, push: Push) -> None:
+    """Push, and wait for what is computed of it."""
+    await buffer.push(push)
+    await settle(buffer)
 
 
 async def change(buffer: Buffer, **changes: Any) -> None:

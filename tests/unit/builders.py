@@ -190,11 +190,6 @@ class World:
         await self.store.commit(batch)
         return self._buffer(row)
 
-    async def computing(self, **changes: Any) -> Buffer:
-        """A buffer, and the computer of advantages is started."""
-        self.computer.start()
-        return await self.create(**changes)
-
     async def holding(self, *pushes: Push, **changes: Any) -> Buffer:
         """A buffer to which all that was pushed."""
         buffer = await self.create(**changes)
@@ -202,10 +197,14 @@ class World:
             await buffer.push(each)
         return buffer
 
+    async def computing(self, *pushes: Push, **changes: Any) -> Buffer:
+        """A buffer to which all that was pushed, and the computer of advantages is started."""
+        self.computer.start()
+        return await self.holding(*pushes, **changes)
+
     async def computed(self, *pushes: Push, **changes: Any) -> Buffer:
         """A buffer to which all that was pushed, and of which what can be was computed."""
-        self.computer.start()
-        buffer = await self.holding(*pushes, **changes)
+        buffer = await self.computing(*pushes, **changes)
         await settle(buffer)
         return buffer
 

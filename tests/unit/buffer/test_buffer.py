@@ -14,7 +14,7 @@ from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import AdvantageRow
-from tests.unit.buffer_verbs import change, consume, leased, pushed, sampled, take
+from tests.unit.buffer_verbs import change, consume, leased, push_and_settle, pushed, sampled, take
 from tests.unit.builders import World, experience, payload, push, settings, settle, turns, uid
 
 BOTH = [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}]
@@ -316,11 +316,9 @@ async def test_advantages_of_a_dropped_group_are_not_kept(world: World) -> None:
 
 
 async def test_an_estimator_set_later_computes_what_waits(world: World) -> None:
-    buffer = await world.computing(group_size=2)
-    await buffer.push(push((1, 0)))
+    buffer = await world.computing(push((1, 0)), group_size=2)
     await change(buffer, advantage={"estimator": "rloo"})
-    await buffer.push(push((1, 1)))
-    await settle(buffer)
+    await push_and_settle(buffer, push((1, 1)))
     assert counters(buffer, "trainer") == (2, 0, 0)
     assert None not in world.store.advantages(buffer.id, [1, 2])
 

@@ -21,8 +21,8 @@ from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inve
 from experience_buffer_server.store.lmdb.verify.check import check
 from tests.refusing_store import Held, Refusals, begin
 from tests.scenarios.test_coming_and_going import restarted
-from tests.unit.buffer_verbs import leased
-from tests.unit.builders import World, push, settings, settle, until
+from tests.unit.buffer_verbs import leased, push_and_settle
+from tests.unit.builders import World, push, settings, until
 
 NUM_TASKS, NUM_RUNS = 5, 2
 
@@ -211,8 +211,7 @@ async def test_its_experiences_are_freed(world: World, group_by: str) -> None:
     gc.disable()
     try:
         buffer = await registry.create("b", chosen, exist_ok=False)
-        await buffer.push(push((0, 0), (0, 1), (1, 0)))
-        await settle(buffer)
+        await push_and_settle(buffer, push((0, 0), (0, 1), (1, 0)))
         lease = await leased(buffer, 2)
         await buffer.ack(lease.id, step=3)
         assert (_num_objects() - before)[Entry] == 3

@@ -15,7 +15,7 @@ from experience_buffer_server.buffer.compute.worker import batch_id
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.batch_assembly import read_payload
-from tests.unit.buffer_verbs import entry_of, leased
+from tests.unit.buffer_verbs import change, entry_of, leased, push_and_settle, pushed
 from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid
 
 BATCH: dict[str, Any] = {
@@ -48,13 +48,11 @@ def computed(world: World, buffer: Buffer, *tasks: int) -> dict[str, tuple[float
 
 
 async def test_a_batch_is_computed_when_it_is_full(world: World) -> None:
-    buffer = await world.computing(**BATCH)
-    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    buffer = await world.computing(rewarded([(0, 0, 1.0), (1, 0, 2.0)]), **BATCH)
     await buffer.drain()
     assert not computed(world, buffer, 0, 1)
     assert "2 of 3 for a batch with common statistics" in buffer.flow.describe_wait()
-    await buffer.push(rewarded([(2, 0, 6.0)]))
-    await settle(buffer)
+    await push_and_settle(buffer, rewarded([(2, 0, 6.0)]))
     assert not buffer.flow.describe_wait()
     results = computed(world, buffer, 0, 1, 2)
     assert [advantage for advantage, _ in results.values()] == [-2.0, -1.0, 3.0]
@@ -62,8 +60,7 @@ async def test_a_batch_is_computed_when_it_is_full(world: World) -> None:
 
 
 async def test_a_batch_that_does_not_fill_is_computed_after_a_while(world: World) -> None:
-    buffer = await world.computing(**BATCH)
-    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    buffer = await world.computing(rewarded([(0, 0, 1.0), (1, 0, 2.0)]), **BATCH)
     buffer.tick(time.time() + 9)
     assert buffer.flow.describe_wait()
     await settle(buffer, after=11)
@@ -71,23 +68,20 @@ async def test_a_batch_that_does_not_fill_is_computed_after_a_while(world: World
 
 
 async def test_members_that_left_or_settings_that_changed_leave_the_batch(world: World) -> None:
-    buffer = await world.computing(**BATCH)
-    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    buffer = await world.computing(rewarded([(0, 0, 1.0), (1, 0, 2.0)]), **BATCH)
     await buffer.delete([entry for entry in buffer.state.contents if entry.record.task == "0"])
     await buffer.push(rewarded([(2, 0, 6.0)]))
     await buffer.drain()
     await settle(buffer, after=11)
     assert [a for a, _ in computed(world, buffer, 0, 1, 2).values()] == [-2.0, 2.0]
     await buffer.push(rewarded([(3, 0, 5.0)]))
-    plain = buffer.settings.model_dump() | {"advantage": {"estimator": "reinforce"}}
-    buffer.change_settings(type(buffer.settings).model_validate(plain))
+    await change(buffer, advantage={"estimator": "reinforce"})
     await settle(buffer)
     assert [a for a, _ in computed(world, buffer, 3).values()] == [5.0]
 
 
 async def test_a_batch_is_full_of_what_still_holds(world: World) -> None:
-    buffer = await world.computing(**BATCH)
-    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    buffer = await world.computing(rewarded([(0, 0, 1.0), (1, 0, 2.0)]), **BATCH)
     # With task 2 it would be full, if these two were what they were.
     await buffer.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
     await buffer.delete([entry for entry in buffer.state.contents if entry.record.task == "1"])
@@ -96,14 +90,12 @@ async def test_a_batch_is_full_of_what_still_holds(world: World) -> None:
     await buffer.drain()
     assert "2 of 3 for a batch with common statistics" in buffer.flow.describe_wait()
     assert not computed(world, buffer, 0, 2)
-    await buffer.push(rewarded([(3, 0, 8.0)]))
-    await settle(buffer)
+    await push_and_settle(buffer, rewarded([(3, 0, 8.0)]))
     assert [a for a, _ in computed(world, buffer, 0, 2, 3).values()] == [-2.0, 0.0, 2.0]
 
 
 async def test_a_batch_that_does_not_fill_has_what_was_annotated(world: World) -> None:
-    buffer = await world.computing(**BATCH)
-    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
+    buffer = await world.computing(rewarded([(0, 0, 1.0), (1, 0, 2.0)]), **BATCH)
     await buffer.annotate([Annotation(uid=uid(0, 0), reward=4.0)])
     await settle(buffer, after=11)
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [1.0, -1.0]
@@ -111,10 +103,8 @@ async def test_a_batch_that_does_not_fill_has_what_was_annotated(world: World) -
 
 async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(world: World) -> None:
     buffer = await world.computing(**BATCH)
-    bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.push(Push(payloads=[trxp.encode([bad])]))
-    await buffer.push(rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
-    await settle(buffer)
+    await buffer.push(pushed((5, 0), token_level_reward=[float("nan")] * NUM_RESPONSE))
+    await push_and_settle(buffer, rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [-0.5, 0.5]
     assert [bool(entry.quarantine) for entry in buffer.state.contents] == [True, False, False]
 
@@ -131,8 +121,7 @@ async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch
     buffer = await world.create(**BATCH)
     # The second batch has a member that can't be computed: it shared nothing.
     await buffer.push(rewarded([(task, 0, float(task)) for task in range(5)]))
-    bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.push(Push(payloads=[trxp.encode([bad])]))
+    await buffer.push(pushed((5, 0), token_level_reward=[float("nan")] * NUM_RESPONSE))
     world.computer.start()
     await settle(buffer)
     first = batch_id(uid(task, 0) for task in (0, 1, 2))
@@ -147,16 +136,14 @@ async def test_what_is_computed_again_is_recorded_with_its_new_batch(world: Worl
     buffer = await world.computed(rewarded([(task, 0, float(task)) for task in range(3)]), **BATCH)
     (before,) = set(ids(world, buffer, 0, 1, 2))
     await buffer.annotate([Annotation(uid=uid(1, 0), reward=7.0)])
-    await buffer.push(rewarded([(3, 0, 5.0), (4, 0, 6.0)]))
-    await settle(buffer)
+    await push_and_settle(buffer, rewarded([(3, 0, 5.0), (4, 0, 6.0)]))
     after = batch_id(uid(task, 0) for task in (1, 3, 4))
     assert ids(world, buffer, 0, 1, 2, 3, 4) == [before, after, before, after, after]
 
 
 async def test_without_statistics_of_a_batch_none_is_recorded(world: World) -> None:
     buffer = await world.computing(group_size=1, advantage={"estimator": "reinforce"})
-    await buffer.push(rewarded([(0, 0, 1.0)]))
-    await settle(buffer)
+    await push_and_settle(buffer, rewarded([(0, 0, 1.0)]))
     assert "batch_id" not in computed(world, buffer, 0)[uid(0, 0)][1]
 
 
@@ -172,13 +159,11 @@ async def test_moments_do_not_depend_on_pushes_launches_or_restarts(world: World
     assert len(at_once) == 12
     other = await world.create(2, **RUNNING)
     for position in range(0, 6, 2):
-        await other.push(rewarded(rewards[position : position + 2]))
-        await settle(other)
+        await push_and_settle(other, rewarded(rewards[position : position + 2]))
     fresh = await world.restart(other)
     assert fresh.row.moments == other.row.moments
     for position in range(6, 12):
-        await fresh.push(rewarded(rewards[position : position + 1]))
-    await settle(fresh)
+        await push_and_settle(fresh, rewarded(rewards[position : position + 1]))
     assert computed(world, fresh, *range(6)) == at_once
     assert json.loads(fresh.row.moments) == json.loads(buffer.row.moments)
     assert at_once[uid(5, 1)][1]["running_count"] == 12
@@ -187,16 +172,14 @@ async def test_moments_do_not_depend_on_pushes_launches_or_restarts(world: World
 async def test_a_withheld_group_is_not_counted_again_after_a_crash(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.computer.start()
     advantage = RUNNING["advantage"] | {"zero_variance": "withhold"}
-    buffer = await world.create(**RUNNING | {"advantage": advantage})
+    buffer = await world.computing(**RUNNING | {"advantage": advantage})
 
     async def crash(*_: object) -> int:
         return 0
 
     monkeypatch.setattr(buffer.flow.grouping, "_drop", crash)
-    await buffer.push(rewarded([(0, 0, 3.0), (0, 1, 3.0)]))
-    await settle(buffer)
+    await push_and_settle(buffer, rewarded([(0, 0, 3.0), (0, 1, 3.0)]))
     moments = buffer.row.moments
     assert moments
     fresh = await world.restart(buffer)
@@ -220,11 +203,9 @@ async def test_a_group_that_is_computed_again_is_not_counted_again(world: World)
 
 @pytest.mark.parametrize("policy", ["keep", "mask", "withhold"])
 async def test_groups_without_variance(world: World, policy: str) -> None:
-    world.computer.start()
     estimator = {"estimator": "grpo", "zero_variance": policy}
-    buffer = await world.create(group_size=2, advantage=estimator)
-    await buffer.push(rewarded([(0, 0, 0.3), (0, 1, 0.3), (1, 0, 0.0), (1, 1, 1.0)]))
-    await settle(buffer)
+    buffer = await world.computing(group_size=2, advantage=estimator)
+    await push_and_settle(buffer, rewarded([(0, 0, 0.3), (0, 1, 0.3), (1, 0, 0.0), (1, 1, 1.0)]))
     queue = buffer.state.consumers["trainer"].ready
     if policy == "withhold":
         assert len(queue) == 2

@@ -16,7 +16,7 @@ from experience_buffer_server.buffer.intake.annotation import AnnotateReason, An
 from experience_buffer_server.buffer.intake.push_reading import Push
 from tests.refusing_store import Refusals
 from tests.unit.buffer.intake.test_annotate import advantages, annotate, values
-from tests.unit.buffer_verbs import change, entry_of, leased, pushed
+from tests.unit.buffer_verbs import change, entry_of, leased, push_and_settle, pushed
 from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, turns, uid, until
 
 RUNNING: dict[str, Any] = {
@@ -45,8 +45,7 @@ async def in_flight(world: World) -> None:
 async def test_moments_count_once_whatever_happens_while_they_are_computed(
     world: World, event: str
 ) -> None:
-    buffer = await world.computing(**(RUNNING | {"group_size": 3}))
-    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    buffer = await world.computing(push((1, 0), (1, 1), (1, 2)), **(RUNNING | {"group_size": 3}))
     await in_flight(world)
     if event == "annotate":
         await annotate(buffer, uid(1, 0), reward=3.0)
@@ -58,12 +57,10 @@ async def test_moments_count_once_whatever_happens_while_they_are_computed(
 
 
 async def test_moments_go_on_when_other_parameters_are_set(world: World) -> None:
-    buffer = await world.computing(**RUNNING)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.computing(push((1, 0), (1, 1)), **RUNNING)
     await in_flight(world)
     await change(buffer, advantage={"estimator": "rloo", "running_norm": "std"})
-    await buffer.push(push((2, 0), (2, 1)))
-    await settle(buffer)
+    await push_and_settle(buffer, push((2, 0), (2, 1)))
     assert num_counted(buffer) == 4
 
 
@@ -139,9 +136,7 @@ async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
 
 
 async def test_use_partial_is_tried_again_when_it_finds_no_room(world: World) -> None:
-    buffer = await world.computing(**PARTIAL)
-    await buffer.push(pushed((1, 0), reward=None))
-    await buffer.push(pushed((1, 1)))
+    buffer = await world.computing(pushed((1, 0), reward=None), pushed((1, 1)), **PARTIAL)
 
     Refusals(world.store).num_next = 1
     buffer.flow.grouping.expire(time.time() + 61)
@@ -164,9 +159,7 @@ async def test_nobody_leases_what_leaves_at_a_deadline(world: World) -> None:
 
 
 async def test_what_left_at_a_deadline_was_not_consumed(world: World) -> None:
-    buffer = await world.computing(**PARTIAL)
-    await buffer.push(pushed((1, 0), reward=None))
-    await buffer.push(pushed((1, 1)))
+    buffer = await world.computing(pushed((1, 0), reward=None), pushed((1, 1)), **PARTIAL)
     await settle(buffer, after=61)
     fresh = await world.restart(buffer)
     assert await annotate(fresh, uid(1, 1), reward=0.5) == (None, "")
@@ -192,8 +185,7 @@ async def test_annotations_can_be_read_whatever_they_add(world: World) -> None:
 
 async def test_a_deleted_buffer_lets_its_results_go(world: World) -> None:
     """Computed advantages that found no room hold nothing up once their buffer has gone."""
-    buffer = await world.computing(**RUNNING)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.computing(push((1, 0), (1, 1)), **RUNNING)
     refusals = Refusals(world.store)
     refusals.num_next = 1000
     await until(lambda: buffer.flow.computing._waiting)
@@ -203,6 +195,5 @@ async def test_a_deleted_buffer_lets_its_results_go(world: World) -> None:
     await settle(buffer)
     assert not world.computer._held
     other = await world.create(2, **RUNNING)
-    await other.push(push((1, 0), (1, 1)))
-    await settle(other)
+    await push_and_settle(other, push((1, 0), (1, 1)))
     assert all(entry.available for entry in other.state.contents)

@@ -69,8 +69,7 @@ async def test_nobody_waits_behind_a_deleted_buffer(world: World) -> None:
 
 
 async def test_what_comes_back_to_a_deleted_buffer_is_counted_nowhere(world: World) -> None:
-    buffer = await world.computing(**RLOO)
-    await buffer.push(push((1, 0), (1, 1)))
+    buffer = await world.computing(push((1, 0), (1, 1)), **RLOO)
     await in_flight(world)
     buffer.close()
     world.metrics.forget_buffer(buffer.name)

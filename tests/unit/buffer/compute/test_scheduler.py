@@ -35,33 +35,27 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def idle_worker(world: World) -> tuple[Buffer, Child]:
     """A buffer, and the worker that has computed its first group."""
-    buffer = await world.computing(**RLOO)
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.computing(push((0, 0), (0, 1)), **RLOO)
     await until(lambda: not buffer.flow.computing.num_jobs)
     child = world.computer._child
     assert child is not None
     return buffer, child
 
 
-async def test_jobs_of_a_killed_worker_are_computed_by_the_next(world: World) -> None:
-    buffer, child = await idle_worker(world)
-    os.kill(child.pid, signal.SIGSTOP)
-    for task in range(1, 5):
-        await buffer.push(push((task, 0), (task, 1)))
-    await until(lambda: len(child._unanswered) == 2)
-    os.kill(child.pid, signal.SIGKILL)
-    await until(lambda: not buffer.flow.computing.num_jobs)
-    assert len(buffer.state.consumers["trainer"].ready) == 10
-    assert not any(entry.quarantine for entry in buffer.state.contents)
-
-
-async def test_a_worker_that_never_ends_is_killed_and_the_next_computes(world: World) -> None:
+@pytest.mark.parametrize("end", ["is killed", "never ends"])
+async def test_jobs_of_a_worker_that_is_gone_are_computed_by_the_next(
+    world: World, end: str
+) -> None:
     buffer, child = await idle_worker(world)
     assert child._clock is None, "it is at work on nothing"
-    child._limit_seconds = 0.2
+    if end == "never ends":
+        child._limit_seconds = 0.2
     os.kill(child.pid, signal.SIGSTOP)
     for task in range(1, 5):
         await buffer.push(push((task, 0), (task, 1)))
+    if end == "is killed":
+        await until(lambda: len(child._unanswered) == 2)
+        os.kill(child.pid, signal.SIGKILL)
     await until(lambda: not buffer.flow.computing.num_jobs)
     assert child.gone
     assert world.computer._child is not child
@@ -71,8 +65,7 @@ async def test_a_worker_that_never_ends_is_killed_and_the_next_computes(world: W
 
 async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: World) -> None:
     world.computer._settings = ComputeSection(device="no such device")
-    buffer = await world.computing(**RLOO)
-    await buffer.push(push((0, 0), (0, 1)))
+    buffer = await world.computing(push((0, 0), (0, 1)), **RLOO)
     starting = world.computer._starting
     await until(lambda: starting.locked())
     world.computer._settings = ComputeSection()
@@ -134,36 +127,30 @@ async def test_a_damaged_or_missing_payload_fails_its_group_alone(world: World) 
     assert len(sound["items"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "killed by SIGKILL"),
+        (
+            {"limit_seconds": 0.2},
+            "for 0.2 s; the limit is compute.max_launch_seconds: raise it, or",
+        ),
+    ],
+)
 async def test_only_the_request_under_way_is_blamed_for_the_end(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, options: dict[str, float], words: str
 ) -> None:
-    store = str(tmp_path / "store")
-    child = await Child.start(
-        "experience_buffer_server.buffer.compute.worker", store, "cpu", "1", "{}"
-    )
+    module = "experience_buffer_server.buffer.compute.worker"
+    child = await Child.start(module, str(tmp_path / "store"), "cpu", "1", "{}", **options)
     os.kill(child.pid, signal.SIGSTOP)
     requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]
     await asyncio.sleep(0)
-    os.kill(child.pid, signal.SIGKILL)
+    if not options:
+        os.kill(child.pid, signal.SIGKILL)
     ends = await asyncio.gather(*requests, return_exceptions=True)
-    assert [end.was_running for end in ends if isinstance(end, ChildGoneError)] == [
-        True, False, False,
-    ]  # fmt: skip
-    assert str(ends[0]) == "killed by SIGKILL"
-    await child.close()
-    await child.close()
-
-
-async def test_the_request_that_takes_too_long_is_blamed(world: World, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    module = "experience_buffer_server.buffer.compute.worker"
-    child = await Child.start(module, store, "cpu", "1", "{}", limit_seconds=0.2)
-    os.kill(child.pid, signal.SIGSTOP)
-    requests = [asyncio.ensure_future(child.request({})) for _ in range(3)]
-    ends = await asyncio.gather(*requests, return_exceptions=True)
-    assert [end.was_running for end in ends if isinstance(end, ChildGoneError)] == [
-        True, False, False,
-    ]  # fmt: skip
-    assert "for 0.2 s; the limit is compute.max_launch_seconds: raise it, or" in str(ends[0])
-    await child.close()
+    blamed = [end.was_running for end in ends if isinstance(end, ChildGoneError)]
+    assert blamed == [True, False, False]
+    assert words in str(ends[0])
+    for _ in range(2):
+        await child.close()
     assert child._clock is None

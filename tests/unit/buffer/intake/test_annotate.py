@@ -66,8 +66,7 @@ async def test_a_missing_field_is_refused_unless_the_buffer_waits_for_it(world: 
 
 
 async def test_an_experience_waits_for_its_field_and_says_so(world: World) -> None:
-    buffer = await world.computing(**GAE)
-    await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
+    buffer = await world.computing(pushed((1, 0), (1, 1), reward=1.0), **GAE)
     assert "2 experiences wait for fields" in buffer.flow.describe_wait()
     assert f"{uid(1, 0)!r}, for values" in buffer.flow.describe_wait()
     assert await annotate(buffer, uid(1, 0), tensors=values()) == (None, "")
@@ -78,8 +77,7 @@ async def test_an_experience_waits_for_its_field_and_says_so(world: World) -> No
 
 
 async def test_what_waits_is_the_same_after_a_restart(world: World) -> None:
-    buffer = await world.computing(**GAE)
-    await buffer.push(pushed((1, 0), (1, 1)))
+    buffer = await world.computing(pushed((1, 0), (1, 1)), **GAE)
     await annotate(buffer, uid(1, 1), tensors=values())
     await settle(buffer)
     fresh = await world.restart(buffer)
@@ -89,8 +87,7 @@ async def test_what_waits_is_the_same_after_a_restart(world: World) -> None:
 
 
 async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: World) -> None:
-    buffer = await world.computing(**GAE)
-    await buffer.push(pushed((1, 0)))
+    buffer = await world.computing(pushed((1, 0)), **GAE)
     before = trxp.read(world.payload(buffer, uid(1, 0)))[0]
     await annotate(buffer, uid(1, 0), tensors=values(), info={"source": "critic"})
     after = trxp.read(world.payload(buffer, uid(1, 0)))[0]
@@ -139,8 +136,7 @@ async def test_a_new_reward_changes_the_whole_group(world: World) -> None:
 
 async def test_nobody_gets_advantages_of_before_an_annotation(world: World) -> None:
     """Not even while its commit is under way, and not from a job under way either."""
-    buffer = await world.computing(**RLOO)
-    await buffer.push(pushed((1, 0), (1, 1), reward=1.0))
+    buffer = await world.computing(pushed((1, 0), (1, 1), reward=1.0), **RLOO)
     # The job is on its way to the worker, which starts for it.
     changing = asyncio.ensure_future(annotate(buffer, uid(1, 0), reward=5.0))
     await turns(2)
@@ -169,8 +165,7 @@ async def test_what_was_delivered_is_not_changed_behind_the_trainer(world: World
 
 
 async def test_a_raw_consumer_gets_what_waits_and_may_annotate_what_it_holds(world: World) -> None:
-    buffer = await world.computing(**(GAE | {"consumers": CONSUMERS}))
-    await buffer.push(pushed((1, 0), (1, 1)))
+    buffer = await world.computing(pushed((1, 0), (1, 1)), **(GAE | {"consumers": CONSUMERS}))
     assert not await take(buffer, 1, "actor")
     for member in (0, 1):
         lease_id = await take(buffer, 1, "critic")
@@ -264,10 +259,9 @@ DEADLINE: dict[str, Any] = GAE | {"group_deadline_seconds": 5.0, "group_by": "ta
 async def test_a_deadline_ends_the_wait_for_fields(
     world: World, policy: str, minimum: int, left: int
 ) -> None:
-    world.computer.start()
     changes = {"on_group_deadline": policy, "min_group_size": minimum}
     estimator = {"estimator": "remax", "turn_rewards": "steps"}
-    buffer = await world.create(**(DEADLINE | changes | {"advantage": estimator}))
+    buffer = await world.computing(**(DEADLINE | changes | {"advantage": estimator}))
     await buffer.push(pushed((1, 0), (1, 1)))
     await annotate(buffer, uid(1, 1), info={"baseline_reward": 0.0})
     buffer.tick(time.time() + 4)
@@ -344,8 +338,7 @@ async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_co
 
 
 async def test_a_refused_annotation_leaves_what_was_computed(world: World) -> None:
-    buffer = await world.computing(**GAE)
-    await buffer.push(pushed((1, 0), reward=1.0))
+    buffer = await world.computing(pushed((1, 0), reward=1.0), **GAE)
     await annotate(buffer, uid(1, 0), tensors=values())
     await settle(buffer)
     (entry,) = buffer.state.contents

@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.entries import Reason
 from tests.refusing_store import Held, Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
-from tests.unit.buffer_verbs import pushed
+from tests.unit.buffer_verbs import counted, pushed
 from tests.unit.builders import World, push, settle, uid
 
 
@@ -66,8 +66,7 @@ async def test_a_sealed_group_is_as_large_as_it_is(world: World) -> None:
 async def test_what_lacks_a_field_at_its_deadline_may_be_on_its_way(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    buffer = await world.computing(**PARTIAL)
-    await buffer.push(pushed((1, 0)))
+    buffer = await world.computing(pushed((1, 0)), **PARTIAL)
     member = await pushing(world, buffer, pushed((1, 1), reward=None))
     buffer.tick(time.time() + 61)
     await member.fail()
@@ -81,17 +80,7 @@ async def test_what_lacks_a_field_at_its_deadline_may_be_on_its_way(
 
 
 def num_counted(world: World, buffer: Buffer, outcome: str) -> float:
-    """What the metric says was pushed with an outcome."""
-    name = "experience_buffer_pushed_experiences_total"
-    for family in world.metrics.registry.collect():
-        for sample in family.samples:
-            labels = sample.labels
-            if sample.name == name and (labels["buffer"], labels["outcome"]) == (
-                buffer.name,
-                outcome,
-            ):
-                return sample.value
-    return 0.0
+    return counted(world, buffer, "pushed_experiences", outcome=outcome, reason="")
 
 
 async def test_what_is_stored_is_counted_though_its_call_was_given_up(world: World) -> None:

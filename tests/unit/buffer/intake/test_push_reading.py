@@ -9,7 +9,6 @@ import re
 import signal
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -21,10 +20,8 @@ from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import Pushed, PushRequest, read_push
 from experience_buffer_server.runtime import loop_turns
 from experience_buffer_server.runtime.callers import Caller, entered
-from experience_buffer_server.settings.server import SnapshotsSection
 from experience_buffer_server.store.interface import LeaseRow, WriteBatch
 from experience_buffer_server.store.lmdb import commit_backlog
-from experience_buffer_server.store.lmdb.snapshots.snapshots import Snapshots
 from experience_buffer_server.store.lmdb.store import LmdbStore
 from tests.unit.builders import World, experience, payload, settings, turns
 
@@ -38,17 +35,16 @@ async def backend(world: World, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """A backend whose pushes pause after each experience."""
     monkeypatch.setattr(loop_turns, "_LEAST_SECONDS", -1.0)
     monkeypatch.setattr(loop_turns, "_MOST_SECONDS", -1.0)
-    registry = world.registry()
-    await registry.create("math", settings(on_future_version="refuse"))
-    snapshots = Snapshots(SnapshotsSection(), Path("unused"), world.metrics)
-    return Backend(registry, world.store, world.limits, asyncio.Event(), snapshots)
+    return await world.backend(on_future_version="refuse")
 
 
 def request(task: int, num_runs: int = NUM_RUNS) -> PushRequest:
     members = [experience(task, run, info={"model_version": 3}) for run in range(num_runs)]
-    message = service_pb2.PushRequest(
-        buffer="math", payloads=[trxp.encode([member]) for member in members]
-    )
+    return request_of(*(trxp.encode([member]) for member in members))
+
+
+def request_of(*payloads: bytes, buffer: str = "math") -> PushRequest:
+    message = service_pb2.PushRequest(buffer=buffer, payloads=payloads)
     return read_push(message.SerializeToString(), max_payloads=100)
 
 
@@ -86,9 +82,7 @@ async def test_a_push_that_pauses_sees_what_has_happened(backend: Backend, what:
 
 
 async def test_a_push_pauses_where_nothing_is_in_its_payloads(backend: Backend) -> None:
-    message = service_pb2.PushRequest(buffer="math", payloads=[trxp.encode([])] * 50)
-    one = read_push(message.SerializeToString(), max_payloads=100)
-    pushing = asyncio.create_task(backend.push(one))
+    pushing = asyncio.create_task(backend.push(request_of(*[trxp.encode([])] * 50)))
     for _ in range(40):
         await asyncio.sleep(0)
         assert not pushing.done(), "others have a step after each payload"
@@ -108,8 +102,7 @@ async def test_the_deadline_of_a_call_goes_on_while_it_waits_for_its_turn(backen
     full = {"on_full": "block", "full_timeout_seconds": 60, "max_items": 1, "group_by": "none"}
     await backend.registry.create("full", settings(**full))
     await backend.buffer("full").push(Push(payloads=[payload((1, 0))]))
-    message = service_pb2.PushRequest(buffer="full", payloads=[payload((1, 1))])
-    one = read_push(message.SerializeToString(), max_payloads=100)
+    one = request_of(payload((1, 1)), buffer="full")
     before = await backend.turns.take("")
     pushing = asyncio.create_task(backend.push(one, remaining_seconds=0.7))
     asyncio.get_running_loop().call_later(0.5, before.end)
@@ -177,8 +170,7 @@ async def test_others_go_on_while_a_push_is_read(backend: Backend) -> None:
 
 
 async def test_a_payload_that_cannot_be_read_ends_its_push_alone(backend: Backend) -> None:
-    message = service_pb2.PushRequest(buffer="math", payloads=[payload((1, 0)), b"TRXP"])
-    broken = read_push(message.SerializeToString(), max_payloads=100)
+    broken = request_of(payload((1, 0)), b"TRXP")
     results = await asyncio.gather(
         backend.push(broken), backend.push(request(2)), return_exceptions=True
     )

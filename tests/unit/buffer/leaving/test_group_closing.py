@@ -125,8 +125,7 @@ async def test_a_seal_that_finds_no_room_leaves_the_group_open(world: World) -> 
 
 
 async def test_a_deadline_whose_row_finds_no_room_is_looked_at_again(world: World) -> None:
-    buffer = await world.computing(**PARTIAL | {"group_size": 4})
-    await buffer.push(pushed((0, 0), (0, 1)))
+    buffer = await world.computing(pushed((0, 0), (0, 1)), **PARTIAL | {"group_size": 4})
     await buffer.push(pushed((0, 2), reward=None))
     (group,) = buffer.state.contents.groups
     Refusals(world.store).num_next = 1
