@@ -11,6 +11,7 @@ from experience_buffer._async.primitives import in_thread
 from experience_buffer._async.stream import AsyncSampleStream
 from experience_buffer._async.writer import AsyncWriter
 from experience_buffer._messages import delivery_calls, push_split
+from experience_buffer._messages.names import FORMAT
 from experience_buffer._transport.retry import Deadline
 from experience_buffer._transport.sample_plan import StreamPlan
 from experience_buffer.consumer_options import SampleFormat
@@ -129,17 +130,24 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
         wait_seconds = self._seconds(timeout)
         # Of any kind: a wrong value is the request's to refuse.
         part = (str(buffer), str(consumer), str(rank))
-        call = delivery_calls.sample(
-            batch_size,
+        shared = delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0))
+        # Safe to repeat: a batch whose response was lost is offered again when its lease expires, and
+        # a rank that asks again gets the same part.
+        fields = await self._call(
+            "Sample",
+            delivery_calls.sampled,
+            timeout=wait_seconds + self._timeout,
             buffer=buffer,
             consumer=consumer,
-            wait_seconds=wait_seconds,
+            batch_size=batch_size,
             min_batch_size=min_batch_size,
+            timeout_seconds=wait_seconds,
             lease_seconds=lease_seconds,
-            rank=delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0)),
-            format=format,
+            format=FORMAT.number(format, "format"),
+            **delivery_calls.given(rank_of=shared),
         )
-        batch = AsyncBatch(client=self, **await self._run(call, wait_seconds + self._timeout))
+        whose = shared.rank if shared else None
+        batch = AsyncBatch(client=self, buffer=buffer, consumer=consumer, rank=whose, **fields)
         if batch.rank is not None and batch.lease_id:
             self._parts[part] = batch.lease_id
         return batch

@@ -10,8 +10,6 @@ from typing import Any, Final, TypeAlias
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
 from experience_buffer._messages.calls import Call, build, call_of
-from experience_buffer._messages.names import FORMAT
-from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
@@ -55,49 +53,17 @@ def given(**fields: Any) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if value is not None}
 
 
-def sample(
-    batch_size: int,
-    *,
-    buffer: str,
-    consumer: str,
-    wait_seconds: float,
-    min_batch_size: int,
-    lease_seconds: float,
-    rank: types_pb2.RankOf | None,
-    format: SampleFormat,
-) -> Call[dict[str, Any]]:
-    """Lease one batch; the result is the fields of a batch.
-
-    Safe to repeat: a batch whose response was lost is offered again when its lease expires, and a
-    rank that asks again gets the same part.
-    """
-
-    def parse(received: sample_bytes.Received[pb.SampleResponse]) -> dict[str, Any]:
-        response = received.message
-        lease = response.lease if response.HasField("lease") else None
-        fields = convert.batch_fields(
-            response.experiences,
-            lease,
-            response,
-            payloads=received.payloads,
-            packed=memory.joined((received.packed,)),
-            num_bytes=None,
-            received_time=time.monotonic(),
-        )
-        place = rank.rank if rank else None
-        return {"buffer": buffer, "consumer": consumer, "rank": place, **fields}
-
-    return call_of(
-        "Sample",
-        parse,
-        buffer=buffer,
-        consumer=consumer,
-        batch_size=batch_size,
-        min_batch_size=min_batch_size,
-        timeout_seconds=wait_seconds,
-        lease_seconds=lease_seconds,
-        format=FORMAT.number(format, "format"),
-        **given(rank_of=rank),
+def sampled(received: sample_bytes.Received[pb.SampleResponse]) -> dict[str, Any]:
+    """The fields of a batch that a response states."""
+    response = received.message
+    return convert.batch_fields(
+        response.experiences,
+        response.lease if response.HasField("lease") else None,
+        response,
+        payloads=received.payloads,
+        packed=memory.joined((received.packed,)),
+        num_bytes=None,
+        received_time=time.monotonic(),
     )
 
 
