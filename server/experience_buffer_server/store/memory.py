@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgpack
 
@@ -25,6 +25,7 @@ from experience_buffer_server.store.interface import Expected, StoreStats
 from experience_buffer_server.store.interning import Interner
 from experience_buffer_server.store.rows import AdvantageRow, Found, StoredBuffer
 
+_Row = TypeVar("_Row")
 _ROW_BYTES: Final = 512
 """What an experience takes beside its payload, about."""
 
@@ -69,24 +70,23 @@ class _Rows:
 
     def load(self) -> StoredBuffer:
         """All of it but payloads and what was computed."""
-        of, interner = self.of, Interner()
-        records = [row_codec.decode_record(of[Kind.RECORD][seq]) for seq in sorted(of[Kind.RECORD])]
+
+        def rows(kind: Kind, decode: Callable[[bytes], _Row]) -> list[_Row]:
+            return [decode(row) for _, row in sorted(self.of[kind].items())]
+
+        interner, records = Interner(), rows(Kind.RECORD, row_codec.decode_record)
         for record in records:
             interner.intern(record)
-        last_seq = max(of[Kind.LAST_SEQ].get(0, 0), records[-1].seq if records else 0)
+        last_seq = self.of[Kind.LAST_SEQ].get(0, 0)
         return StoredBuffer(
-            row=row_codec.decode_buffer(of[Kind.BUFFER][0]),
+            row=row_codec.decode_buffer(self.of[Kind.BUFFER][0]),
             records=records,
-            groups=[row_codec.decode_group(row) for _, row in sorted(of[Kind.GROUP].items())],
-            leases=[row_codec.decode_lease(row) for _, row in sorted(of[Kind.LEASE].items())],
-            progress=[
-                row_codec.decode_progress(row) for _, row in sorted(of[Kind.PROGRESS].items())
-            ],
-            consumers=[
-                row_codec.decode_consumer(row) for _, row in sorted(of[Kind.CONSUMER].items())
-            ],
-            computed=dict(sorted(of[Kind.MAGNITUDE].items())),
-            last_seq=last_seq,
+            groups=rows(Kind.GROUP, row_codec.decode_group),
+            leases=rows(Kind.LEASE, row_codec.decode_lease),
+            progress=rows(Kind.PROGRESS, row_codec.decode_progress),
+            consumers=rows(Kind.CONSUMER, row_codec.decode_consumer),
+            computed=dict(sorted(self.of[Kind.MAGNITUDE].items())),
+            last_seq=max(last_seq, records[-1].seq if records else 0),
         )
 
 

@@ -153,11 +153,8 @@ class Loading:
         found: _TableRows[_Row] = _TableRows()
         prefix, first, rows = b"", b"", list[_Row]()
         lost: list[tuple[bytes, bytes]] = []
-        for key, stored in self._walk(table):
-            try:
-                row = decode(unseal(table, key, stored))
-            except DECODE_ERRORS as error:
-                self._note_damage(table, key, error)
+        for key, row in self._decoded(table, decode):
+            if row is None:
                 lost.append((key, prefix))
                 continue
             if not prefix or not key.startswith(prefix):
@@ -175,11 +172,8 @@ class Loading:
         """What was computed, by the buffer's key."""
         computed: defaultdict[bytes, Magnitudes] = defaultdict(Magnitudes)
         prefix, lost, into = b"", list[bytes](), Magnitudes()
-        for key, stored in self._walk(Table.MAGNITUDES):
-            try:
-                magnitude = disk.decode_magnitude(unseal(Table.MAGNITUDES, key, stored))
-            except DECODE_ERRORS as error:
-                self._note_damage(Table.MAGNITUDES, key, error)
+        for key, magnitude in self._decoded(Table.MAGNITUDES, disk.decode_magnitude):
+            if magnitude is None:
                 lost.append(key)
                 continue
             if not prefix or not key.startswith(prefix):
@@ -194,6 +188,16 @@ class Loading:
                 for seq in sorted(values):
                     into.append(seq, values[seq])
         return computed
+
+    def _decoded(self, table: Table, decode: _Decode[_Row]) -> Iterator[tuple[bytes, _Row | None]]:
+        """All rows of a table; None in place of those that can't be read back."""
+        for key, stored in self._walk(table):
+            row = None
+            try:
+                row = decode(unseal(table, key, stored))
+            except DECODE_ERRORS as error:
+                self._note_damage(table, key, error)
+            yield key, row
 
     def _walk(self, table: Table) -> Iterator[tuple[bytes, memoryview]]:
         """All rows of a table, one after the other and not by looking for any.

@@ -27,8 +27,7 @@ from experience_buffer_server.store.lmdb.disk.format import Table
 from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
 from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads, check_readable
-from experience_buffer_server.store.lmdb.verify.links import Links
-from experience_buffer_server.store.lmdb.verify.payloads import Again
+from experience_buffer_server.store.lmdb.verify.links import Again, Links
 from experience_buffer_server.store.lmdb.verify.report import (
     BufferCount,
     Kind,
