@@ -6,9 +6,11 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from experience_buffer import Client
 from experience_buffer.collation import padded_collate
+from experience_buffer.dataset import ExperienceDataset
 from tests.integration.buffers import create
 from tests.integration.plain import NUM_PROMPT, experience
 
@@ -38,6 +40,23 @@ def push(client: Client, name: str, tasks: range) -> list[str]:
             )
     client.push(members, buffer=name)
     return [f"7/{task}" for task in tasks]
+
+
+def padded(
+    client: Client | str, name: str, batch_size: int = 1, **options: Any
+) -> ExperienceDataset:
+    """A dataset of a buffer's groups, one at a time and padded, unless told otherwise."""
+    given: dict[str, Any] = {"batch_size": batch_size, "collate": PADDED} | options
+    return ExperienceDataset(client, buffer=name, **given)
+
+
+def loading(dataset: ExperienceDataset, **options: Any) -> DataLoader[Any]:
+    """A loader with one worker, which isn't forked from this process, unless told otherwise.
+
+    It has used gRPC, whose locks and threads a fork tears apart.
+    """
+    given: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "forkserver"} | options
+    return DataLoader(dataset, batch_size=None, **given)
 
 
 def groups(batch: dict[str, Any]) -> list[str]:

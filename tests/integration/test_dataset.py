@@ -20,8 +20,17 @@ from experience_buffer import (
     collation,
 )
 from experience_buffer.collation import varlen_collate
-from experience_buffer.dataset import ExperienceDataset, LeaseTicket
-from tests.integration.dataset_groups import PADDED, SIZE, fill, groups, left, retained
+from experience_buffer.dataset import LeaseTicket
+from tests.integration.dataset_groups import (
+    PADDED,
+    SIZE,
+    fill,
+    groups,
+    left,
+    loading,
+    padded,
+    retained,
+)
 from tests.integration.plain import NUM_PROMPT
 from tests.integration.server import MakeServer, eventually
 
@@ -30,7 +39,7 @@ from tests.integration.server import MakeServer, eventually
 
 def test_asking_for_the_next_batch_acknowledges_the_one_before(client: Client, name: str) -> None:
     keys = fill(client, name, 6)
-    dataset = ExperienceDataset(client, buffer=name, batch_size=2, collate=PADDED)
+    dataset = padded(client, name, 2)
     batches = iter(dataset)
     assert groups(next(batches)) == keys[:2]
     assert retained(client, name) == 0
@@ -52,9 +61,7 @@ def test_a_new_iteration_goes_on_after_a_server_was_away_for_too_long(
     options = ClientOptions(retry=RetryOptions(initial_backoff_seconds=0.02, reconnect_seconds=0.2))
     with Client(server.address, options=options) as client:
         keys = fill(client, name, 4)
-        dataset = ExperienceDataset(
-            client, buffer=name, batch_size=1, collate=PADDED, ack="manual", prefetch=1
-        )
+        dataset = padded(client, name, ack="manual", prefetch=1)
         data, ticket = next(iter(dataset))
         dataset.ack(ticket, step=0)
         seen = groups(data)
@@ -74,7 +81,7 @@ def test_a_new_iteration_goes_on_after_a_server_was_away_for_too_long(
 
 def test_steps_end_an_iteration_and_the_next_goes_on(client: Client, name: str) -> None:
     keys = fill(client, name, 7)
-    dataset = ExperienceDataset(client, buffer=name, batch_size=1, collate=PADDED, stop_after=3)
+    dataset = padded(client, name, stop_after=3)
     assert [groups(batch) for batch in dataset] == [[key] for key in keys[:3]]
     assert dataset.step == 3
     assert retained(client, name) == 3, "the last one too, as the end was asked for"
@@ -85,22 +92,14 @@ def test_steps_end_an_iteration_and_the_next_goes_on(client: Client, name: str) 
         [key] for key in keys[4:7]
     ]
     assert retained(client, name) == 7
-    assert list(ExperienceDataset(client, buffer=name, batch_size=1, stop_after=0)) == []
+    assert list(padded(client, name, stop_after=0)) == []
 
 
 def test_padded_batches_equal_what_collate_gathers(client: Client, name: str) -> None:
     fill(client, name, 5)
     found = []
     for format, make in (("packed", PADDED), ("trxp", PADDED), ("trxp", None)):
-        dataset = ExperienceDataset(
-            client,
-            buffer=name,
-            batch_size=5,
-            format=format,  # type: ignore[arg-type]
-            collate=make,
-            stop_after=1,
-            ack="manual",
-        )
+        dataset = padded(client, name, 5, format=format, collate=make, stop_after=1, ack="manual")
         [(batch, _)] = dataset
         found.append(batch)
         dataset.close()
@@ -124,13 +123,13 @@ def test_a_resumed_dataset_repeats_what_the_checkpoint_has_not_learned(
     client: Client, name: str
 ) -> None:
     keys = fill(client, name, 8)
-    dataset = ExperienceDataset(client, buffer=name, batch_size=1, collate=PADDED)
+    dataset = padded(client, name)
     batches = iter(dataset)
     assert [groups(next(batches)) for _ in range(3)] == [[key] for key in keys[:3]]
     state = json.loads(json.dumps(dataset.state_dict()))
     assert [groups(next(batches)) for _ in range(3)] == [[key] for key in keys[3:6]]
     dataset.close()
-    resumed = ExperienceDataset(client, buffer=name, batch_size=1, collate=PADDED)
+    resumed = padded(client, name)
     assert resumed.load_state_dict(state).num_experiences == 2 * SIZE
     assert resumed.step == 3
     assert [groups(each) for each in itertools.islice(resumed, 5)] == [[key] for key in keys[3:]]
@@ -149,7 +148,7 @@ def refuse_the_second(batch: Any) -> list[str]:
 
 def test_what_cannot_be_laid_out_is_not_acknowledged(client: Client, name: str) -> None:
     keys = fill(client, name, 3)
-    dataset = ExperienceDataset(client, buffer=name, batch_size=1, collate=refuse_the_second)
+    dataset = padded(client, name, collate=refuse_the_second)
     for _ in range(2):
         with pytest.raises(ValueError, match="too long for me"):
             list(dataset)
@@ -160,17 +159,10 @@ def test_what_cannot_be_laid_out_is_not_acknowledged(client: Client, name: str) 
 
 def test_the_first_batch_is_waited_for_as_long_as_asked(client: Client, name: str) -> None:
     fill(client, name, 1)
-    dataset = ExperienceDataset(client, buffer=name, batch_size=2, first_timeout=0.3)
+    dataset = padded(client, name, 2, first_timeout=0.3)
     with pytest.raises(DeadlineExceededError, match="no first batch of 2"):
         next(iter(dataset))
-    loader = DataLoader(
-        ExperienceDataset(
-            client, buffer=name, batch_size=2, first_timeout=0.3, ack="manual", collate=PADDED
-        ),
-        batch_size=None,
-        num_workers=1,
-        multiprocessing_context="forkserver",
-    )
+    loader = loading(padded(client, name, 2, first_timeout=0.3, ack="manual"))
     with pytest.raises(DeadlineExceededError, match="no first batch of 2"):
         next(iter(loader))
 
@@ -183,10 +175,10 @@ def test_a_token_budget_splits_batches_and_the_last_ack_counts(
     client: Client, name: str, format: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(client, name, 8)
-    dataset = ExperienceDataset(
+    dataset = padded(
         client,
-        buffer=name,
-        batch_size=4,
+        name,
+        4,
         format=format,
         collate=varlen_collate(columns=["uid"]),
         token_budget=23,
@@ -216,9 +208,7 @@ def test_what_is_longer_than_the_budget_comes_alone(
     client: Client, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(client, name, 1)
-    dataset = ExperienceDataset(
-        client, buffer=name, batch_size=1, collate=PADDED, token_budget=4, stop_after=1
-    )
+    dataset = padded(client, name, token_budget=4, stop_after=1)
     assert [len(batch["uid"]) for batch in dataset] == [1, 1, 1]
     assert "above token_budget = 4" in caplog.text
 
@@ -227,8 +217,7 @@ def test_a_checkpoint_amid_micro_batches_has_not_learned_from_the_batch(
     client: Client, name: str
 ) -> None:
     keys = fill(client, name, 3)
-    settings: dict[str, Any] = {"buffer": name, "batch_size": 1, "token_budget": 1}
-    dataset = ExperienceDataset(client, collate=PADDED, **settings)
+    dataset = padded(client, name, token_budget=1)
     batches = iter(dataset)
     for _ in range(SIZE):
         assert (dataset.step, retained(client, name)) == (0, 0)
@@ -238,7 +227,7 @@ def test_a_checkpoint_amid_micro_batches_has_not_learned_from_the_batch(
     state = dataset.state_dict()
     assert state["step"] == 0
     dataset.close()
-    resumed = ExperienceDataset(client, collate=PADDED, buffer=name, batch_size=2, stop_after=1)
+    resumed = padded(client, name, 2, stop_after=1)
     resumed.load_state_dict(state)
     assert [groups(batch) for batch in resumed] == [keys[1:]], "whole"
     resumed.close()
@@ -246,9 +235,7 @@ def test_a_checkpoint_amid_micro_batches_has_not_learned_from_the_batch(
 
 def test_a_nacked_batch_comes_again_and_its_micro_batches_do_not(client: Client, name: str) -> None:
     fill(client, name, 1)
-    dataset = ExperienceDataset(
-        client, buffer=name, batch_size=1, collate=PADDED, token_budget=1, ack="manual"
-    )
+    dataset = padded(client, name, token_budget=1, ack="manual")
     batches = iter(dataset)
     _, first = next(batches)
     dataset.nack(first, reason="out of memory")

@@ -22,7 +22,16 @@ from experience_buffer import Client, InvalidRequestError
 from experience_buffer.collation import trinity_collate
 from experience_buffer.dataset import ExperienceDataset, LeasedBatch
 from tests.integration import dataset_trainer
-from tests.integration.dataset_groups import PADDED, SIZE, fill, groups, left, retained
+from tests.integration.dataset_groups import (
+    PADDED,
+    SIZE,
+    fill,
+    groups,
+    left,
+    loading,
+    padded,
+    retained,
+)
 from tests.integration.server import eventually
 
 # --- workers
@@ -34,9 +43,7 @@ def test_workers_share_the_batches_and_the_trainer_acknowledges(
     client: Client, name: str, context: str
 ) -> None:
     keys = fill(client, name, 23)
-    dataset = ExperienceDataset(
-        client.address, buffer=name, batch_size=1, collate=PADDED, ack="manual", prefetch=1
-    )
+    dataset = padded(client.address, name, ack="manual", prefetch=1)
     seen: list[str] = []
     leased: LeasedBatch
     # Also with a stream and a connection of this process.
@@ -45,9 +52,7 @@ def test_workers_share_the_batches_and_the_trainer_acknowledges(
             leased = next(iter(dataset))
             seen += groups(leased.data)
             dataset.ack(leased.ticket, step=6)
-        loader = DataLoader(
-            dataset, batch_size=None, num_workers=2, multiprocessing_context=context
-        )
+        loader = loading(dataset, num_workers=2, multiprocessing_context=context)
         batches = iter(loader)
         for step, leased in enumerate(itertools.islice(batches, 6), begin):
             seen += groups(leased.data)
@@ -66,13 +71,7 @@ def test_experiences_travel_from_workers(client: Client, name: str) -> None:
     options: dict[str, Any]
     for options in ({"format": "trxp"}, {"collate": trinity_collate()}):
         dataset = ExperienceDataset(client, buffer=name, batch_size=1, ack="manual", **options)
-        loader = DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=1,
-            prefetch_factor=1,
-            multiprocessing_context="forkserver",
-        )
+        loader = loading(dataset, prefetch_factor=1)
         batches = iter(loader)
         experiences, ticket = next(batches)
         assert len({each.eid.tid for each in experiences}) == 1
@@ -134,16 +133,8 @@ def test_a_persistent_worker_gives_back_what_its_last_iteration_had_read_ahead(
     client: Client, name: str
 ) -> None:
     keys = fill(client, name, 16)
-    dataset = ExperienceDataset(
-        client.address, buffer=name, batch_size=1, collate=PADDED, ack="manual", prefetch=1
-    )
-    loader = DataLoader(
-        dataset,
-        batch_size=None,
-        num_workers=1,
-        persistent_workers=True,
-        multiprocessing_context="forkserver",
-    )
+    dataset = padded(client.address, name, ack="manual", prefetch=1)
+    loader = loading(dataset, persistent_workers=True)
     seen: list[str] = []
     leased: LeasedBatch
     for _ in range(5):
@@ -158,7 +149,7 @@ def test_a_persistent_worker_gives_back_what_its_last_iteration_had_read_ahead(
 
 def lose_the_worker(address: str, name: str, end: Any) -> None:
     """Train for a step, then kill the worker, and stay."""
-    dataset = ExperienceDataset(address, buffer=name, batch_size=1, collate=PADDED, ack="manual")
+    dataset = padded(address, name, ack="manual")
     batches: Any = iter(DataLoader(dataset, batch_size=None, num_workers=1))
     first, ticket = next(batches)
     dataset.ack(ticket, step=0)
@@ -201,9 +192,7 @@ def test_what_workers_cannot_do_is_refused(
     client: Client, name: str, settings: dict[str, Any], num_workers: int, words: str
 ) -> None:
     given: dict[str, Any] = {"batch_size": 1, "collate": PADDED, "ack": "manual", **settings}
-    loader = DataLoader(
-        ExperienceDataset(client, buffer=name, **given), batch_size=None, num_workers=num_workers
-    )
+    loader = DataLoader(padded(client, name, **given), batch_size=None, num_workers=num_workers)
     refused(loader, words)
 
 
@@ -236,15 +225,7 @@ def test_the_state_is_not_the_workers(client: Client, name: str) -> None:
 
 def train_as_rank(address: str, name: str, rank: int, results: Any) -> None:
     """One of two ranks, three steps; rank 1 with a worker."""
-    dataset = ExperienceDataset(
-        address,
-        buffer=name,
-        batch_size=4,
-        rank=rank,
-        world_size=2,
-        collate=PADDED,
-        ack="manual",
-    )
+    dataset = padded(address, name, 4, rank=rank, world_size=2, ack="manual")
     loader = DataLoader(dataset, batch_size=None, num_workers=rank)
     for step, (batch, ticket) in enumerate(itertools.islice(loader, 3)):
         results.put((rank, step, groups(batch), ticket.lease_id))
@@ -280,9 +261,7 @@ def test_a_part_without_units_is_passed_over(client: Client, name: str) -> None:
     keys = fill(client, name, 3)
     shared = client.sample(1, buffer=name, rank=0, world_size=2)
     assert shared.num_units == 1
-    dataset = ExperienceDataset(
-        client, buffer=name, batch_size=2, rank=1, world_size=2, collate=PADDED, stop_after=1
-    )
+    dataset = padded(client, name, 2, rank=1, world_size=2, stop_after=1)
     [batch] = dataset
     assert groups(batch)[0] in keys[1:]
     assert shared.ack(0) == 0, "no rank is left that hasn't acknowledged it"
