@@ -111,9 +111,7 @@ def test_a_grant_ends_at_its_time() -> None:
     assert not over.grants
 
 
-def test_a_token_that_is_found_is_compared_in_constant_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_found_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
 
     def compare(left: bytes, right: bytes) -> bool:

@@ -111,9 +111,7 @@ def test_administrative_calls_are_named_in_the_documentation() -> None:
         (["Bearer old"], "expired"),
     ],
 )
-def test_who_is_unknown_is_refused_before_the_request_is_read(
-    values: list[str], reason: str
-) -> None:
+def test_who_is_unknown_is_refused_before_a_request_is_read(values: list[str], reason: str) -> None:
     counted: list[tuple[str, str]] = []
     by = guard(
         {"name": "worker"},

@@ -125,7 +125,7 @@ async def test_a_crash_before_the_first_commit_leaves_the_buffer(
     assert again.get("old").num_items == NUM_TASKS * NUM_RUNS
 
 
-async def test_what_is_refused_on_the_way_is_deleted_once_more(
+async def test_what_is_refused_on_the_way_is_deleted_later(
     world: World, registry: Registry
 ) -> None:
     deleting, refusals, held = await begun(world, registry)
@@ -167,9 +167,7 @@ async def test_remembered_values_go_in_parts_too(world: World, registry: Registr
     assert commits.num == 1 + 4 + 2 + 1
 
 
-async def test_the_id_of_a_deleted_buffer_is_never_given_again(
-    world: World, registry: Registry
-) -> None:
+async def test_a_deleted_buffers_id_is_never_given_again(world: World, registry: Registry) -> None:
     newest = registry.get("new").id
     assert newest == max(buffer.id for buffer in registry.all())
     await registry.delete("new", force=True)

@@ -56,9 +56,7 @@ async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> No
     assert len(now.state.contents) == 3
 
 
-async def test_an_ack_while_a_consumer_is_being_removed_costs_nothing_if_it_stays(
-    world: World,
-) -> None:
+async def test_an_ack_while_a_consumer_goes_costs_nothing_if_it_stays(world: World) -> None:
     buffer = await world.holding(push((0, 0)), consumers=["actor", "critic"])
     lease = await take(buffer, 1, "actor")
     Refusals(world.store).num_next = 1
@@ -150,9 +148,7 @@ async def test_a_refused_change_stays_refused_though_the_row_is_stored_again(wor
     assert (again.settings.group_size, again.row.policy_version) == (0, 3)
 
 
-async def test_what_is_done_but_found_no_room_is_not_taken_from_a_new_consumer(
-    world: World,
-) -> None:
+async def test_what_is_done_and_found_no_room_is_not_taken_from_newcomers(world: World) -> None:
     buffer = await world.holding(push((0, 0)), consumers=["actor", "critic"])
     await consume(buffer, 1, "actor")
     refusals = Refusals(world.store)
@@ -183,9 +179,7 @@ async def test_nobody_leases_what_is_being_discarded(world: World) -> None:
     assert len(buffer.state.contents) == 0
 
 
-async def test_what_is_left_of_a_group_is_offered_once_the_rest_could_be_dropped(
-    world: World,
-) -> None:
+async def test_what_is_left_of_a_group_is_offered_once_the_rest_is_dropped(world: World) -> None:
     buffer = await world.create(group_size=2, consumers=[{"name": "all", "unit": "group"}, "any"])
     await buffer.push(push((0, 0), (0, 1)))
     refusals = Refusals(world.store)

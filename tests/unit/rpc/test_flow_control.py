@@ -88,9 +88,7 @@ def ahead(desk: Desk) -> Ahead:
     return Ahead(desk.sample, desk.given_back.append)
 
 
-async def test_they_come_in_the_order_in_which_they_were_asked_for(
-    desk: Desk, ahead: Ahead
-) -> None:
+async def test_they_come_in_the_order_they_were_asked_for(desk: Desk, ahead: Ahead) -> None:
     for _ in range(3):
         ahead.ask()
     await asyncio.sleep(0)

@@ -101,9 +101,7 @@ class Broken(Collector):
         raise TimeoutError("the loop is busy")
 
 
-def test_a_scrape_that_fails_is_logged_and_ends_no_server(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_scrape_that_fails_is_logged_and_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Broken())
     broken = serve(registry)

@@ -48,9 +48,7 @@ async def slow(world: World, *members: tuple[int, int]) -> tuple[Backend, Buffer
 
 
 @FORMATS
-async def test_reading_does_not_wait_for_the_disk_and_the_answer_does(
-    world: World, form: int
-) -> None:
+async def test_answers_wait_for_the_disk_and_reading_does_not(world: World, form: int) -> None:
     backend, buffer, store = await slow(world, (1, 0), (1, 1))
     holds: list[Hold] = []
     asked = calling(backend, batch_size=2, format=form, holds=holds)

@@ -174,9 +174,7 @@ async def test_a_stream_that_is_cancelled_stops_reading(backend: Backend) -> Non
 
 
 @pytest.mark.parametrize("message", [opening(), Request()])
-async def test_a_wrong_message_ends_the_stream_with_its_status(
-    backend: Backend, message: Request
-) -> None:
+async def test_a_wrong_message_ends_the_stream_as_such(backend: Backend, message: Request) -> None:
     stream = sampling(backend, saying([opening(), message]))
     with pytest.raises(errors.InvalidRequestError, match="unexpected message"):
         await asyncio.wait_for(anext(stream), 10)

@@ -115,9 +115,7 @@ def ids(world: World, buffer: Buffer, *tasks: int) -> list[str]:
     return [found[uid(task, 0)][1]["batch_id"] for task in tasks]
 
 
-async def test_members_of_a_batch_are_recorded_also_where_batches_share_a_launch(
-    world: World,
-) -> None:
+async def test_members_of_batches_are_recorded_where_they_share_a_launch(world: World) -> None:
     buffer = await world.create(**BATCH)
     # The second batch has a member that can't be computed: it shared nothing.
     await buffer.push(rewarded([(task, 0, float(task)) for task in range(5)]))

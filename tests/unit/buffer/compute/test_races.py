@@ -42,9 +42,7 @@ async def in_flight(world: World) -> None:
 
 
 @pytest.mark.parametrize("event", ["annotate", "delete"])
-async def test_moments_count_once_whatever_happens_while_they_are_computed(
-    world: World, event: str
-) -> None:
+async def test_moments_count_once_whatever_happens_meanwhile(world: World, event: str) -> None:
     buffer = await world.computing(push((1, 0), (1, 1), (1, 2)), **(RUNNING | {"group_size": 3}))
     await in_flight(world)
     if event == "annotate":

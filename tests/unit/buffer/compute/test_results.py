@@ -114,9 +114,7 @@ async def test_what_failed_under_old_settings_is_computed_under_new_ones(world: 
     assert all(entry.available for entry in buffer.state.contents)
 
 
-async def test_what_old_settings_made_available_waits_for_no_field_of_new_ones(
-    world: World,
-) -> None:
+async def test_what_old_settings_made_available_waits_for_no_new_field(world: World) -> None:
     buffer = await world.computing(
         **RLOO, group_deadline_seconds=60, on_group_deadline="drop", on_missing_field="wait"
     )

@@ -38,9 +38,7 @@ async def pushed_long(world: World, config: dict[str, Any], num_tokens: int) -> 
 
 @pytest.mark.parametrize("kind", LONG)
 @pytest.mark.parametrize("num_tokens", [1, 7, 2000])
-async def test_a_unit_takes_no_more_than_estimated(
-    world: World, kind: str, num_tokens: int
-) -> None:
+async def test_units_take_no_more_than_estimated(world: World, kind: str, num_tokens: int) -> None:
     buffer = await pushed_long(world, LONG[kind], num_tokens)
     units = (await leased(buffer, 16)).units
     most = sum(unit.message_bytes for unit in units)

@@ -235,9 +235,7 @@ async def test_a_limiter_waits_for_no_sample_of_what_was_passed_over(
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_a_rewind_of_what_was_passed_over_counts_it_once(
-    world: World, restarts: bool
-) -> None:
+async def test_a_rewind_counts_what_was_passed_over_once(world: World, restarts: bool) -> None:
     limiter = {"samples_per_insert": 0.5, "min_diff": -9, "max_diff": 9}
     consumers = [passing(max_times_sampled=9, limiter=limiter), "other"]
     buffer = await world.create(group_by="none", consumers=consumers)

@@ -71,9 +71,7 @@ async def test_who_waits_is_sent_nothing_of_a_deleted_buffer(
         await asyncio.wait_for(asked, 10)
 
 
-def test_a_large_batch_that_is_gone_takes_work_in_proportion(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_batch_that_is_gone_takes_work_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     units = [Unit(key=seq, seqs=(seq,), num_bytes=1, num_tokens=1) for seq in range(200)]
     gone = Unreadable()
     compared = counted_comparisons(monkeypatch, Unit)
@@ -86,9 +84,7 @@ def test_a_large_batch_that_is_gone_takes_work_in_proportion(
 
 @FORMATS
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_part_that_was_returned_is_not_delivered(
-    world: World, form: int, waits: bool
-) -> None:
+async def test_a_part_once_returned_is_not_delivered(world: World, form: int, waits: bool) -> None:
     backend, buffer = await serving(world, push((1, 0), (1, 1)))
     first = await called(backend, batch_size=2, rank_of=RANKS[0])
     await turns(100)

@@ -14,13 +14,12 @@ from experience_buffer import errors, trxp
 from experience_buffer.trxp import TensorView
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
-from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
+from experience_buffer_server.buffer.intake.push_reading import PushStatus
 from experience_buffer_server.buffer.state.entries import Reason
 from experience_buffer_server.rpc.batch_assembly import read_payload
-from experience_buffer_server.store.interface import DamagedRecordError
 from tests.refusing_store import Refusals
-from tests.unit.buffer_verbs import entry_of, pushed, take
-from tests.unit.builders import NUM_RESPONSE, World, experience, settle, turns, uid, until
+from tests.unit.buffer_verbs import entry_of, push_and_settle, pushed, take
+from tests.unit.builders import NUM_RESPONSE, World, settle, turns, uid, until
 
 GAE: dict[str, Any] = {
     "group_size": 2,
@@ -42,20 +41,18 @@ async def annotate(buffer: Buffer, uid: str, **fields: Any) -> tuple[AnnotateRea
     return outcome.reason, outcome.message
 
 
+def stored_item(world: World, buffer: Buffer, uid: str) -> trxp.Item:
+    (item,) = trxp.read(world.payload(buffer, uid))
+    assert isinstance(item, trxp.Item)
+    return item
+
+
 def advantages(world: World, buffer: Buffer, uid: str) -> list[float]:
     entry = buffer.state.contents.by_uid(uid)
     assert entry is not None
     payload, _ = read_payload(world.store, buffer, entry)
     found = trxp.decode(payload)[0].advantages
     return [] if found is None else [round(float(a), 4) for a in found]
-
-
-def details(world: World, buffer: Buffer, uid: str) -> Mapping[str, Any]:
-    entry = buffer.state.contents.by_uid(uid)
-    assert entry is not None
-    (row,) = world.store.advantages(buffer.id, [entry.record.seq])
-    assert not isinstance(row, DamagedRecordError)
-    return {} if row is None else row.details
 
 
 async def test_a_missing_field_is_refused_unless_the_buffer_waits_for_it(world: World) -> None:
@@ -88,11 +85,9 @@ async def test_what_waits_is_the_same_after_a_restart(world: World) -> None:
 
 async def test_an_annotated_experience_is_still_the_one_that_was_pushed(world: World) -> None:
     buffer = await world.computing(pushed((1, 0)), **GAE)
-    before = trxp.read(world.payload(buffer, uid(1, 0)))[0]
+    before = stored_item(world, buffer, uid(1, 0))
     await annotate(buffer, uid(1, 0), tensors=values(), info={"source": "critic"})
-    after = trxp.read(world.payload(buffer, uid(1, 0)))[0]
-    assert isinstance(before, trxp.Item)
-    assert isinstance(after, trxp.Item)
+    after = stored_item(world, buffer, uid(1, 0))
     assert after.meta["info"] == {"source": "critic"}
     assert set(after.tensors) == set(before.tensors) | {"values"}
     for name, tensor in before.tensors.items():
@@ -109,12 +104,10 @@ async def test_one_form_of_a_field_replaces_the_other(world: World) -> None:
     numbers = [0.25] * NUM_RESPONSE
     await buffer.push(pushed((1, 0), info={"values": numbers, "kept": 1}))
     assert await annotate(buffer, uid(1, 0), tensors=values()) == (None, "")
-    (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
-    assert isinstance(item, trxp.Item)
+    item = stored_item(world, buffer, uid(1, 0))
     assert item.meta["info"] == {"kept": 1}
     assert await annotate(buffer, uid(1, 0), info={"values": numbers}) == (None, "")
-    (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
-    assert isinstance(item, trxp.Item)
+    item = stored_item(world, buffer, uid(1, 0))
     assert item.meta["info"] == {"kept": 1, "values": numbers}
     assert "values" not in item.tensors
 
@@ -223,16 +216,14 @@ async def test_annotations_at_once_keep_one_another(world: World) -> None:
     buffer = await world.holding(pushed((1, 0)), **GAE)
     names = [f"name {number}" for number in range(23)]
     await asyncio.gather(*(annotate(buffer, uid(1, 0), info={name: 1.0}) for name in names))
-    (item,) = trxp.read(world.payload(buffer, uid(1, 0)))
-    assert isinstance(item, trxp.Item)
+    item = stored_item(world, buffer, uid(1, 0))
     assert item.meta["info"] == dict.fromkeys(names, 1.0)
 
 
 async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: World) -> None:
     buffer = await world.computing(group_size=1, advantage={"estimator": "reinforce"})
-    bad = experience(5, 0, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.push(Push(payloads=[trxp.encode([bad])]))
-    await settle(buffer)
+    bad = [float("nan")] * NUM_RESPONSE
+    await push_and_settle(buffer, pushed((5, 0), token_level_reward=bad))
     assert [bool(entry.quarantine) for entry in buffer.state.contents] == [True]
     numbers = values(*[0.0] * (NUM_RESPONSE - 1), 2.0)["values"]
     await annotate(buffer, uid(5, 0), tensors={"token_level_reward": numbers})
@@ -320,9 +311,7 @@ async def test_nothing_is_computed_from_before_an_annotation_on_its_way(world: W
     assert buffer.flow.computing.num_jobs == 1
 
 
-async def test_old_advantages_go_with_the_annotation_and_counted_rewards_stay_counted(
-    world: World,
-) -> None:
+async def test_old_advantages_go_with_an_annotation_and_rewards_stay_counted(world: World) -> None:
     world.computer.start()
     running = {"estimator": "rloo", "running_norm": "std"}
     buffer = await world.holding(pushed((1, 0), (1, 1)), **(RLOO | {"advantage": running}))

@@ -200,9 +200,7 @@ async def test_a_batch_that_can_never_be_is_explained(
 
 
 @pytest.mark.parametrize("timeout_seconds", [0.0, 5.0])
-async def test_what_fits_goes_once_what_did_not_is_gone(
-    world: World, timeout_seconds: float
-) -> None:
+async def test_what_fits_goes_once_the_rest_is_gone(world: World, timeout_seconds: float) -> None:
     """Neither a new call nor one that waits is kept by what was tried before."""
     buffer = await world.holding(pushed((1, 0)), group_by="none")
     await buffer.push(pushed((2, 0), prompt_text="long " * 400))

@@ -16,7 +16,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
-from tests.unit.buffer_verbs import pushed
+from tests.unit.buffer_verbs import dropped, pushed
 from tests.unit.builders import World, experience, push, settle, uid
 
 WITHHOLD: dict[str, Any] = {
@@ -105,11 +105,7 @@ async def test_all_that_was_dropped_meanwhile_is_done(world: World) -> None:
         assert len(buffer.state.contents) == 14
     await settle(buffer, after=100)
     assert not list(buffer.state.contents)
-    dropped = world.metrics.registry.get_sample_value(
-        "experience_buffer_dropped_experiences_total",
-        {"buffer": buffer.name, "reason": "group_dropped"},
-    )
-    assert dropped == 14
+    assert dropped(world, buffer, "group_dropped") == 14
 
 
 async def test_a_seal_that_finds_no_room_leaves_the_group_open(world: World) -> None:
@@ -132,9 +128,7 @@ async def test_a_deadline_whose_row_finds_no_room_is_looked_at_again(world: Worl
     await settle(buffer, after=61)
     assert group.is_open
     assert len(buffer.state.contents) == 2, "what lacks a field has gone, and is counted"
-    name, labels = "experience_buffer_dropped_experiences_total", {"reason": "missing_field"}
-    counted = world.metrics.registry.get_sample_value(name, {"buffer": buffer.name} | labels)
-    assert counted == 1
+    assert dropped(world, buffer, "missing_field") == 1
     await settle(buffer, after=100)
     for place in (buffer, await world.restart(buffer)):
         (group,) = place.state.contents.groups

@@ -123,9 +123,7 @@ async def test_what_fails_is_undone_before_anybody_hears_of_it(place: Place) -> 
     assert place.changes.num_failed == 1
 
 
-async def test_changes_end_in_the_order_of_submission_whatever_becomes_of_them(
-    place: Place,
-) -> None:
+async def test_changes_end_in_order_of_submission_whatever_becomes_of_them(place: Place) -> None:
     changes = [place.begin(name) for name in "abcd"]
     assert [written for written, _ in place.store.commits] == [["a"], ["b"], ["c"], ["d"]]
     for error in (None, FULL, asyncio.CancelledError(), None):
