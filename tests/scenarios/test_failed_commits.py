@@ -261,7 +261,7 @@ async def test_rewinds_and_cancelled_calls_are_nobodys_fault(world: World) -> No
             await call
         await buffer.drain()
         assert (len(consumer.ready), len(consumer.leases)) == (1, 0)
-    redelivered = consumer.totals.redelivered
+    redelivered = consumer.num_redelivered
     assert redelivered == 3, "a cancelled call got nothing"
     await buffer.nack((await leased(buffer, 1, "c")).id, reason="x")
     assert not consumer.quarantined

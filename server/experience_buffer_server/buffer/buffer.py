@@ -142,11 +142,7 @@ class Buffer:
         return await self.flow.annotating.annotate(annotations)
 
     def check_annotations(self, count: int) -> None:
-        """Refuse more annotations than a request may have, before anything is made of them.
-
-        Raises:
-            InvalidRequestError: More.
-        """
+        """Refuse too many annotations before anything is made of them; see `Annotating.check_count`."""
         self.flow.annotating.check_count(count)
 
     def reserve(self, groups: Iterable[str], *, ttl_seconds: float = 0.0) -> Reserved:

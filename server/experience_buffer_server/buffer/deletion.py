@@ -31,8 +31,6 @@ class Deletion:
     def __init__(self, store: Store, row: BufferRow) -> None:
         self._store = store
         self._row = row
-        self._is_certain = row.is_deleted
-        """It is on disk that the buffer was deleted, whatever happens now."""
 
     async def run(
         self, records: Sequence[Record], group_ids: Sequence[int], stop: asyncio.Event
@@ -52,7 +50,8 @@ class Deletion:
         """
         if max(len(records), len(group_ids)) > TUNING.dropped_at_once:
             await self._make_certain()
-        if self._is_certain:
+        # Then it is on disk that the buffer was deleted, whatever happens now.
+        if self._row.is_deleted:
             parts = chain(
                 _parts(records, self._remove_records), _parts(group_ids, self._remove_groups)
             )
@@ -70,10 +69,10 @@ class Deletion:
         return True
 
     async def _make_certain(self) -> None:
-        if not self._is_certain:
+        if not self._row.is_deleted:
             row = dataclasses.replace(self._row, name="")
             await self._commit(lambda batch: batch.put_buffer(row))
-            self._is_certain = True
+            self._row = row
 
     def _remove_records(self, records: Iterable[Record], batch: WriteBatch) -> None:
         for record in records:

@@ -93,16 +93,14 @@ class Flow:
         if self.state.closed:
             return
         if not self.state.settings.needs_groups:
-            self._advance_alone([entry for entry in entries if _can_advance(entry)])
+            alone = [entry for entry in entries if _can_advance(entry)]
+            if not self.state.settings.advantage.estimator:
+                self.make_available(alone)
+            else:
+                for entry in alone:
+                    self.computing.submit([entry])
         for group in groups_of(entries):
             self.check_whole(group)
-
-    def _advance_alone(self, entries: Sequence[Entry]) -> None:
-        if not self.state.settings.advantage.estimator:
-            self.make_available(entries)
-        else:
-            for entry in entries:
-                self.computing.submit([entry])
 
     def check_whole(self, group: Group) -> None:
         """Go on with a group that is closed and all on disk, and with one that was dropped."""
@@ -160,7 +158,10 @@ class Flow:
         by_item = self.state.consumers[consumer].settings.unit == "item"
         for unit in units:
             is_torn = by_item and any(self._is_needed(entry.group) for entry in unit)
-            if is_torn or any(self._is_wanted(entry, consumer) for entry in unit):
+            if is_torn or any(
+                self.state.is_leased(entry) or self.state.is_wanted(entry, but_for=consumer)
+                for entry in unit
+            ):
                 kept.append(unit)
             else:
                 dropped += unit
@@ -175,11 +176,6 @@ class Flow:
         if any(other.settings.unit == "group" for other in self.state.consumers.values()):
             return True
         return self.state.settings.needs_groups and not group.available
-
-    def _is_wanted(self, entry: Entry, but_for: str) -> bool:
-        progress = self.state.progress
-        is_promised = progress.is_retained(entry) or progress.was_rewound(entry, but_for=but_for)
-        return is_promised or self.state.is_leased(entry)
 
     def postpone(self, entries: Sequence[Entry]) -> None:
         """Remove what every consumer has done with, as soon as the store has room."""

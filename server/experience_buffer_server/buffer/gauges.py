@@ -13,30 +13,26 @@ from experience_buffer_server.buffer.stats import BufferStats
 _PREFIX = "experience_buffer_"
 _TIMEOUT_SECONDS = 5.0
 
-_BUFFER_GAUGES: tuple[tuple[str, str, Callable[[BufferStats], float | None]], ...] = (
-    ("items", "Experiences stored.", lambda stats: stats.num_items),
-    ("payload_bytes", "Payload bytes stored.", lambda stats: stats.num_bytes),
-    ("open_groups", "Groups that aren't whole.", lambda stats: stats.num_open_groups),
-    ("overdue_groups", "Open groups past their deadline.", lambda stats: stats.num_overdue_groups),
-    ("computing_groups", "Groups being computed.", lambda stats: stats.num_computing_groups),
-    (
-        "quarantined_groups",
-        "Groups that can't be computed.",
-        lambda stats: stats.num_quarantined_groups,
-    ),
+_BUFFER_GAUGES = (
+    ("items", "Experiences stored.", "num_items"),
+    ("payload_bytes", "Payload bytes stored.", "num_bytes"),
+    ("open_groups", "Groups that aren't whole.", "num_open_groups"),
+    ("overdue_groups", "Open groups past their deadline.", "num_overdue_groups"),
+    ("computing_groups", "Groups being computed.", "num_computing_groups"),
+    ("quarantined_groups", "Groups that can't be computed.", "num_quarantined_groups"),
     (
         "experiences_waiting_for_fields",
         "Experiences that lack a field the estimator needs.",
-        lambda stats: stats.num_waiting_for_fields,
+        "num_waiting_for_fields",
     ),
-    ("waiting_pushes", "Pushes that wait for room.", lambda stats: stats.num_waiting_pushes),
+    ("waiting_pushes", "Pushes that wait for room.", "num_waiting_pushes"),
     (
         "damaged_experiences",
         "Experiences set aside because a row can't be read back.",
-        lambda stats: stats.num_damaged,
+        "num_damaged",
     ),
-    ("reserved_groups", "Places taken by workers.", lambda stats: stats.num_reserved_groups),
-    ("policy_version", "Newest published policy version.", lambda stats: stats.policy_version),
+    ("reserved_groups", "Places taken by workers.", "num_reserved_groups"),
+    ("policy_version", "Newest published policy version.", "policy_version"),
 )
 _BUFFER_COUNTERS = (
     ("used_experiences", "Experiences acknowledged for the first time.", "num_used"),
@@ -82,18 +78,14 @@ class Gauges(Collector):
         """
         asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         buffers = asked.result(_TIMEOUT_SECONDS)
-        for name, text, value in _BUFFER_GAUGES:
-            family = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer"])
-            for stats in buffers:
-                number = value(stats)
-                if number is not None:
-                    family.add_metric([stats.name], number)
-            yield family
-        for name, text, attribute in _BUFFER_COUNTERS:
-            counter = CounterMetricFamily(_PREFIX + name, text, labels=["buffer"])
-            for stats in buffers:
-                counter.add_metric([stats.name], getattr(stats, attribute))
-            yield counter
+        kinds = ((GaugeMetricFamily, _BUFFER_GAUGES), (CounterMetricFamily, _BUFFER_COUNTERS))
+        for kind, rows in kinds:
+            for name, text, attribute in rows:
+                of_buffers = kind(_PREFIX + name, text, labels=["buffer"])
+                for stats in buffers:
+                    if (number := getattr(stats, attribute)) is not None:
+                        of_buffers.add_metric([stats.name], number)
+                yield of_buffers
         for name, text, attribute in _CONSUMER_GAUGES:
             family = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer", "consumer"])
             for stats in buffers:

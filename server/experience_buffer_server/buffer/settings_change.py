@@ -58,7 +58,7 @@ class SettingsChanges:
             old=old,
             new=new,
             moments=state.row.moments,
-            counted=self._counted() if is_other else [],
+            counted=[entry for entry in self._contents if entry.counted] if is_other else [],
             added=[name for name in kinds if name not in consumers],
             removed={name: self._note_removed(batch, name) for name in going},
         )
@@ -91,7 +91,10 @@ class SettingsChanges:
         state.row.config = new.model_dump_json()
         if new.advantage.estimator:
             flow.computing.computer.warm_up()
-        if _deadline(new) != _deadline(old):
+        if (new.group_deadline_seconds, new.on_group_deadline) != (
+            old.group_deadline_seconds,
+            old.on_group_deadline,
+        ):
             # Those that are overdue already are judged by what holds now, too.
             for group in self._contents.groups:
                 self._contents.groups.deadlines.schedule(group, new)
@@ -187,10 +190,3 @@ class SettingsChanges:
         """What waited for a consumer that is gone leaves, what can be computed now is."""
         self._flow.removal.discard_done(self._contents)
         self._flow.advance([entry for entry in self._contents if entry.durable])
-
-    def _counted(self) -> list[Entry]:
-        return [entry for entry in self._contents if entry.counted]
-
-
-def _deadline(settings: BufferSettings) -> tuple[object, ...]:
-    return settings.group_deadline_seconds, settings.on_group_deadline

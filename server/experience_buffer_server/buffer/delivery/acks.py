@@ -146,7 +146,8 @@ class Acks:
         Returns:
             The removal, if there is one.
         """
-        done = departure.done_among(self._state, seqs)
+        entries = self._state.contents.by_seqs(dict.fromkeys(seqs))
+        done = [e for e in entries if not e.leaving and self._state.progress.is_done(e)]
         if not done:
             return None
         batch = self._changes.batch()

@@ -183,7 +183,7 @@ class Offers:
         """A lease ended with an ack; what is to be sampled again is offered again."""
         consumer = self._took_back(lease)
         if consumer is not None:
-            consumer.totals.acked += len(units)
+            consumer.num_acked += len(units)
             different = list(dict.fromkeys(units))
             own = [unit for unit in different if consumer.out.get(unit.key) is unit]
             for unit in own:
@@ -199,7 +199,7 @@ class Offers:
         """A lease ended without an ack: offer its units again, in their old places."""
         consumer = self._took_back(lease)
         if consumer is not None:
-            consumer.totals.redelivered += len(units) if redeliver else 0
+            consumer.num_redelivered += len(units) if redeliver else 0
             self.line.put_back(consumer, units)
 
     def _is_finished(self, consumer: Consumer, key: int) -> bool:

@@ -65,9 +65,8 @@ class RankBatches:
     async def _prepare_shared(self, lease: Lease, shortfall: str, prepare: Prepare) -> None:
         try:
             await prepare(shortfall, lease)
-        except asyncio.CancelledError:
-            raise  # The rank gets its part when it comes again, and others may be at theirs.
-        except BaseException as error:
+        except Exception as error:
+            # A rank that goes gets its part when it comes again, and others may be at theirs.
             comes_again = isinstance(error, errors.ResourceExhaustedError) and (
                 error.retry_delay_seconds is not None
             )

@@ -79,9 +79,9 @@ class Timelines:
         batch = self._changes.batch()
         undone = consumer.timeline.rewind(step)
         entries = self._entries(undone)
-        for seq, acked_step in undone:
-            if seq in entries:
-                self._progress.undo_ack(entries[seq], consumer.name, acked_step)
+        acks = [(entries[seq], acked_step) for seq, acked_step in undone if seq in entries]
+        for entry, acked_step in acks:
+            self._progress.undo_ack(entry, consumer.name, acked_step)
         undone_times = _times(consumer, undone, entries).items()
         past = {key for key, times in undone_times if consumer.tally.rewound(key, times)}
         for entry in entries.values():
@@ -95,11 +95,8 @@ class Timelines:
 
         def failed(error: BaseException) -> None:
             consumer.timeline.restore(undone)
-            for seq, acked_step in undone:
-                if seq in entries:
-                    self._progress.note_acks(
-                        [entries[seq]], consumer.name, acked_step, forgives=False
-                    )
+            for entry, acked_step in acks:
+                self._progress.note_acks([entry], consumer.name, acked_step, forgives=False)
             for key, times in _times(consumer, undone, entries).items():
                 consumer.tally.sampled(key, times)
             for key in past:
@@ -144,9 +141,9 @@ class Timelines:
         batch = self._changes.batch()
         released = consumer.timeline.declare_safe(step)
         entries = self._entries(released)
-        for seq, acked_step in released:
-            if seq in entries:
-                self._progress.note_safe(entries[seq], consumer.name, acked_step)
+        acks = [(entries[seq], acked_step) for seq, acked_step in released if seq in entries]
+        for entry, acked_step in acks:
+            self._progress.note_safe(entry, consumer.name, acked_step)
         self._progress.put_consumer(batch, consumer)
         leaving = departure.leave_if_done(self._state, batch, list(entries.values()))
 
@@ -157,9 +154,8 @@ class Timelines:
         def failed(error: BaseException) -> None:
             # The step stays safe in memory: what it released leaves with the next release.
             consumer.timeline.restore(released)
-            for seq, acked_step in released:
-                if seq in entries:
-                    self._progress.note_unsafe(entries[seq], consumer.name, acked_step)
+            for entry, acked_step in acks:
+                self._progress.note_unsafe(entry, consumer.name, acked_step)
             self._progress.note_behind(entries)
             departure.stay(self._state, leaving, "consumed")
 

@@ -220,7 +220,7 @@ class Line:
         """Units are too stale for a consumer: drop them, or let it pass them over."""
         if not stale or consumer.settings.staleness is None:
             return
-        consumer.totals.stale += len(stale)
+        consumer.num_stale += len(stale)
         policy = consumer.settings.staleness.on_stale
         units: list[list[Entry]] = []
         for key, why in stale:
@@ -265,8 +265,8 @@ class Line:
         if consumer.held:
             newest = min(consumer.held.values())
             texts.append(f"{len(consumer.held)} held until policy version {newest} is published")
-        if consumer.totals.stale:
-            texts.append(f"{consumer.totals.stale} were too stale and left out")
+        if consumer.num_stale:
+            texts.append(f"{consumer.num_stale} were too stale and left out")
         if consumer.quarantined:
             texts.append(
                 f"{len(consumer.quarantined)} quarantined after too many deliveries; see "

@@ -259,9 +259,7 @@ def _in_parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     """
     units: dict[int, list[Entry]] = {}
     for entry in entries:
-        units.setdefault(
-            -entry.record.seq if entry.group is None else entry.group.row.id, []
-        ).append(entry)
+        units.setdefault(unit_key(entry), []).append(entry)
     part: list[Entry] = []
     for unit in units.values():
         part += unit

@@ -225,9 +225,10 @@ class BufferState:
         busy = entry.computing or entry.changing or entry.leaving
         return entry.durable and not busy and not self.is_leased(entry)
 
-    def is_wanted(self, entry: Entry) -> bool:
-        """Whether a rewind may bring it back, or has and it wasn't consumed since."""
-        return self.progress.is_retained(entry) or self.progress.was_rewound(entry)
+    def is_wanted(self, entry: Entry, *, but_for: str = "") -> bool:
+        """Whether a rewind, of any consumer but one, may bring it back, or has and it wasn't consumed since."""
+        progress = self.progress
+        return progress.is_retained(entry) or progress.was_rewound(entry, but_for=but_for)
 
     def has_delivered(self, entry: Entry) -> bool:
         """True if a consumer that isn't raw holds the entry, or has consumed it."""

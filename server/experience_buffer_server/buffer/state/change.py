@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.store.interface import Store, StoreFailedError, WriteBatch
@@ -28,8 +29,8 @@ RETRY_SECONDS: Final = 1.0
 """Between attempts to store what is owed."""
 
 
-class Change(Generic[_T]):
-    """One change under way: what memory does when its batch is stored, and when that has failed.
+class Changes:
+    """The changes of one buffer, and what it owes to the disk. Not thread-safe.
 
     ```
     filled ──submit──▶ UNDER WAY ──on disk──▶ STORED: `stored` runs, who waits gets its result
@@ -43,47 +44,6 @@ class Change(Generic[_T]):
     heard of: in the order of submission, since that is the order in which a store commits. It runs
     whether anybody still waits or not, and also where the buffer was deleted meanwhile. Where it
     raises, who waits gets that error instead; nobody else is touched by it.
-    """
-
-    __slots__ = ("_changes", "_failed", "_stored", "_told")
-
-    def __init__(
-        self,
-        changes: Changes,
-        stored: Callable[[], _T] | None,
-        failed: Callable[[BaseException], object] | None,
-        told: asyncio.Future[_T | None],
-    ) -> None:
-        self._changes = changes
-        self._stored = stored
-        self._failed = failed
-        self._told: asyncio.Future[_T | None] | None = told
-
-    def ended(self, committed: asyncio.Future[None]) -> None:
-        """The commit has ended: run what follows, and tell who waits."""
-        told, self._told = self._told, None
-        assert told is not None
-        error = asyncio.CancelledError() if committed.cancelled() else committed.exception()
-        try:
-            if error is None:
-                result = None if self._stored is None else self._stored()
-                if not told.done():
-                    told.set_result(result)
-            else:
-                self._changes.note_failure(error)
-                if self._failed is not None:
-                    self._failed(error)
-        except Exception as raised:
-            error = raised
-        if error is not None:
-            _tell(told, error)
-        # The error -> its traceback -> this frame -> who waits -> the error: nobody would look for
-        # that circle for long, and the frames of the call that waited hang on it.
-        del told, error
-
-
-class Changes:
-    """The changes of one buffer, and what it owes to the disk. Not thread-safe.
 
     Rows are owed where memory goes ahead of the disk: they are stored as they are by then, all with
     one commit. What would be done anew, such as a removal, is tried again by whoever owes it. There is
@@ -164,9 +124,35 @@ class Changes:
             # Memory is ahead of it all the same, and is set right as after any other failure.
             committed = loop.create_future()
             committed.set_exception(error)
-        committed.add_done_callback(Change(self, stored, failed, told).ended)
+        committed.add_done_callback(partial(self._ended, stored, failed, told))
         self._tasks.include(committed)
         return told
+
+    def _ended(
+        self,
+        stored: Callable[[], _T] | None,
+        failed: Callable[[BaseException], object] | None,
+        told: asyncio.Future[_T | None],
+        committed: asyncio.Future[None],
+    ) -> None:
+        """A commit has ended: run what follows, and tell who waits."""
+        error = asyncio.CancelledError() if committed.cancelled() else committed.exception()
+        try:
+            if error is None:
+                result = None if stored is None else stored()
+                if not told.done():
+                    told.set_result(result)
+            else:
+                self._note_failure(error)
+                if failed is not None:
+                    failed(error)
+        except Exception as raised:
+            error = raised
+        if error is not None:
+            _tell(told, error)
+        # The error -> its traceback -> this frame -> who waits -> the error: nobody would look for
+        # that circle for long, and the frames of the call that waited hang on it.
+        del told, error
 
     def spawn(
         self,
@@ -182,7 +168,7 @@ class Changes:
         """Nobody waits for what `submit` has returned: log it if it fails."""
         told.add_done_callback(_log_failure)
 
-    def note_failure(self, error: BaseException) -> None:
+    def _note_failure(self, error: BaseException) -> None:
         """A change could not be stored."""
         self.num_failed += 1
         self._why = str(error)

@@ -159,15 +159,6 @@ class Waiter:
     """The units that were its turn have more experiences than may be leased at once."""
 
 
-@dataclass(slots=True)
-class Totals:
-    """What happened since the server started, in units."""
-
-    acked: int = 0
-    redelivered: int = 0
-    stale: int = 0
-
-
 class Consumer:
     """One consumer of one buffer. Not thread-safe.
 
@@ -195,7 +186,8 @@ class Consumer:
         self.num_leased_bytes = 0
         self.promised: dict[Waiter, list[Unit]] = {}
         """Units given to calls that have waited and haven't leased them yet; they go on at once."""
-        self.totals = Totals()
+        self.num_acked = self.num_redelivered = self.num_stale = 0
+        """Units since the server started."""
         self.timeline = Timeline()
         self.tally = Tally()
         self.unfit: tuple[int, str] = (0, "")

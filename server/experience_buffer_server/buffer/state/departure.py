@@ -42,12 +42,6 @@ def note_consumed(
     return leave_if_done(state, batch, dict.fromkeys(entries), acked_by=consumer)
 
 
-def done_among(state: BufferState, seqs: Iterable[int]) -> list[Entry]:
-    """Those of the experiences that all have consumed and that nobody removes yet."""
-    entries = state.contents.by_seqs(dict.fromkeys(seqs))
-    return [e for e in entries if not e.leaving and state.progress.is_done(e)]
-
-
 def revert_consumed(
     state: BufferState,
     seqs: Sequence[int],
@@ -157,7 +151,10 @@ def forget(state: BufferState, leaving: Sequence[Entry]) -> None:
     """The batch is on disk: the entries, and groups that are over, are gone."""
     _note_left(state, leaving)
     for entry in leaving:
-        _remove(state, entry)
+        state.contents.remove(entry)
+        if entry.group is not None:
+            entry.group.members.remove(entry)
+            entry.group.num_durable -= entry.durable
     state.progress.forget([entry.record.seq for entry in leaving])
     for group in groups_of(leaving):
         state.contents.groups.left(group)
@@ -178,13 +175,6 @@ def stay(state: BufferState, leaving: Sequence[Entry], reason: LeaveReason) -> N
             entry.group.row.num_consumed -= 1
         elif reason != "consumed" and not entry.group.is_open:
             entry.group.row.size += 1
-
-
-def _remove(state: BufferState, entry: Entry) -> None:
-    state.contents.remove(entry)
-    if entry.group is not None:
-        entry.group.members.remove(entry)
-        entry.group.num_durable -= entry.durable
 
 
 # --- limiters and quarantines of consumers

@@ -81,7 +81,7 @@ async def test_what_the_server_could_not_send_is_not_blamed(world: World) -> Non
         assert lease.units[0].num_deliveries == 1
         buffer.give_back([lease.id], "undeliverable")
         await buffer.drain()
-    assert (len(consumer.ready), consumer.totals.redelivered) == (1, 0)
+    assert (len(consumer.ready), consumer.num_redelivered) == (1, 0)
     buffer = await world.restart(buffer)
     assert (await leased(buffer, 1)).units[0].num_deliveries == 1
 
