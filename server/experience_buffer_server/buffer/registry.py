@@ -54,7 +54,8 @@ class Registry:
         self._settings = settings
         self._store = store
         self._computer = computer
-        self._metrics = metrics
+        self.metrics = metrics
+        """Where its buffers count what happens."""
         self._tasks = Tasks()
         self.payloads = PayloadReader(settings.server.payload_limits, metrics)
         """Reads what is pushed to any buffer."""
@@ -132,11 +133,6 @@ class Registry:
             overrides[name] = changes
         return overrides
 
-    @property
-    def metrics(self) -> Metrics:
-        """Where its buffers count what happens."""
-        return self._metrics
-
     def get(self, name: str) -> Buffer:
         """The buffer with this name.
 
@@ -178,7 +174,7 @@ class Registry:
             raise errors.AlreadyExistsError(f"buffer {name!r} exists{other}", subject=name)
         num_buffers = len(self._buffers) + len(self._coming)
         if num_buffers >= self._settings.server.max_buffers:
-            self._metrics.call_refused("max_buffers")
+            self.metrics.call_refused("max_buffers")
             raise errors.ResourceExhaustedError(
                 f"there are {num_buffers} buffers, the limit server.max_buffers is "
                 f"{self._settings.server.max_buffers}; delete some, or raise the limit",
@@ -275,7 +271,7 @@ class Registry:
             )
         del self._leaving[buffer.name]
         buffer.forget()
-        self._metrics.forget_buffer(buffer.name)
+        self.metrics.forget_buffer(buffer.name)
         self._num_deleted += 1
         num_entries = sum(len(one.state.contents) for one in self._buffers.values())
         if memory.sweep(num_leftovers=self._num_deleted, num_entries=num_entries):
@@ -309,7 +305,7 @@ class Registry:
         for buffer in self._buffers.values():
             buffer.tick(now)
         # Calls that waited in a deleted one may have ended, and been counted, after it.
-        self._metrics.keep_buffers(self._buffers.keys() | self._leaving.keys())
+        self.metrics.keep_buffers(self._buffers.keys() | self._leaving.keys())
 
     async def drain(self) -> None:
         """Wait for what is under way in any buffer; large deletions go on after the next start."""
@@ -328,7 +324,7 @@ class Registry:
             row,
             store=self._store,
             computer=self._computer,
-            metrics=self._metrics,
+            metrics=self.metrics,
             payloads=self.payloads,
             limits=self._settings.server,
         )

@@ -148,8 +148,12 @@ class Changes:
                     failed(error)
         except Exception as raised:
             error = raised
-        if error is not None:
-            _tell(told, error)
+        if isinstance(error, asyncio.CancelledError):
+            told.cancel()
+        elif error is not None and not told.done():
+            told.set_exception(error)
+            # Whoever waited may be gone: a failure isn't to be reported for that.
+            told.exception()
         # The error -> its traceback -> this frame -> who waits -> the error: nobody would look for
         # that circle for long, and the frames of the call that waited hang on it.
         del told, error
@@ -248,15 +252,6 @@ class Changes:
         self._is_over = True
         self._rows.clear()
         self._again.clear()
-
-
-def _tell(told: asyncio.Future[Any], error: BaseException) -> None:
-    if isinstance(error, asyncio.CancelledError):
-        told.cancel()
-    elif not told.done():
-        told.set_exception(error)
-        # Whoever waited may be gone: a failure isn't to be reported for that.
-        told.exception()
 
 
 def _log_failure(told: asyncio.Future[Any]) -> None:
