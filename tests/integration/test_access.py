@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -28,9 +27,9 @@ from experience_buffer import (
 from experience_buffer.status import from_rpc_error
 from experience_buffer.v1 import service_pb2
 from tests.integration.credentials import bearer, entry, refused_scrape, write
-from tests.integration.plain import experience, group
+from tests.integration.plain import error_of, experience, group
 from tests.integration.server import Server, Stub, eventually, serving
-from tests.integration.streams import Spoken, SpokenStream
+from tests.integration.streams import Spoken, SpokenStream, ending
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"]
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "access.md").read_text(encoding="utf-8")
@@ -112,21 +111,10 @@ def code_of(
     channel: grpc.Channel, method: Any, buffer: str, metadata: Any = ()
 ) -> tuple[grpc.StatusCode, str]:
     """How a call ends, or that it has begun to answer."""
-    path = f"/{SERVICE.full_name}/{method.name}"
-    output = GetMessageClass(method.output_type)
-    kinds: dict[tuple[bool, bool], Any] = {
-        (False, False): channel.unary_unary,
-        (False, True): channel.unary_stream,
-        (True, True): channel.stream_stream,
-    }
-    ask = kinds[method.client_streaming, method.server_streaming](
-        path, request_serializer=lambda m: m.SerializeToString(), response_deserializer=output.FromString
-    )  # fmt: skip
     request = request_for(method, buffer)
+    said = iter([request]) if method.client_streaming else request
     try:
-        answer = ask(
-            iter([request]) if method.client_streaming else request, metadata=metadata, timeout=20
-        )
+        answer = getattr(Stub(channel), method.name)(said, metadata=metadata, timeout=20)
         if method.server_streaming:
             next(answer, None)
             answer.cancel()
@@ -213,22 +201,16 @@ def test_others_buffers_are_not_shown(guarded: Server) -> None:
 
 
 def test_each_message_of_a_push_stream_is_checked(guarded: Server) -> None:
-    # Answers that nobody has taken when a stream ends may end with it.
-    answered = threading.Event()
-
-    def requests() -> Iterator[service_pb2.PushStreamRequest]:
-        for number, buffer in enumerate(["math", "math", "secret", "math"]):
-            assert number < 2 or answered.wait(20)
+    with (
+        guarded.stub() as stub,
+        ending(Spoken(partial(stub.PushStream, metadata=bearer("push")))) as stream,
+    ):
+        for number, buffer in enumerate(["math", "math", "secret"]):
             push = service_pb2.PushRequest(buffer=buffer)
-            yield service_pb2.PushStreamRequest(sequence=number, push=push)
-
-    with guarded.stub() as stub:
-        answers = stub.PushStream(requests(), metadata=bearer("push"))
-        assert [next(answers).sequence, next(answers).sequence] == [0, 1]
-        answered.set()
-        with pytest.raises(grpc.RpcError) as caught:
-            next(answers)
-        assert "buffer 'secret'" in str(from_rpc_error(caught.value, doing=""))
+            stream.send(service_pb2.PushStreamRequest(sequence=number, push=push))
+            if buffer == "math":
+                assert next(stream.call).sequence == number
+        assert "buffer 'secret'" in error_of(lambda: next(stream.call))[1]
 
 
 def test_a_refused_request_is_not_read(guarded: Server) -> None:
@@ -240,23 +222,16 @@ def test_a_refused_request_is_not_read(guarded: Server) -> None:
             (bearer("sample"), "PERMISSION_DENIED"),
             (bearer("push"), "RESOURCE_EXHAUSTED"),
         ]:
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.Push(request, metadata=metadata, timeout=20)
-            call: Any = caught.value
-            assert call.code().name == expected
+            push = partial(stub.Push, request, metadata=metadata, timeout=20)
+            assert error_of(push)[0] == expected
 
 
 def test_metadata_has_a_bound(guarded: Server) -> None:
     with guarded.stub() as stub:
-        stub.ListBuffers(
-            service_pb2.ListBuffersRequest(), metadata=(*bearer("push"), ("x", "y" * 4000))
-        )
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.ListBuffers(
-                service_pb2.ListBuffersRequest(), metadata=(*bearer("push"), ("x", "y" * 40_000))
-            )
-        call: Any = caught.value
-        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        ask = partial(stub.ListBuffers, service_pb2.ListBuffersRequest())
+        ask(metadata=(*bearer("push"), ("x", "y" * 4000)))
+        much = (*bearer("push"), ("x", "y" * 40_000))
+        assert error_of(lambda: ask(metadata=much))[0] == "RESOURCE_EXHAUSTED"
 
 
 async def test_clients_raise_the_errors_of_access_at_once(guarded: Server) -> None:

@@ -119,9 +119,7 @@ ELSEWHERE = {
     "praised, NeMo-RL: a staleness window": [
         "integration/test_staleness.py::test_the_window_is_by_lag_and_by_span"
     ],
-    "praised, torchrl: priorities with generations": [
-        "integration/test_priorities.py::test_an_update_of_an_older_generation_is_ignored"
-    ],
+    "praised, torchrl: priorities with generations": ["models/test_histories.py::test_histories"],
     "praised, prime-rl: staleness checked when the batch ships": [
         "integration/test_staleness.py::test_freshness_is_judged_when_the_batch_ships"
     ],

@@ -27,25 +27,6 @@ def test_updates_change_what_comes_next(client: Client, name: str) -> None:
     assert summary.generation == batch.generations[0]
 
 
-def test_an_update_of_an_older_generation_is_ignored(client: Client, name: str) -> None:
-    """torchrl: an update that comes late must not overwrite a newer one."""
-    create(client, name, selector="max")
-    client.push(group(0, 3), buffer=name)
-    first = client.sample(3, buffer=name)
-    known = dict(zip(first.uids, first.generations, strict=True))
-    newer = client.update_priorities([(uid(0, 1), 2.0, known[uid(0, 1)])], buffer=name)
-    assert newer.num_updated == 1
-    late = client.update_priorities(
-        [(one, 9.0, generation) for one, generation in known.items()], buffer=name
-    )
-    assert (late.num_updated, late.outdated_uids) == (2, (uid(0, 1),))
-    assert client.get(uid(0, 1), buffer=name).summary.priority == 2.0
-    forced = client.update_priorities([(uid(0, 1), 11.0, 0)], buffer=name)
-    assert forced.num_updated == 1, "generation 0 sets it anyway"
-    first.nack()
-    assert client.sample(1, buffer=name).uids == (uid(0, 1),)
-
-
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_one_bad_priority_keeps_the_whole_call_out(client: Client, name: str, bad: float) -> None:
     create(client, name, selector="max")
