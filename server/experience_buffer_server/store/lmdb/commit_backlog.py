@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from experience_buffer_server.store.batch import WriteBatch
-from experience_buffer_server.store.lmdb.shared_outbox import OUTBOX_BYTES
+from experience_buffer_server.store.lmdb.writer_link import OUTBOX_BYTES
 
 _MAX_BYTES: Final = OUTBOX_BYTES * 3 // 4
 """What may wait: a push more has room in the outbox."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import mmap
 import os
 import signal
 import socket
@@ -27,7 +28,6 @@ from experience_buffer_server.store.interface import StoreFailedError, StoreForm
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.engine import Engine
-from experience_buffer_server.store.lmdb.shared_outbox import attach
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_protocol import Ready, Reply, Result, Status, Work
 
@@ -81,6 +81,16 @@ def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
         if status:
             _hear_out(connection)
         return status
+
+
+def attach(descriptor: int) -> memoryview:
+    """The outbox as the writer process has it; empty where there is none. The descriptor is closed."""
+    if descriptor < 0:
+        return _NO_OUTBOX
+    try:
+        return memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
+    finally:
+        os.close(descriptor)
 
 
 def _hear_out(connection: socket.socket) -> None:

@@ -20,9 +20,9 @@ from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Record
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
 from experience_buffer_server.store.lmdb.large.writes import large_bytes
-from experience_buffer_server.store.lmdb.shared_outbox import Outbox, attach
 from experience_buffer_server.store.lmdb.store import LmdbStore
-from experience_buffer_server.store.lmdb.writer_link import start_writer
+from experience_buffer_server.store.lmdb.writer_link import Outbox, start_writer
+from experience_buffer_server.store.lmdb.writer_process import attach
 from experience_buffer_server.store.lmdb.writer_protocol import LARGE_BYTES
 from experience_buffer_server.store.payload import Scattered
 from tests.unit.store.conftest import MEBI, OpenStore, committing, make_record
