@@ -21,6 +21,7 @@ from experience_buffer._messages.batch_data import BatchData, LazyPacked, LazyPa
 from experience_buffer._torch import tensor
 from experience_buffer._transport.sample_plan import FrameAssembler
 from experience_buffer.errors import TrxpError
+from experience_buffer.packed import PackedRow, pack
 from experience_buffer.v1 import service_pb2, types_pb2
 from tests.unit.client.stream_plans import PLAN
 
@@ -168,20 +169,28 @@ def test_damaged_payloads_are_aligned_as_they_are(damage: str) -> None:
         LazyPayloads([aligned(payload, DEFAULT_LIMITS)]).experiences()
 
 
-def test_threads_get_the_same_experiences() -> None:
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_threads_get_the_same_content(is_packed: bool) -> None:
     payloads = [trxp.encode([rollout(run)]) for run in range(20)]
-    start, interval = threading.Barrier(8), sys.getswitchinterval()
+    packed = b"".join(pack([PackedRow(uid="u", payload=each, tensors={}) for each in payloads]))
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        content = LazyPayloads(payloads)
-
-        def decode() -> list[int]:
-            start.wait(30)
-            return [id(one) for one in content.experiences()]
-
         with ThreadPoolExecutor(8) as threads:
-            calls = [threads.submit(decode) for _ in range(8)]
-            assert len({tuple(call.result()) for call in calls}) == 1
+            for _ in range(20 if is_packed else 1):
+                columns, content = LazyPacked(packed), LazyPayloads(payloads)
+                start = threading.Barrier(8)
+
+                def read(
+                    columns: LazyPacked = columns,
+                    content: LazyPayloads = content,
+                    start: threading.Barrier = start,
+                ) -> object:
+                    start.wait(30)
+                    return columns.parse() if is_packed else tuple(content.experiences())
+
+                calls = [threads.submit(read) for _ in range(8)]
+                assert len({call.result() for call in calls}) == 1, "the very same objects"
     finally:
         sys.setswitchinterval(interval)
 

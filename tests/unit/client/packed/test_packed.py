@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import pickle
 import re
-import sys
-import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,7 +19,6 @@ from experience_buffer import packed, trxp
 from experience_buffer._codec import safetensors as _safetensors
 from experience_buffer._codec.frame import join_frame
 from experience_buffer._codec.safetensors import TensorView
-from experience_buffer._messages.batch_data import LazyPacked
 from experience_buffer._packed import fields
 from experience_buffer._packed.table import COLUMNS
 from experience_buffer.eid import EID
@@ -426,23 +421,3 @@ def test_the_documentation_lists_all_columns() -> None:
         codes = dtypes.strip().split(", ")
         found |= zip(columns, codes * len(columns) if len(codes) == 1 else codes, strict=True)
     assert found == COLUMNS
-
-
-def test_threads_that_read_a_batch_at_once_get_the_same_one() -> None:
-    data = rows_of.packed(real_rows())
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            for _ in range(20):
-                columns, start = LazyPacked(data), threading.Barrier(8)
-
-                def parse(columns: LazyPacked = columns, start: threading.Barrier = start) -> int:
-                    start.wait(30)
-                    return id(columns.parse())
-
-                calls = [threads.submit(parse) for _ in range(8)]
-                assert len({call.result() for call in calls}) == 1
-    finally:
-        sys.setswitchinterval(interval)
-    assert len(pickle.loads(pickle.dumps(columns)).parse()) == len(columns.parse())
