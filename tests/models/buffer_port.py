@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.store.interface import Store
 from tests.models import whole_state
 from tests.models.model import SIZE, Model
 from tests.models.model_place import Reader
 from tests.models.port import Delivered, Item, Port, Refused
-from tests.refusing_store import MortalStore
+from tests.refusing_store import Mortality
 from tests.unit.builders import World, eid, experience, settings, want
 
 T = TypeVar("T")
@@ -47,7 +46,7 @@ class BufferPort:
         self,
         world: World,
         loop: asyncio.AbstractEventLoop,
-        store: MortalStore,
+        mortality: Mortality,
         number: int,
         readers: dict[str, Reader],
         *,
@@ -59,8 +58,7 @@ class BufferPort:
         self._seqs: set[int] = set()
         self._last_seq = 0
         self._estimator = estimator
-        self._store = store
-        world.store = cast(Store, store)
+        self._mortality = mortality
         self.buffer = loop.run_until_complete(world.create(number, **self._config(readers)))
 
     def _config(self, readers: dict[str, Reader]) -> dict[str, Any]:
@@ -99,7 +97,7 @@ class BufferPort:
         task = asyncio.ensure_future(work)
         for _ in range(5):
             await asyncio.sleep(0)
-        await self._store.die()
+        await self._mortality.die()
         return await task
 
     def push(self, live: Sequence[Item], dead: Sequence[Item]) -> list[str]:
@@ -217,7 +215,7 @@ class BufferPort:
 
     def crash_during(self, call: Callable[[Port], object], num_commits: int) -> None:
         """The process dies after some commits of a call."""
-        self._store.commits_left = num_commits
+        self._mortality.commits_left = num_commits
         self._dies_meanwhile = True
         with contextlib.suppress(asyncio.CancelledError):
             call(self)

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from tests.models.buffer_port import BufferPort
 from tests.models.port import GATED_READERS, READERS, Choose
 from tests.models.rules import RULES, LocalPlayer
-from tests.refusing_store import MortalStore
+from tests.refusing_store import Mortality
 from tests.unit.builders import World
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Histories(RuleBasedStateMachine):
 
     world: ClassVar[World]
     loop: ClassVar[asyncio.AbstractEventLoop]
-    store: ClassVar[MortalStore]
+    mortality: ClassVar[Mortality]
     num_histories: ClassVar[int] = 0
     num_steps: ClassVar[int] = 0
     port: BufferPort
@@ -84,7 +84,7 @@ class Histories(RuleBasedStateMachine):
         self.port = BufferPort(
             self.world,
             self.loop,
-            self.store,
+            self.mortality,
             Histories.num_histories,
             readers,
             estimator="rloo" if is_gated else "",
@@ -132,7 +132,7 @@ def machine(tmp_path: Path) -> Iterator[type[Histories]]:
     handler, logger = Failures(), logging.getLogger("experience_buffer_server.runtime.tasks")
     logger.addHandler(handler)
     Machine.loop.run_until_complete(_open(Machine.world))
-    Machine.store = MortalStore(Machine.world.store)
+    Machine.mortality = Mortality(Machine.world.store)
     yield Machine
     Machine.loop.run_until_complete(Machine.world.close())
     Machine.loop.close()
