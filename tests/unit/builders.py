@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -93,6 +93,13 @@ async def turns(count: int = 1) -> None:
     """Let all else that is ready have so many turns of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def begun(call: Coroutine[Any, Any, Any], num_turns: int = 1) -> asyncio.Task[Any]:
+    """A call under way, after so many turns of the event loop."""
+    task = asyncio.create_task(call)
+    await turns(num_turns)
+    return task
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -15,7 +15,17 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import AdvantageRow
 from tests.unit.buffer_verbs import change, consume, leased, push_and_settle, pushed, sampled, take
-from tests.unit.builders import World, experience, payload, push, settings, settle, turns, uid
+from tests.unit.builders import (
+    World,
+    begun,
+    experience,
+    payload,
+    push,
+    settings,
+    settle,
+    turns,
+    uid,
+)
 
 BOTH = [{"name": "actor", "unit": "item"}, {"name": "critic", "unit": "group"}]
 GROUPS = [{"name": "critic", "unit": "group"}]
@@ -123,8 +133,7 @@ async def test_a_dropped_group_waits_for_its_leases(world: World) -> None:
 
 async def test_a_member_on_its_way_to_the_disk_leaves_with_its_dropped_group(world: World) -> None:
     buffer = await world.holding(push((1, 0)), group_size=3)
-    coming = asyncio.ensure_future(buffer.push(push((1, 1))))
-    await asyncio.sleep(0)
+    coming = await begun(buffer.push(push((1, 1))))
     await buffer.drop("2/1", "aborted")
     await coming
     await buffer.drain()
@@ -136,8 +145,7 @@ async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> Non
     """An ack under way and an open lease are those of the consumer that went."""
     buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=BOTH)
     ending, _held = await take(buffer, 1, "actor"), await take(buffer, 1, "actor")
-    ack = asyncio.ensure_future(buffer.ack(ending))
-    await asyncio.sleep(0)
+    ack = await begun(buffer.ack(ending))
     unit = {"name": "actor", "unit": "group"}
     buffer.change_settings(settings(group_size=2, consumers=[unit, BOTH[1]]))
     assert (await ack).num_experiences == 1
@@ -150,8 +158,7 @@ async def test_a_replaced_consumer_starts_with_clean_counts(world: World) -> Non
 async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) -> None:
     """What has left with the ack isn't offered to who comes before the commit ends."""
     buffer = await world.holding(push((1, 0)))
-    ack = asyncio.ensure_future(buffer.ack(await take(buffer)))
-    await asyncio.sleep(0)
+    ack = await begun(buffer.ack(await take(buffer)))
     buffer.change_settings(settings(consumers=["trainer", "late"]))
     await ack
     assert len(buffer.state.contents) == 0
@@ -161,8 +168,7 @@ async def test_an_ack_under_way_is_not_undone_by_a_new_consumer(world: World) ->
 async def test_a_removed_consumer_no_longer_keeps_experiences(world: World) -> None:
     buffer = await world.holding(push((1, 0)), consumers=["actor", "critic"])
     await consume(buffer, 1, "actor")
-    waiting = asyncio.ensure_future(take(buffer, 1, "actor", timeout_seconds=60.0))
-    await asyncio.sleep(0)
+    waiting = await begun(take(buffer, 1, "actor", timeout_seconds=60.0))
     buffer.change_settings(settings(consumers=["actor"]))
     await buffer.drain()
     assert len(buffer.state.contents) == 0
@@ -253,8 +259,7 @@ async def test_a_deleted_uid_can_be_pushed_again(world: World) -> None:
 
 async def test_a_cancelled_delete_still_happens_and_offers_nothing_that_goes(world: World) -> None:
     buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=BOTH)
-    call = asyncio.ensure_future(buffer.delete(list(buffer.state.contents)[:1]))
-    await asyncio.sleep(0)
+    call = await begun(buffer.delete(list(buffer.state.contents)[:1]))
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

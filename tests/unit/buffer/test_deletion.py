@@ -22,7 +22,7 @@ from experience_buffer_server.store.lmdb.verify.check import check
 from tests.refusing_store import Held, Refusals, begin
 from tests.scenarios.test_coming_and_going import restarted
 from tests.unit.buffer_verbs import leased, push_and_settle
-from tests.unit.builders import World, push, settings, until
+from tests.unit.builders import World, begun, push, settings, until
 
 NUM_TASKS, NUM_RUNS = 5, 2
 
@@ -69,7 +69,7 @@ def names(registry: Registry) -> list[str]:
     return [buffer.name for buffer in registry.all() if buffer.name != "default"]
 
 
-async def begun(
+async def deleted_on_disk(
     world: World, registry: Registry
 ) -> tuple[asyncio.Future[int], Refusals, asyncio.Event]:
     """A deletion that is certain on the disk, and hears of it once the event is set."""
@@ -128,7 +128,7 @@ async def test_a_crash_before_the_first_commit_leaves_the_buffer(
 async def test_what_is_refused_on_the_way_is_deleted_later(
     world: World, registry: Registry
 ) -> None:
-    deleting, refusals, held = await begun(world, registry)
+    deleting, refusals, held = await deleted_on_disk(world, registry)
     refusals.num_next = 1
     held.set()
     with pytest.raises(StoreFullError):
@@ -140,9 +140,8 @@ async def test_what_is_refused_on_the_way_is_deleted_later(
 async def test_a_server_that_stops_goes_on_with_it_at_its_next_start(
     world: World, registry: Registry
 ) -> None:
-    deleting, _, held = await begun(world, registry)
-    draining = asyncio.ensure_future(registry.drain())
-    await asyncio.sleep(0)
+    deleting, _, held = await deleted_on_disk(world, registry)
+    draining = await begun(registry.drain())
     held.set()
     with pytest.raises(errors.UnavailableError, match="goes when it starts again"):
         await deleting

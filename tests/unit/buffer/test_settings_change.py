@@ -12,7 +12,7 @@ from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.buffer_verbs import consume, take
-from tests.unit.builders import World, push, settings, settle, uid, until
+from tests.unit.builders import World, begun, push, settings, settle, uid, until
 
 
 async def registered(world: World, *consumers: str) -> tuple[Registry, Buffer]:
@@ -37,8 +37,7 @@ async def test_a_refused_removal_of_a_consumer_costs_nothing(world: World) -> No
     await consume(buffer, 1, "critic", step=5)
     held, returned = await take(buffer, 1, "critic"), await take(buffer, 1, "critic")
     Refusals(world.store).num_next = 1
-    update = asyncio.ensure_future(registry.update("math", {"consumers": ["actor"]}))
-    await asyncio.sleep(0)
+    update = await begun(registry.update("math", {"consumers": ["actor"]}))
     await until(lambda: buffer.state.consumers["critic"].closed)
     with pytest.raises(errors.ConsumerNotFoundError, match=r"it has \['actor'\]"):
         await take(buffer, 1, "critic")

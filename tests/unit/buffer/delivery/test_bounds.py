@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.rpc import batch_assembly
 from tests.unit.buffer_verbs import change, consume, leased, of_version, pushed, sampled
-from tests.unit.builders import World, push, settings, settle, uid
+from tests.unit.builders import World, begun, push, settings, settle, uid
 from tests.unit.sample_calls import called, frame_of, granting, serving
 from tests.unit.work import counted_comparisons, counted_lines
 
@@ -190,8 +189,7 @@ async def test_what_is_consumed_and_kept_for_others_is_the_past(world: World) ->
 async def test_what_leaves_while_a_limiter_comes_is_not_counted_for_ever(world: World) -> None:
     once = {"max_times_sampled": 1}
     buffer = await world.holding(push((1, 0)), consumers=[limited(None) | once])
-    ack = asyncio.ensure_future(buffer.ack((await leased(buffer, 1)).id))
-    await asyncio.sleep(0)
+    ack = await begun(buffer.ack((await leased(buffer, 1)).id))
     (new,) = settings(consumers=[limited(0.5) | once]).consumers
     assert buffer.flow.offers.change_consumer(new)
     buffer._changing._count_anew(buffer.state.consumers["trainer"])

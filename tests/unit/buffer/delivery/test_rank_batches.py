@@ -15,7 +15,7 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.buffer_verbs import sampled
-from tests.unit.builders import World, experience, push
+from tests.unit.builders import World, begun, experience, push
 
 
 def state(lease: Lease) -> str:
@@ -67,8 +67,7 @@ async def test_a_later_step_of_the_last_rank_is_retained(world: World) -> None:
 async def test_a_part_that_is_returned_while_its_ack_is_stored(world: World) -> None:
     buffer = await world.holding(push((0, 0), (0, 1)), consumers=[{"name": "c"}])
     lease = await shared(buffer)
-    ack = asyncio.ensure_future(buffer.ack(lease.id, rank=0))
-    await asyncio.sleep(0)
+    ack = await begun(buffer.ack(lease.id, rank=0))
     await buffer.nack(lease.id, reason="the other rank died")
     with pytest.raises(errors.LeaseNotFoundError, match="was nacked"):
         await ack
@@ -92,8 +91,7 @@ async def test_a_batch_that_is_being_acknowledged_is_not_given_again(world: Worl
     buffer = await world.holding(push((0, 0), (0, 1), (0, 2)), consumers=[{"name": "c"}])
     lease = await shared(buffer)
     await buffer.ack(lease.id, rank=0)
-    ack = asyncio.ensure_future(buffer.ack(lease.id, rank=1))
-    await asyncio.sleep(0)
+    ack = await begun(buffer.ack(lease.id, rank=1))
     assert lease.state == "ending"
     following, why = await part(buffer, 1)
     assert following is not None, why
@@ -103,8 +101,7 @@ async def test_a_batch_that_is_being_acknowledged_is_not_given_again(world: Worl
 
 async def test_a_batch_that_was_returned_before_it_was_sent(world: World) -> None:
     buffer = await world.holding(push((0, 0), (0, 1)), consumers=[{"name": "c"}])
-    call = asyncio.ensure_future(part(buffer, 0, num_units=3))
-    await asyncio.sleep(0)
+    call = await begun(part(buffer, 0, num_units=3))
     await buffer.rewind("c", -1)
     lease, why = await call
     assert lease is None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from experience_buffer.errors import ResourceExhaustedError
 from experience_buffer_server.buffer.buffer import Buffer
-from tests.unit.builders import World, push, turns, until, want
+from tests.unit.builders import World, begun, push, until, want
 
 
 async def sample(buffer: Buffer, size: int, seconds: float = 0.0) -> tuple[int, str]:
@@ -18,13 +17,6 @@ async def sample(buffer: Buffer, size: int, seconds: float = 0.0) -> tuple[int, 
     call = want(size, timeout_seconds=seconds)
     lease, why = await buffer.sample("trainer", call, asyncio.Event())
     return 0 if lease is None else lease.num_units, why
-
-
-async def waiting(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A call that has come as far as its wait."""
-    task = asyncio.create_task(call)
-    await turns(9)
-    return task
 
 
 async def still_waits(call: asyncio.Task[Any]) -> None:
@@ -55,7 +47,7 @@ async def test_a_limiter_that_cuts_a_batch_is_named(world: World) -> None:
 
 async def test_who_waits_behind_others_is_told(world: World) -> None:
     buffer = await filled(world, 10)
-    first = await waiting(sample(buffer, 16, 0.2))
+    first = await begun(sample(buffer, 16, 0.2), 9)
     found = await sample(buffer, 4)
     assert found == (
         0, "0 of 4 items after waiting 0 s: 10 ready of 4 items; other calls came earlier",
@@ -65,9 +57,9 @@ async def test_who_waits_behind_others_is_told(world: World) -> None:
 
 async def test_a_batch_that_never_goes_keeps_nobody_waiting(world: World) -> None:
     buffer = await filled(world, 6, max_leased_experiences=4)
-    first = await waiting(sample(buffer, 8, 5.0))
+    first = await begun(sample(buffer, 8, 5.0), 9)
     assert await sample(buffer, 2) == (2, "")
-    second = await waiting(sample(buffer, 3, 5.0))
+    second = await begun(sample(buffer, 3, 5.0), 9)
     await buffer.ack(next(iter(buffer.state.consumers["trainer"].leases)))
     assert await second == (3, "")
     await still_waits(first)
@@ -84,7 +76,7 @@ async def test_bytes_that_keep_pushes_out_are_named(world: World) -> None:
 
 async def test_a_batch_that_never_goes_keeps_nobody_from_a_smaller_one(world: World) -> None:
     buffer = await filled(world, 2, max_leased_experiences=4)
-    first = await waiting(sample(buffer, 8, 5.0))
+    first = await begun(sample(buffer, 8, 5.0), 9)
     found = [await sample(buffer, 3, seconds) for seconds in (0.01, 0.0)]
     assert [count for count, _ in found] == [2, 0]
     assert "other calls" not in found[1][1]
@@ -112,7 +104,7 @@ async def test_groups_that_are_more_than_may_be_leased_go_short_at_once(
     world: World, num_before: int
 ) -> None:
     buffer = await grouped(world, num_before)
-    call = await waiting(sample(buffer, 3, 3600.0))
+    call = await begun(sample(buffer, 3, 3600.0), 9)
     await push_groups(buffer, range(num_before, 4))
     assert await asyncio.wait_for(call, 30.0) == (2, f"2 of 3 groups: {BEYOND}; ask for fewer")
 
@@ -130,11 +122,11 @@ async def test_groups_that_can_not_be_leased_together_keep_nobody_waiting(
 ) -> None:
     buffer = await grouped(world, num_before)
     all_or_none = want(3, min_batch_size=3, timeout_seconds=3600.0)
-    first = await waiting(buffer.sample("trainer", all_or_none, asyncio.Event()))
+    first = await begun(buffer.sample("trainer", all_or_none, asyncio.Event()), 9)
     await push_groups(buffer, range(num_before, 4))
     assert BEYOND in buffer.stats().consumers[0].waiting_for
     assert await sample(buffer, 1, 60.0) == (1, "")
-    second = await waiting(sample(buffer, 2, 60.0))
+    second = await begun(sample(buffer, 2, 60.0), 9)
     await buffer.ack(next(iter(buffer.state.consumers["trainer"].leases)))
     assert await second == (2, "")
     await still_waits(first)

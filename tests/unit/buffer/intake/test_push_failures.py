@@ -14,7 +14,7 @@ from experience_buffer_server.buffer.state.entries import Reason
 from tests.refusing_store import Held, Refusals
 from tests.unit.buffer.compute.test_races import PARTIAL
 from tests.unit.buffer_verbs import counted, pushed
-from tests.unit.builders import World, push, settle, uid
+from tests.unit.builders import World, begun, push, settle, uid
 
 
 class Pushing:
@@ -87,8 +87,7 @@ async def test_what_is_stored_is_counted_though_its_call_was_given_up(world: Wor
     buffer = await world.create()
     refusals = Refusals(world.store)
     refusals.held = asyncio.Event()
-    call = asyncio.ensure_future(buffer.push(push((1, 0), (1, 1))))
-    await asyncio.sleep(0)
+    call = await begun(buffer.push(push((1, 0), (1, 1))))
     call.cancel()
     await asyncio.sleep(0)
     assert num_counted(world, buffer, "stored") == 0

@@ -17,7 +17,7 @@ from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.runtime.quotas import Charge
 from tests.unit.buffer_verbs import change, consume, sampled, stored, take
-from tests.unit.builders import World, experience, payload, push
+from tests.unit.builders import World, begun, experience, payload, push
 
 Waiting = asyncio.Task[list[Outcome]]
 BLOCK: dict[str, Any] = {"group_by": "none", "on_full": "block", "max_items": 4}
@@ -34,8 +34,7 @@ class Pusher:
     async def push(self, *members: tuple[int, int]) -> Waiting:
         """Begin a push; it has come as far as it can when this returns."""
         patience = Patience(deadline=time.monotonic() + self.seconds, stop=self.stop)
-        task = asyncio.ensure_future(self.buffer.push(push(*members), patience))
-        await asyncio.sleep(0)
+        task = await begun(self.buffer.push(push(*members), patience))
         return task
 
 

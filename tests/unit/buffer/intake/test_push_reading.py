@@ -23,7 +23,7 @@ from experience_buffer_server.runtime.callers import Caller, entered
 from experience_buffer_server.store.interface import LeaseRow, WriteBatch
 from experience_buffer_server.store.lmdb import commit_backlog
 from experience_buffer_server.store.lmdb.store import LmdbStore
-from tests.unit.builders import World, experience, payload, settings, turns
+from tests.unit.builders import World, begun, experience, payload, settings, turns
 
 pytestmark = pytest.mark.on_disk
 
@@ -63,8 +63,7 @@ async def test_a_push_that_waits_for_its_turn_sees_what_has_happened(
     backend: Backend, what: str
 ) -> None:
     before = await backend.turns.take("")
-    pushing = asyncio.create_task(backend.push(request(1)))
-    await asyncio.sleep(0)
+    pushing = await begun(backend.push(request(1)))
     await happen(backend, what)
     before.end()
     with pytest.raises(ENDS[what]):
@@ -73,8 +72,7 @@ async def test_a_push_that_waits_for_its_turn_sees_what_has_happened(
 
 @pytest.mark.parametrize("what", ENDS)
 async def test_a_push_that_pauses_sees_what_has_happened(backend: Backend, what: str) -> None:
-    pushing = asyncio.create_task(backend.push(request(1)))
-    await asyncio.sleep(0)
+    pushing = await begun(backend.push(request(1)))
     await happen(backend, what)
     with pytest.raises(ENDS[what]):
         await pushing

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from experience_buffer import errors
-from tests.unit.buffer_verbs import leased, pushed, sampled, take
-from tests.unit.builders import NUM_RESPONSE, World, eid, push, settings, settle
+from tests.unit.buffer_verbs import consume, leased, pushed, sampled, take
+from tests.unit.builders import NUM_RESPONSE, World, begun, eid, push, settings, settle
 from tests.unit.work import counted_lines
 
 FIVE = {"info": {"model_version": 5}}
@@ -212,8 +212,7 @@ async def test_what_fits_goes_once_the_rest_is_gone(world: World, timeout_second
     )
     assert await take(buffer, 1)
     assert await take(buffer, 1) == 0
-    waiting = asyncio.ensure_future(take(buffer, 1, timeout_seconds=timeout_seconds))
-    await asyncio.sleep(0)
+    waiting = await begun(take(buffer, 1, timeout_seconds=timeout_seconds))
     if timeout_seconds:
         await buffer.delete([large])
         await buffer.push(pushed((4, 0)))
@@ -236,7 +235,6 @@ async def test_a_consumed_unit_that_is_kept_stops_no_pushes(world: World, kept_f
         await buffer.push(push((task, 0), (task, 1)))
         with pytest.raises(errors.ResourceExhaustedError, match="until more is sampled"):
             await buffer.push(push((task, 2)))
-        lease = await leased(buffer, 2)
-        await buffer.ack(lease.id, step=task)
+        await consume(buffer, 2, step=task)
         buffer = await world.restart(buffer)
     assert len(buffer.state.contents) == 6

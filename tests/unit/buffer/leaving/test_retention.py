@@ -22,7 +22,7 @@ from tests.models.model import Lease, Member, Model
 from tests.refusing_store import Held
 from tests.unit.buffer.leaving.test_group_closing import full_disk
 from tests.unit.buffer_verbs import change, dropped, leased, of_version, sampled, stored
-from tests.unit.builders import World, experience, push, settings, settle, uid, want
+from tests.unit.builders import World, begun, experience, push, settings, settle, uid, want
 
 HOUR = 3600.0
 
@@ -175,10 +175,9 @@ async def test_a_leased_unit_leaves_when_it_comes_back(world: World, group_by: s
     lease_id = await sample(buffer, 2)
     await pass_by(buffer, HOUR + 1)
     assert stored(buffer) == [(1, 0), (2, 0)]
-    waiting = asyncio.ensure_future(
+    waiting = await begun(
         buffer.sample("trainer", want(1, timeout_seconds=60.0), stop := asyncio.Event())
     )
-    await asyncio.sleep(0)
     await buffer.nack(lease_id, reason="test")
     await buffer.drain()
     assert stored(buffer) == [], "before anybody gets it again, and without a tick"
