@@ -188,9 +188,10 @@ class Offers:
             own = [unit for unit in different if consumer.out.get(unit.key) is unit]
             for unit in own:
                 del consumer.out[unit.key]
-            for unit in own:
+            for unit in [unit for unit in own if unit.gone]:
                 # One that is due to leave may stay for as long as others hold it.
-                if unit.gone and self._is_finished(consumer, unit.key):
+                left = self._state.contents.members_of(consumer.settings, unit.key)
+                if left and all(consumer.name in entry.acked for entry in left):
                     consumer.finished.add(unit.key)
             self._make_ready(consumer, [unit.key for unit in own if not unit.gone])
         self._state.events.discard_units([unit for unit in units if unit.gone])
@@ -201,10 +202,6 @@ class Offers:
         if consumer is not None:
             consumer.num_redelivered += len(units) if redeliver else 0
             self.line.put_back(consumer, units)
-
-    def _is_finished(self, consumer: Consumer, key: int) -> bool:
-        entries = self._state.contents.members_of(consumer.settings, key)
-        return bool(entries) and all(consumer.name in entry.acked for entry in entries)
 
     def _make_ready(self, consumer: Consumer, keys: Sequence[int]) -> None:
         for key in keys:
