@@ -36,6 +36,9 @@ _REQUEST_SECONDS = 120.0
 _ANONYMOUS_SECONDS = 10.0
 """For a short call that needs no grant, from its beginning to its end; half of it for its request."""
 
+_ENDED = (grpc.aio.AbortError, grpc.RpcError)
+"""A call that raised these has its status."""
+
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -158,27 +161,28 @@ class _Call:
         return
         yield
 
-    @contextlib.asynccontextmanager
-    async def _answered(self, context: Context) -> AsyncIterator[None]:
-        """Count and time the call in the block; its error becomes a status.
+    def _answered(self, context: Context) -> _Call:
+        """For the block around its handler: counts and times it; its error becomes a status."""
+        self._context = context
+        return self
 
-        A call that just ends was cancelled.
-        """
+    async def __aenter__(self) -> None:
         self._metrics.rpc_started(*self._labels)
-        started, code = time.perf_counter(), "CANCELLED"
+        self._started = time.perf_counter()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # A call that just ends was cancelled.
+        code = "OK" if error is None else "CANCELLED"
         try:
-            yield
-            code = "OK"
-        except (grpc.aio.AbortError, grpc.RpcError):
-            raise
-        except Exception as error:
-            status = to_status(_explained(self._labels[2], error))
-            code = status.code.name
-            if not self._is_let_in:
-                _end_without_waiting()
-            await context.abort_with_status(status)
+            if isinstance(error, Exception) and not isinstance(error, _ENDED):
+                status = to_status(_explained(self._labels[2], error))
+                code = status.code.name
+                if not self._is_let_in:
+                    _end_without_waiting()
+                await self._context.abort_with_status(status)
         finally:
-            self._metrics.rpc_handled(*self._labels, code, time.perf_counter() - started)
+            seconds = time.perf_counter() - self._started
+            self._metrics.rpc_handled(*self._labels, code, seconds)
 
     def _open_stream(self) -> contextlib.AbstractContextManager[None]:
         if self._guarded.is_anonymous:
