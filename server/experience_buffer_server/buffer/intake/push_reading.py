@@ -304,7 +304,9 @@ def forecast(
 ) -> Forecast:
     """See where new candidates would go: what is to be refused needs no room, and no place."""
     candidates = [candidate for _, candidate in fresh]
-    keys = _group_keys(state, fresh)
+    keys: list[str | None] = [None] * len(fresh)
+    if (group_by := state.settings.group_by) != "none":
+        keys = [group_key(candidate.eid, group_by) for candidate in candidates]
     closed_before = _closed_before(state, keys)
     by_key: dict[str, tuple[int, int, int]] = {}
     for key, count in Counter(keys).items():
@@ -329,14 +331,6 @@ def forecast(
             if place >= num_joining:
                 opening.append(candidate)
     return Forecast(keys, closed_before, joining, opening, opened)
-
-
-def _group_keys(state: BufferState, fresh: Sequence[tuple[int, Candidate]]) -> Sequence[str | None]:
-    """The key of each candidate's group; None where the buffer has no groups."""
-    group_by = state.settings.group_by
-    if group_by == "none":
-        return [None] * len(fresh)
-    return [group_key(candidate.eid, group_by) for _, candidate in fresh]
 
 
 def _closed_before(state: BufferState, keys: Iterable[str | None]) -> Mapping[str, str]:
