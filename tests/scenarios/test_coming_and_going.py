@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.server import Settings
 from experience_buffer_server.store.interface import StoreFullError
-from tests.refusing_store import Refusals
+from tests.refusing_store import Refusals, begin
 from tests.unit.builders import World, push, settings, turns, uid, until
 
 pytestmark = pytest.mark.on_disk
@@ -115,9 +115,11 @@ async def test_a_refused_version_stays_refused_though_the_row_is_stored_with_it(
     buffer = await registry.create("math", settings())
     refusals.num_next = 1
     publishing = asyncio.ensure_future(registry.get("math").publish(2))
-    await until(lambda: buffer.row.policy_version)
+    while not buffer.row.policy_version:
+        await asyncio.sleep(0)
     update = asyncio.ensure_future(registry.update("math", {"group_size": 7}))
-    await until(lambda: buffer.settings.group_size == 7)
+    while buffer.settings.group_size != 7:
+        await asyncio.sleep(0)
     refusals.num_next = 1
     with pytest.raises(StoreFullError):
         await publishing
@@ -156,7 +158,8 @@ async def test_a_version_on_its_way_does_not_bring_a_deleted_buffer_back(
     publishing = [
         asyncio.ensure_future(registry.get("math").publish(version)) for version in (2, 3)
     ]
-    await until(lambda: buffer.row.policy_version)
+    while not buffer.row.policy_version:
+        await asyncio.sleep(0)
     deletion = asyncio.ensure_future(registry.delete("math", force=True))
     results = await asyncio.gather(*publishing, deletion, return_exceptions=True)
     assert [type(one) for one in results] == [StoreFullError, errors.BufferNotFoundError, int]
@@ -206,3 +209,40 @@ async def test_series_of_a_deleted_buffer_end_though_its_pushes_end_later(
         for sample in family.samples
     ]
     assert "math" not in labels
+
+
+async def test_a_refused_deletion_is_done_when_asked_again(
+    world: World, registry: Registry, refusals: Refusals
+) -> None:
+    """The name is free only once the rows have gone: of two with one name, a restart finds one."""
+    buffer = await registry.create("math", settings())
+    await buffer.push(push((0, 0)))
+    refusals.num_next = 1
+    with pytest.raises(StoreFullError):
+        await registry.delete("math", force=True)
+    assert registry.all() == []
+    with pytest.raises(errors.ResourceExhaustedError, match="delete the buffer again"):
+        await registry.create("math", settings())
+    assert await registry.delete("math", force=False) == 1
+    with pytest.raises(errors.BufferNotFoundError):
+        await registry.delete("math", force=True)
+    fresh = await registry.create("math", settings())
+    assert [state.row.id for state in world.store.load()] == [fresh.id] != [buffer.id]
+
+
+async def test_a_buffer_is_created_after_another_of_its_name_has_gone(
+    world: World, registry: Registry, refusals: Refusals
+) -> None:
+    await registry.create("math", settings())
+    stored = [[state.row.id for state in world.store.load()]]
+    refusals.held = asyncio.Event()
+    deletion = await begin(registry.delete("math", force=False))
+    creations = [await begin(registry.create("math", settings(), exist_ok=True)) for _ in "ab"]
+    assert registry.all() == []
+    again = await begin(registry.delete("math", force=False))
+    refusals.held.set()
+    assert await again == 0 == await deletion
+    first, second = [await creation for creation in creations]
+    assert first is second is registry.get("math")
+    stored.append([state.row.id for state in world.store.load()])
+    assert stored == [[1], [2]]

@@ -16,7 +16,7 @@ from experience_buffer_server.sampling.timeline import Timeline
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals, begin
 from tests.unit.buffer_verbs import consume, leased
-from tests.unit.builders import World, push, settings, uid, want
+from tests.unit.builders import World, push, uid, want
 
 pytestmark = pytest.mark.on_disk
 
@@ -394,56 +394,3 @@ async def test_deleting_what_is_retained_looks_once_at_a_step(
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     """Failures in the background are logged; they are what these tests are about."""
     caplog.set_level(logging.WARNING)
-
-
-async def test_a_refused_deletion_is_done_when_asked_again(
-    world: World, refusals: Refusals
-) -> None:
-    """The name is free only once the rows have gone: of two with one name, a restart finds one."""
-    registry = world.registry()
-    buffer = await registry.create("math", settings())
-    await buffer.push(push((0, 0)))
-    refusals.num_next = 1
-    with pytest.raises(StoreFullError):
-        await registry.delete("math", force=True)
-    assert registry.all() == []
-    with pytest.raises(errors.ResourceExhaustedError, match="delete the buffer again"):
-        await registry.create("math", settings())
-    assert await registry.delete("math", force=False) == 1
-    with pytest.raises(errors.BufferNotFoundError):
-        await registry.delete("math", force=True)
-    fresh = await registry.create("math", settings())
-    assert [state.row.id for state in world.store.load()] == [fresh.id] != [buffer.id]
-
-
-async def test_a_buffer_is_created_after_another_of_its_name_has_gone(
-    world: World, refusals: Refusals
-) -> None:
-    registry = world.registry()
-    await registry.create("math", settings())
-    stored = [[state.row.id for state in world.store.load()]]
-    refusals.held = asyncio.Event()
-    deletion = await begin(registry.delete("math", force=False))
-    creations = [await begin(registry.create("math", settings(), exist_ok=True)) for _ in "ab"]
-    assert registry.all() == []
-    again = await begin(registry.delete("math", force=False))
-    refusals.held.set()
-    assert await again == 0 == await deletion
-    first, second = [await creation for creation in creations]
-    assert first is second is registry.get("math")
-    stored.append([state.row.id for state in world.store.load()])
-    assert stored == [[1], [2]]
-
-
-async def test_a_group_is_whole_once_all_of_it_is_on_disk(world: World, refusals: Refusals) -> None:
-    actor = {"name": "actor", "unit": "group", "raw": True}
-    buffer = await world.create(group_size=2, consumers=[actor])
-    first = await begin(buffer.push(push((0, 0))))
-    refusals.held = asyncio.Event()
-    last = await begin(buffer.push(push((0, 1))))
-    await first
-    assert [group.row.closed for group in buffer.state.contents.groups] == ["whole"]
-    assert not len(buffer.state.consumers["actor"].ready), "its last member may still be refused"
-    refusals.held.set()
-    await last
-    assert len(buffer.state.consumers["actor"].ready) == 1

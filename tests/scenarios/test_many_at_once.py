@@ -22,7 +22,7 @@ from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.buffer_verbs import change, consume, dropped, leased
-from tests.unit.builders import World, experience, push, uid, until
+from tests.unit.builders import World, experience, push, uid
 
 
 def reserve(buffer: Buffer, *keys: str) -> list[str]:
@@ -171,7 +171,8 @@ async def test_nothing_more_is_deleted_of_a_buffer_that_has_gone(
     deleting = asyncio.ensure_future(
         inspection.delete(buffer, service_pb2.DeleteRequest(filter=tid))
     )
-    await until(lambda: len(buffer.state.contents) != 7)
+    while len(buffer.state.contents) == 7:
+        await asyncio.sleep(0)
     buffer.close()
     with pytest.raises(errors.BufferNotFoundError):
         await deleting

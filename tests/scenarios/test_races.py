@@ -9,6 +9,7 @@ import pytest
 from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.intake.push_reading import Push, PushStatus
 from experience_buffer_server.buffer.state.entries import Reason
+from tests.refusing_store import Refusals, begin
 from tests.unit.buffer_verbs import leased
 from tests.unit.builders import World, eid, experience, push, want
 
@@ -76,3 +77,17 @@ async def test_keys_that_no_group_can_have(world: World, key: str) -> None:
     buffer = await world.create()
     with pytest.raises(errors.InvalidRequestError, match="group key"):
         await buffer.drop(key, "no use")
+
+
+async def test_a_group_is_whole_once_all_of_it_is_on_disk(world: World, refusals: Refusals) -> None:
+    actor = {"name": "actor", "unit": "group", "raw": True}
+    buffer = await world.create(group_size=2, consumers=[actor])
+    first = await begin(buffer.push(push((0, 0))))
+    refusals.held = asyncio.Event()
+    last = await begin(buffer.push(push((0, 1))))
+    await first
+    assert [group.row.closed for group in buffer.state.contents.groups] == ["whole"]
+    assert not len(buffer.state.consumers["actor"].ready), "its last member may still be refused"
+    refusals.held.set()
+    await last
+    assert len(buffer.state.consumers["actor"].ready) == 1
