@@ -24,7 +24,7 @@ from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
 from tests.chaos import work
 from tests.chaos.calls import PAUSE, LostError, ask, describe
 from tests.chaos.learner import Learner
-from tests.journal import Journal
+from tests.journal import Journal, events
 
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -49,8 +49,7 @@ class Pusher:
         self._seed = seed
         self._stop = folder / "stop"
         path = folder / f"pusher-{worker}"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        self._first = sum(b'"done"' in line for line in lines)
+        self._first = sum(one["event"] == "done" for one in events(path))
         self._journal = Journal(path)
 
     def run(self) -> None:
