@@ -30,25 +30,19 @@ from tests.unit.store.conftest import (
 LONG_SECONDS = 1e6
 
 
-class NotingEngine(Engine):
-    """Counts its syncs."""
-
-    num_syncs = 0
-
-    def sync(self) -> None:
-        super().sync()
-        self.num_syncs += 1
-
-
-def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(tmp_path: Path) -> None:
+def test_an_owner_that_dies_before_the_answer_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
     ours, theirs = socket.socketpair()
-    engine = NotingEngine(tmp_path, sync=False, initial_map_bytes=MEBI, max_map_bytes=64 * MEBI)
+    engine = Engine(tmp_path, sync=False, initial_map_bytes=MEBI, max_map_bytes=64 * MEBI)
+    monkeypatch.setattr(engine, "sync", lambda: synced.append(True))
     with closing(engine), theirs, closing(Inbox(theirs)) as inbox:
         document = msgpack.packb((1, 0, [(int(Table.META), b"key", b"value")], (), ()))
         with ours:
             ours.sendall(writer_protocol.PARTS.pack(len(document), 0, 0) + document)
         assert _Loop(theirs, inbox, engine, LONG_SECONDS).run() == 0
-        assert engine.num_syncs == 1
+        assert synced == [True]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, MEBI], ids=["lease", "payload", "large payload"])
