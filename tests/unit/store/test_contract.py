@@ -185,14 +185,6 @@ async def test_every_row_comes_back_after_a_restart(engine: Engine, store: Store
     await store.close()
 
 
-async def test_buffers_and_rows_load_in_the_order_of_their_numbers(store: Store) -> None:
-    for buffer_id in (256, 1, 2):
-        await fill(store, buffer_row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
-    states = list(store.load())
-    assert [state.row.id for state in states] == [1, 2, 256]
-    assert all([r.seq for r in state.records] == [3, 256, 257] for state in states)
-
-
 async def test_remove_takes_payload_record_advantages_and_progress(store: Store) -> None:
     gone, kept = make_record(1), make_record(2)
     await fill(store, buffer_row(1), [gone, kept])
@@ -551,23 +543,21 @@ async def test_a_batch_that_rides_is_numbered_in_its_place(store: Store) -> None
 # --- buffers
 
 
-async def test_one_buffer_is_loaded_alone_or_all_by_id(store: Store) -> None:
-    await put(store, buffer_row(2), buffer_row(1), buffer_row(258))
-    async with committing(store) as batch:
-        for buffer_id in (1, 2, 258):
-            batch.append(buffer_id, make_record(buffer_id), b"")
-            batch.put_progress(buffer_id, ProgressRow(seq=buffer_id))
-            batch.put_advantages(
-                buffer_id, AdvantageRow(seq=buffer_id, advantages=b"", returns=b"", details={})
-            )
+async def test_buffers_and_rows_load_by_number_all_or_one_alone(store: Store) -> None:
+    for buffer_id in (258, 1, 2):
+        await fill(store, buffer_row(buffer_id), [make_record(seq) for seq in (257, 3, 256)])
+        async with committing(store) as batch:
+            batch.put_progress(buffer_id, ProgressRow(seq=3))
+            computed = AdvantageRow(seq=257, advantages=b"", returns=b"", details={})
+            batch.put_advantages(buffer_id, computed, magnitude=float(buffer_id))
     every = list(store.load())
     assert [found.row.id for found in every] == [1, 2, 258]
     for found in every:
         alone = loaded(store, found.row.id)
-        assert dict(alone.computed) == dict(found.computed) == {found.row.id: 0.0}
-        assert [record.seq for record in alone.records] == [found.row.id]
-        assert alone == found or dict(alone.computed) == dict(found.computed)
-        assert (alone.row, alone.progress) == (found.row, found.progress)
+        assert [record.seq for record in found.records] == [3, 256, 257]
+        assert (alone.row, alone.records) == (found.row, found.records)
+        assert dict(alone.computed) == dict(found.computed) == {257: float(found.row.id)}
+        assert alone.progress == found.progress == [ProgressRow(seq=3)]
     assert list(store.load(3)) == []
 
 
