@@ -116,7 +116,7 @@ async def test_a_crash_on_the_way_leaves_what_fits_together(
     await again.drain()
 
 
-async def test_a_crash_before_the_first_commit_leaves_the_buffer(
+async def test_a_crash_before_any_commit_leaves_the_buffer(
     world: World, registry: Registry
 ) -> None:
     Commits(world, 0)
@@ -125,9 +125,7 @@ async def test_a_crash_before_the_first_commit_leaves_the_buffer(
     assert again.get("old").num_items == NUM_TASKS * NUM_RUNS
 
 
-async def test_what_is_refused_on_the_way_is_deleted_later(
-    world: World, registry: Registry
-) -> None:
+async def test_what_is_refused_midway_is_deleted_later(world: World, registry: Registry) -> None:
     deleting, refusals, held = await deleted_on_disk(world, registry)
     refusals.num_next = 1
     held.set()

@@ -62,9 +62,7 @@ async def test_a_lease_of_a_consumer_that_is_gone_has_ended(world: World) -> Non
 
 
 @pytest.mark.parametrize(("before", "after"), [("item", "group"), ("group", "item")])
-async def test_leases_of_another_kind_of_unit_have_ended(
-    world: World, before: str, after: str
-) -> None:
+async def test_leases_of_other_units_have_ended(world: World, before: str, after: str) -> None:
     consumer = {"name": "actor", "unit": before}
     buffer = await world.holding(push((0, 0), (0, 1)), group_size=2, consumers=[consumer])
     leases = [await take(buffer, 1, "actor") for _ in range(2 if before == "item" else 1)]

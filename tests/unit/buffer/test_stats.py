@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.rpc.messages import stats_message
 from tests.unit.buffer_verbs import consume, leased, sampled
@@ -180,3 +181,18 @@ def _waited(world: World, reason: str) -> float:
     labels = {"buffer": "buffer-1", "consumer": "trainer", "reason": reason}
     name = "experience_buffer_sample_waited_seconds_total"
     return world.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> None:
+    buffer = await world.holding(push((1, 0), (1, 1)), group_size=3)
+    loop = asyncio.get_running_loop()
+    gauges = Gauges(lambda: [buffer.stats()], loop)
+    families = await asyncio.to_thread(lambda: list(gauges.collect()))
+    values = {family.name: [s.value for s in family.samples] for family in families}
+    assert values["experience_buffer_items"] == [2]
+    assert values["experience_buffer_open_groups"] == [1]
+    assert values["experience_buffer_ready_units"] == [2]
+    assert values["experience_buffer_policy_version"] == []
+    broken = Gauges(lambda: [][0], loop)
+    with pytest.raises(IndexError):
+        await asyncio.to_thread(lambda: list(broken.collect()))

@@ -232,7 +232,7 @@ def outcomes(*, num: int, length: int) -> list[Outcome]:
 @pytest.mark.parametrize("version", [None, 0, 5, -3])
 @pytest.mark.parametrize("length", [1, 110, 115, 116, 117, 118, 119, 120, 127, 128, 400])
 @pytest.mark.parametrize("num", [0, 1, 3, 300])
-def test_what_is_stored_reads_as_protobuf_writes_it(
+def test_stored_ones_read_as_protobuf_writes_them(
     num: int, length: int, version: int | None
 ) -> None:
     pushed = Pushed(outcomes(num=num, length=length), version)

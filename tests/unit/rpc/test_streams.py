@@ -286,7 +286,7 @@ async def test_acks_of_one_message_are_stored_together_and_answered_in_order(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-async def test_leases_go_to_the_disk_ahead_and_come_back_unblamed(
+async def test_leases_are_stored_ahead_and_come_back_unblamed(
     backend: Backend, packed: bool
 ) -> None:
     """Several credits, a batch that isn't read: the next ones are leased, and not sent."""

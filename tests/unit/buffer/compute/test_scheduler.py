@@ -43,9 +43,7 @@ async def idle_worker(world: World) -> tuple[Buffer, Child]:
 
 
 @pytest.mark.parametrize("end", ["is killed", "never ends"])
-async def test_jobs_of_a_worker_that_is_gone_are_computed_by_the_next(
-    world: World, end: str
-) -> None:
+async def test_jobs_of_a_gone_worker_are_computed_by_the_next(world: World, end: str) -> None:
     buffer, child = await idle_worker(world)
     assert child._clock is None, "it is at work on nothing"
     if end == "never ends":

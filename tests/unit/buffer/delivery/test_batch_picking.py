@@ -17,8 +17,8 @@ from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.store.interface import BufferRow, Store
-from tests.unit.store.conftest import make_record
+from experience_buffer_server.store.interface import Store
+from tests.unit.store.conftest import buffer_row, make_record
 
 SIZES = (17, 19, 23)
 PUBLISHED = 5
@@ -35,13 +35,8 @@ class Shelf:
 
     def __init__(self, *, max_leased: int = 100, hold: bool = True, **settings: int) -> None:
         config = BufferSettings(on_future_version="hold" if hold else "deliver")
-        row = BufferRow(
-            id=1,
-            name="b",
-            config=config.model_dump_json(),
-            policy_version=PUBLISHED,
-            create_time=0.0,
-        )
+        row = buffer_row(1)
+        row.config, row.policy_version = config.model_dump_json(), PUBLISHED
         limits = ServerSection.model_construct(max_leased_experiences=max_leased)
         self.state = BufferState(
             row,

@@ -36,7 +36,7 @@ async def shared(buffer: Buffer, *, after: int = 0) -> Lease:
 
 
 @pytest.mark.parametrize("last_step", [None, 3, 5])
-async def test_a_step_becomes_safe_before_the_last_rank_acks(
+async def test_a_step_is_safe_before_the_last_rank_acks(
     world: World, last_step: int | None
 ) -> None:
     buffer = await world.holding(push((0, 0), (0, 1), (0, 2), (0, 3)), consumers=[{"name": "c"}])

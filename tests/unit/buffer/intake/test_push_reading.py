@@ -59,7 +59,7 @@ ENDS = {"delete": errors.BufferNotFoundError, "drain": errors.UnavailableError}
 
 
 @pytest.mark.parametrize("what", ENDS)
-async def test_a_push_that_waits_for_its_turn_sees_what_has_happened(
+async def test_a_push_that_waits_for_its_turn_sees_what_happened(
     backend: Backend, what: str
 ) -> None:
     before = await backend.turns.take("")

@@ -42,9 +42,7 @@ async def test_what_a_rewind_has_brought_back_stays_until_it_is_consumed(world: 
 
 
 @pytest.mark.parametrize("group_by", ["none", "task"])
-async def test_what_is_damaged_leaves_first_and_is_counted_apart(
-    world: World, group_by: str
-) -> None:
+async def test_the_damaged_leave_first_and_are_counted_apart(world: World, group_by: str) -> None:
     consumers = [{"name": "trainer", "unit": "item" if group_by == "none" else "group"}]
     buffer = await evicting(world, 6, group_by=group_by, group_size=2, consumers=consumers)
     await buffer.push(push(*((task, run) for task in range(3) for run in range(2))))

@@ -410,9 +410,7 @@ async def test_what_was_withheld_is_offered_when_it_is_not_due_any_more(world: W
 
 
 @pytest.mark.parametrize("order", ["acked first", "returned first"])
-async def test_what_comes_back_and_is_kept_for_a_rewind_is_offered(
-    world: World, order: str
-) -> None:
+async def test_what_returns_and_is_kept_for_a_rewind_is_offered(world: World, order: str) -> None:
     """It stays until the rewind is out of reach: a restart would offer it meanwhile."""
     consumers = [{"name": "trainer"}, {"name": "critic"}]
     buffer = await world.holding(
