@@ -21,7 +21,7 @@ from experience_buffer_server.store.lmdb.snapshots.inventory import checked_inve
 from experience_buffer_server.store.lmdb.verify.check import check
 from tests.refusing_store import Held, Refusals, begin
 from tests.scenarios.test_coming_and_going import restarted
-from tests.unit.buffer_verbs import leased, push_and_settle
+from tests.unit.buffer_verbs import leased, push_and_settle, take
 from tests.unit.builders import World, begun, push, settings, until
 
 NUM_TASKS, NUM_RUNS = 5, 2
@@ -185,8 +185,7 @@ async def test_its_leases_mean_nothing_to_the_next_of_its_name(world: World) -> 
     for life in range(2):
         buffer = await registry.create("b", settings(), exist_ok=False)
         await buffer.push(push((life, 0), (life, 1)))
-        lease = await leased(buffer, 2)
-        lives.append(lease.id)
+        lives.append(await take(buffer, 2))
         if not life:
             await registry.delete("b", force=True)
     assert lives[0] < lives[1] < 2**53

@@ -11,7 +11,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
-from tests.unit.buffer_verbs import consume, take
+from tests.unit.buffer_verbs import consume, of_version, take
 from tests.unit.builders import World, begun, push, settings, settle, uid, until
 
 
@@ -166,10 +166,8 @@ async def test_what_is_done_and_found_no_room_is_not_taken_from_newcomers(world:
 async def test_nobody_leases_what_is_being_discarded(world: World) -> None:
     """What too stale means for one consumer is decided and submitted at once."""
     old = {"max_lag": 0, "on_stale": "drop"}
-    buffer = await world.create(consumers=[{"name": "fresh", "staleness": old}, "any"])
-    await buffer.push(push((0, 0)))
-    for entry in buffer.state.contents:
-        entry.record.min_version = entry.record.max_version = 0
+    consumers = [{"name": "fresh", "staleness": old}, "any"]
+    buffer = await world.holding(of_version(0, (0, 0)), consumers=consumers)
     buffer.row.policy_version = 3
     assert await take(buffer, 1, "fresh") == 0
     buffer.flow.removal.drop(list(buffer.state.contents))
@@ -193,9 +191,8 @@ async def test_what_is_left_of_a_group_is_offered_once_the_rest_is_dropped(world
 
 async def test_what_was_passed_over_leaves_once_there_is_room(world: World) -> None:
     old = {"max_lag": 0, "on_stale": "keep"}
-    buffer = await world.holding(push((0, 0)), consumers=[{"name": "fresh", "staleness": old}])
-    for entry in buffer.state.contents:
-        entry.record.min_version = entry.record.max_version = 0
+    consumers = [{"name": "fresh", "staleness": old}]
+    buffer = await world.holding(of_version(0, (0, 0)), consumers=consumers)
     buffer.row.policy_version = 3
     Refusals(world.store).num_next = 1
     assert await take(buffer, 1, "fresh") == 0

@@ -12,7 +12,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.rpc.messages import stats_message
-from tests.unit.buffer_verbs import consume, leased, sampled
+from tests.unit.buffer_verbs import consume, counted, leased, sampled
 from tests.unit.builders import World, push, uid, until
 
 GROUPS: dict[str, Any] = {"group_size": 2, "consumers": [{"name": "trainer", "unit": "group"}]}
@@ -159,28 +159,20 @@ async def test_what_is_stored_is_not_walked(world: World, monkeypatch: pytest.Mo
 async def test_a_wait_is_counted_by_what_kept_it(world: World) -> None:
     consumers = [{"name": "trainer", "limiter": {"min_size": 3}}]
     buffer = await world.create(group_by="none", consumers=consumers)
-    asked = asyncio.ensure_future(_sample(buffer, 2))
+    asked = asyncio.ensure_future(leased(buffer, 2, timeout_seconds=60.0))
     await until(lambda: buffer.state.consumer("trainer").waiters)
     began = time.monotonic()
     await buffer.push(push((1, 0), (2, 0)))
     assert not asked.done()
     await buffer.push(push((3, 0)))
     await asked
-    waited = {reason: _waited(world, reason) for reason in ("ready", "min_size", "window")}
-    assert waited["ready"] > 0
-    assert waited["min_size"] > 0
-    assert waited["window"] == 0
-    assert waited["min_size"] <= time.monotonic() - began
-
-
-async def _sample(buffer: Buffer, count: int) -> None:
-    await leased(buffer, count, timeout_seconds=60.0)
-
-
-def _waited(world: World, reason: str) -> float:
-    labels = {"buffer": "buffer-1", "consumer": "trainer", "reason": reason}
-    name = "experience_buffer_sample_waited_seconds_total"
-    return world.metrics.registry.get_sample_value(name, labels) or 0.0
+    ready, min_size, window = (
+        counted(world, buffer, "sample_waited_seconds", consumer="trainer", reason=reason)
+        for reason in ("ready", "min_size", "window")
+    )
+    assert ready > 0
+    assert 0 < min_size <= time.monotonic() - began
+    assert window == 0
 
 
 async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> None:

@@ -16,7 +16,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.runtime.quotas import Charge
-from tests.unit.buffer_verbs import change, consume, sampled, stored, take
+from tests.unit.buffer_verbs import change, consume, counted, sampled, stored, take
 from tests.unit.builders import World, begun, experience, payload, push
 
 Waiting = asyncio.Task[list[Outcome]]
@@ -62,10 +62,8 @@ async def test_a_push_waits_for_room_and_has_it_with_the_ack(world: World) -> No
     assert await statuses(waiting) == ["stored"]
     assert stored(buffer) == [(0, 1), (0, 2), (0, 3), (1, 0)]
     assert (buffer.flow.push_room.num_waiting, buffer.flow.push_room.describe_line()) == (0, "")
-    value = world.metrics.registry.get_sample_value
-    labels = {"buffer": buffer.name, "reason": "max_items"}
-    assert value("experience_buffer_push_waits_total", labels) == 1
-    assert (value("experience_buffer_push_waited_seconds_total", labels) or 0) > 0
+    assert counted(world, buffer, "push_waits", reason="max_items") == 1
+    assert counted(world, buffer, "push_waited_seconds", reason="max_items") > 0
 
 
 async def test_nobody_overtakes(world: World) -> None:
