@@ -1,4 +1,4 @@
-"""What holds for all tests: modules are compiled once; what is asked of either client."""
+"""What holds for all tests: bytecode is kept, no example has a deadline; and what asks either client."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _CACHE = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
 
@@ -19,6 +20,10 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = str(_CACHE)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(_CACHE)
+
+# How long an example takes says what the machine is busy with, and nothing of the code.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

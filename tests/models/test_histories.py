@@ -148,7 +148,6 @@ def test_histories(machine: type[Histories]) -> None:
         settings=settings(
             max_examples=NUM_STEPS // STEPS_PER_HISTORY,
             stateful_step_count=STEPS_PER_HISTORY,
-            deadline=None,
             # What every run does must hold every time; the long run looks for what nobody has seen.
             derandomize=NUM_STEPS <= EVERY_RUN,
             # A history that fails is told as it is: making it smaller can take minutes.

@@ -77,7 +77,7 @@ def check(
 
 
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS, num_groups=st.integers(0, 4), long=st.booleans())
 def test_defaults(estimator: str, seed: int, num_groups: int, long: bool) -> None:
     fields = fields_for(estimator, {})
@@ -85,7 +85,7 @@ def test_defaults(estimator: str, seed: int, num_groups: int, long: bool) -> Non
 
 
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS, num_groups=st.integers(1, 4), likely=st.sampled_from([0.05, 0.15, 0.4]))
 def test_random_parameters(estimator: str, seed: int, num_groups: int, likely: float) -> None:
     parameters = draw_parameters(ESTIMATORS[estimator].parameters, seed, likely=likely)
@@ -93,7 +93,7 @@ def test_random_parameters(estimator: str, seed: int, num_groups: int, likely: f
     check(estimator, Drawer(seed, fields=fields).case(num_groups), parameters)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, gamma=st.sampled_from([0.0, 0.97, 1.0]), mode=st.sampled_from(["count", "skip"]))
 @pytest.mark.parametrize("estimator", ["gae", "reinforce", "remax"])
 def test_long_sequences(estimator: str, seed: int, gamma: float, mode: str) -> None:
@@ -102,7 +102,7 @@ def test_long_sequences(estimator: str, seed: int, gamma: float, mode: str) -> N
     check(estimator, Drawer(seed, fields=fields, long=True).case(2), parameters, threads=2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS, most=st.sampled_from([1.3, 3.0]))
 def test_cpgd_weights_of_groups_without_variance(seed: int, most: float) -> None:
     fields = fields_for("cpgd", {})

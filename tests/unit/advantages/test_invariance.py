@@ -61,7 +61,7 @@ def reordered(outcome: GroupResult | GroupFailure, order: Sequence[int]) -> Grou
 
 ALONE = [name for name in ESTIMATORS if name != "cpgd"]
 """Those that need no batch."""
-LAUNCHES = settings(max_examples=12, deadline=None)
+LAUNCHES = settings(max_examples=12)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -225,7 +225,7 @@ TORCH = [
 
 @pytest.mark.parametrize("device", TORCH_DEVICES)
 @pytest.mark.parametrize("estimator", TORCH)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=SEEDS, num_groups=st.integers(0, 4))
 def test_the_torch_path_agrees(estimator: str, device: str, seed: int, num_groups: int) -> None:
     case, parameters = draw(estimator, seed, max(num_groups, 1), batch=True)

@@ -80,7 +80,7 @@ def members(draw: st.DrawFn) -> tuple[ExperienceInput, dict[str, Any]]:
     ), plain
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.lists(members(), max_size=4), max_size=4))
 def test_every_column_is_what_was_pushed(
     groups: list[list[tuple[ExperienceInput, dict[str, Any]]]],

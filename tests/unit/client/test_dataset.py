@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experience_buffer import Client, InvalidRequestError, PackedBatch
@@ -79,7 +79,6 @@ def same(batch: PackedBatch, index: int, other: PackedBatch, place: int) -> bool
     return columns and texts[0] == texts[1]
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine says nothing about it.
 @given(st.data())
 def test_selected_rows_are_a_batch_of_their_own(data: st.DataObject) -> None:
     rows = data.draw(batches())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experience_buffer import trxp
@@ -225,7 +225,7 @@ def test_a_payload_cut_anywhere_is_refused(name: str) -> None:
                 trxp.read(payload[:5] + lengths + payload[21:end])
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600)
 @given(st.sampled_from(sorted(PAYLOADS)), st.data())
 def test_changed_bytes_give_an_error_or_something_sound(name: str, data: st.DataObject) -> None:
     payload = bytearray(PAYLOADS[name])

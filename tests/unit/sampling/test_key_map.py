@@ -14,7 +14,7 @@ from experience_buffer_server.sampling.key_map import KeyMap
 KEYS = st.integers(-(2**63), 2**63 - 1) | st.integers(-70, 200)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(steps=st.lists(st.tuples(KEYS, st.booleans()), max_size=120))
 def test_a_map_is_a_dict(steps: list[tuple[int, bool]]) -> None:
     numbers, model = KeyMap(array("q", [-1])), dict[int, int]()

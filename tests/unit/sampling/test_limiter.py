@@ -287,7 +287,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PLANS, st.integers(1, 7), st.integers(1, 7), st.randoms(use_true_random=False))
 def test_accepted_plans_keep_their_window_and_never_get_stuck(
     plan: LimiterPlan, batch: int, insert: int, rng: random.Random

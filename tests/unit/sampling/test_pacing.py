@@ -9,7 +9,6 @@ from experience_buffer.pacing import RolloutPacer
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 3),
     st.integers(1, 5),
@@ -95,7 +94,7 @@ class ReservationsMachine(RuleBasedStateMachine):
 
 
 TestReservationsModel = ReservationsMachine.TestCase
-TestReservationsModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestReservationsModel.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_a_worker_that_keeps_renewing_costs_nothing() -> None:

@@ -103,7 +103,7 @@ def step(
 
 @pytest.mark.parametrize("sizes", ["small", "real"])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_agrees_with_the_model(
     kind: SelectorKind, sizes: Literal["small", "real"], data: st.DataObject
@@ -279,7 +279,7 @@ class TestStaleness:
                 selector.remove(chosen)
                 del values[chosen]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(
         decay=st.sampled_from([5e-324, 1e-6, 0.01, 0.5, 0.999, 1.0 - 2.0**-53, 1.0]),
         versions=st.lists(FAR_VERSIONS, min_size=1, max_size=12),

@@ -23,7 +23,7 @@ def chunk_sizes(pairs: KeyTable[int] | Ranking) -> list[int]:
     return sizes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(steps=st.lists(st.tuples(KEYS, st.booleans()), max_size=120))
 def test_a_table_is_a_dict(steps: list[tuple[int, bool]]) -> None:
     with small_sizes():
@@ -46,7 +46,7 @@ def test_a_table_is_a_dict(steps: list[tuple[int, bool]]) -> None:
             assert (table.first(), table.last()) == (min(model), max(model))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pairs=st.lists(
         st.tuples(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 2.0]), st.integers(0, 99)),

@@ -93,7 +93,7 @@ class TimelineMachine(RuleBasedStateMachine):
 
 
 TestTimelineModel = TimelineMachine.TestCase
-TestTimelineModel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTimelineModel.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 @pytest.mark.parametrize(

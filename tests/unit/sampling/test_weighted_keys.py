@@ -46,7 +46,7 @@ def check(keys: WeightedKeys, weights: Mapping[int, float], generator: random.Ra
         assert probability == 1.0 / len(weights)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     steps=st.lists(
         st.tuples(

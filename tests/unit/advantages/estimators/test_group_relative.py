@@ -41,7 +41,7 @@ def test_logavgexp_keeps_its_digits_at_high_temperatures() -> None:
     assert compare_opmd(votes, tau=1e6).centres[0] == pytest.approx(expected, abs=1e-13)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.floats(-1e300, 1e300), st.integers(2, 40))
 @example(0.1, 3)
 @example(0.1, 7)

@@ -67,7 +67,7 @@ def draw(lengths: list[int], seed: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("device", TORCH_DEVICES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, base=BASES, seed=st.integers(0, 2**32))
 def test_a_scan_agrees_with_a_loop(device: str, lengths: list[int], base: float, seed: int) -> None:
     terms = draw(lengths, seed)
@@ -80,7 +80,7 @@ def test_a_scan_agrees_with_a_loop(device: str, lengths: list[int], base: float,
 
 
 @pytest.mark.parametrize("device", TORCH_DEVICES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, base=BASES, seed=st.integers(0, 2**32))
 def test_a_sequence_does_not_depend_on_its_neighbours(
     device: str, lengths: list[int], base: float, seed: int
@@ -92,7 +92,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours(
 
 
 @pytest.mark.parametrize("device", TORCH_DEVICES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, seed=st.integers(0, 2**32))
 def test_sums_are_what_a_scan_has_at_the_starts(device: str, lengths: list[int], seed: int) -> None:
     terms = draw(lengths, seed)

@@ -49,7 +49,7 @@ def test_threads_change_no_bit(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS)
 @example(seed=25011)  # As many tokens as experiences.
 def test_neighbours_change_no_bit(device: str, seed: int) -> None:

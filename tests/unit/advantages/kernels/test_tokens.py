@@ -50,7 +50,7 @@ def expect_zero_where_masked(found: NDArray[Any], batch: Batch) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["count", "skip"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=SEEDS,
     gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
@@ -131,7 +131,7 @@ def test_overflowing_kl_stays_in_its_experience(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS, kind=st.sampled_from(["spread", "placed", "gap"]))
 def test_scalar_stages_agree_with_loops(device: str, seed: int, kind: str) -> None:
     rows = make_rows(seed, columns=COLUMNS[1:])

@@ -70,7 +70,7 @@ def test_agrees_with_the_original(case: Case) -> None:
         assert centred == pytest.approx(after["normalised"]["data"], rel=3e-5, abs=3e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(finite, max_size=30), st.randoms(use_true_random=False))
 def test_order_division_and_restarts_change_no_bit(
     values: list[float], shuffling: random.Random
@@ -92,7 +92,7 @@ def test_order_division_and_restarts_change_no_bit(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.floats(-1e150, 1e150), min_size=2, max_size=30))
 def test_moments_are_correctly_rounded(values: list[float]) -> None:
     moments = RunningMoments()

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experience_buffer._codec import pickle_reader
@@ -42,7 +42,6 @@ PLAIN = st.recursive(
     ),
     max_leaves=30,
 )
-SLOW = [HealthCheck.too_slow]  # a busy machine says nothing about the reader
 PROTOCOLS = st.integers(3, 5)  # protocol 2 spells bytes as a call
 
 
@@ -70,7 +69,7 @@ def test_bytes_of_one_byte_are_shared_only_where_the_pickle_shares_them() -> Non
     assert pickle.dumps(load(data), 5) == data
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=300)
 @given(sharing(), PROTOCOLS)
 def test_plain_data_is_read_as_pickle_reads_it_sharing_included(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
@@ -81,7 +80,7 @@ def test_plain_data_is_read_as_pickle_reads_it_sharing_included(value: Any, prot
     assert pickle.dumps(found, 5) == pickle.dumps(expected, 5)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=100)
 @given(st.sets(KEYS) | st.frozensets(KEYS), PROTOCOLS)
 def test_sets_are_read(value: set[Any], protocol: int) -> None:
     if protocol < 4:  # which spells a set as a call
@@ -89,7 +88,7 @@ def test_sets_are_read(value: set[Any], protocol: int) -> None:
     assert load(pickle.dumps(value, protocol)) == value
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=300)
 @given(st.binary(max_size=60))
 def test_no_bytes_do_harm(tail: bytes) -> None:
     with contextlib.suppress(TrxpError):
@@ -105,7 +104,7 @@ OPCODES = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=1000)
 @given(OPCODES)
 def test_no_opcodes_do_harm(opcodes: bytes) -> None:
     try:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -58,7 +58,7 @@ def test_every_dtype_is_written_in_the_order_of_the_formats_own_writer() -> None
     )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(
     st.dictionaries(
         st.text(max_size=12),

@@ -74,7 +74,6 @@ def whole(received: wire.Received[Any], message: Any) -> Any:
 
 
 @given(FRAMES, PACKED)
-@settings(deadline=None)
 def test_a_frame_is_what_protobuf_writes_and_reads(frame: pb.SampleFrame, packed: bytes) -> None:
     data = wire.frame_response(*parts_of(frame, packed))
     expected = pb.SampleStreamResponse(frame=frame)
@@ -85,7 +84,6 @@ def test_a_frame_is_what_protobuf_writes_and_reads(frame: pb.SampleFrame, packed
 
 
 @given(RESPONSES, PACKED)
-@settings(deadline=None)
 def test_a_response_is_what_protobuf_writes_and_reads(
     response: pb.SampleResponse, packed: bytes
 ) -> None:
@@ -111,7 +109,7 @@ def test_large_fields_are_views_on_what_came() -> None:
 
 
 @given(FRAMES, PACKED, FRAMES, st.data())
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_damaged_bytes_are_protobufs_to_judge(
     frame: pb.SampleFrame, packed: bytes, other: pb.SampleFrame, data: st.DataObject
 ) -> None:

@@ -72,7 +72,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @given(turns(), st.integers(0, 3), st.integers(0, 3), st.integers(0, 99), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_padded_equals_gathered(
     rows: list[PackedRow], more_prompt: int, more_response: int, pad: int, is_long: bool
 ) -> None:
@@ -96,7 +96,7 @@ def test_padded_equals_gathered(
 
 
 @given(turns())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_varlen_holds_every_experience(rows: list[PackedRow]) -> None:
     experiences = decoded(rows)
     found = rows_of.parsed(rows).varlen(FIELDS)

@@ -38,7 +38,7 @@ def real_rows() -> list[PackedRow]:
 
 
 @given(rows_of.batches(), st.integers(1, 300))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_experience_comes_back_bit_for_bit(rows: list[PackedRow], frame_bytes: int) -> None:
     pieces = packed.pack(rows)
     data = b"".join(pieces)
@@ -77,7 +77,7 @@ def test_real_payloads_come_back_bit_for_bit() -> None:
 
 
 @given(rows_of.batches())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_other_readers_of_safetensors_find_the_same_tensors(rows: list[PackedRow]) -> None:
     data = rows_of.packed(rows)
     table = dict(_safetensors.read(memoryview(data), max_header_bytes=2**20))
@@ -89,7 +89,7 @@ def test_other_readers_of_safetensors_find_the_same_tensors(rows: list[PackedRow
 
 
 @given(rows_of.batches())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_known_facts_change_nothing(rows: list[PackedRow]) -> None:
     known = []
     for each in rows:
@@ -376,7 +376,7 @@ def read_all(batch: PackedBatch) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_byte_breaks_a_reader(data: st.DataObject) -> None:
     file = bytearray(rewritten({}))
     for _ in range(data.draw(st.integers(1, 3))):

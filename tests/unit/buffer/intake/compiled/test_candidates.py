@@ -615,7 +615,7 @@ PLAIN = st.recursive(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(
     infos=st.lists(st.dictionaries(NAMES, PLAIN, max_size=6), min_size=1, max_size=5),
     shared=PLAIN,

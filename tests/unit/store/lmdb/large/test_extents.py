@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         assert (self.room.oldest_pending is not None) == bool(self.pending)
 
 
-Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=60)
 TestExtents = Machine.TestCase
 
 
