@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,11 +29,14 @@ def counted_lines() -> Iterator[Work]:
         return count
 
     before = sys.gettrace()
+    # What the collector finalizes of other tests would be counted, too.
+    gc.disable()
     sys.settrace(count)
     try:
         yield work
     finally:
         sys.settrace(before)
+        gc.enable()
 
 
 def counted_comparisons(monkeypatch: pytest.MonkeyPatch, kind: type) -> Work:
