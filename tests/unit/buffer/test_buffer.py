@@ -14,7 +14,7 @@ from experience_buffer import errors, trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import AdvantageRow
-from tests.unit.buffer_verbs import change, consume, leased, push_and_settle, pushed, sampled, take
+from tests.unit.buffer_verbs import change, consume, leased, push_and_settle, pushed, take
 from tests.unit.builders import (
     World,
     begun,
@@ -244,12 +244,6 @@ async def test_partial_batches_go_to_who_waited_longest(world: World) -> None:
     assert sorted(map(bool, await asyncio.gather(*calls))) == [False, True]
 
 
-async def test_an_explanation_names_what_is_missing(world: World) -> None:
-    buffer = await world.holding(push((1, 0), (1, 1)), group_size=5, consumers=GROUPS)
-    _, why = await sampled(buffer, 3, "critic")
-    assert "0 ready of 3 groups; 1 groups incomplete; oldest open group '2/1' has 2 of 5" in why
-
-
 async def test_a_deleted_uid_can_be_pushed_again(world: World) -> None:
     buffer = await world.holding(push((1, 0), (1, 1)), group_size=2, consumers=BOTH)
     await buffer.delete(list(buffer.state.contents))
@@ -336,8 +330,6 @@ async def test_a_push_over_the_limits_stores_nothing(world: World) -> None:
     with pytest.raises(errors.BufferFullError, match="acknowledge") as caught:
         await buffer.push(push((1, 2)))
     assert caught.value.retry_delay_seconds == 1.0
-    with pytest.raises(errors.InvalidRequestError, match="max_push_items is 97"):
-        await buffer.push(push(dead=[(2, run) for run in range(98)]))
 
 
 async def test_each_item_of_a_push_has_its_own_outcome(world: World) -> None:

@@ -116,9 +116,7 @@ async def test_a_crash_on_the_way_leaves_what_fits_together(
     await again.drain()
 
 
-async def test_a_crash_before_any_commit_leaves_the_buffer(
-    world: World, registry: Registry
-) -> None:
+async def test_a_crash_before_all_leaves_the_buffer(world: World, registry: Registry) -> None:
     Commits(world, 0)
     asyncio.ensure_future(registry.delete("old", force=True)).cancel()
     again = await restarted(world)
@@ -135,7 +133,7 @@ async def test_what_is_refused_midway_is_deleted_later(world: World, registry: R
     assert left(world) == {"new": NUM_TASKS * NUM_RUNS}
 
 
-async def test_a_server_that_stops_goes_on_with_it_at_its_next_start(
+async def test_a_server_that_stops_goes_on_at_its_next_start(
     world: World, registry: Registry
 ) -> None:
     deleting, _, held = await deleted_on_disk(world, registry)

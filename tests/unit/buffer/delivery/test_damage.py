@@ -60,13 +60,11 @@ async def test_what_was_sent_of_a_batch_is_followed_by_its_rest(
 
     stream = granting(backend, 1, batch_size=3, min_batch_size=3)
     frames = [await frame_of(stream) for _ in range(3)]
-    assert [[one.uid for one in frame.experiences] for frame in frames] == [
-        [uid(1, 0)], [uid(1, 1)], [],
-    ]  # fmt: skip
+    uids = [[one.uid for one in frame.experiences] for frame in frames]
+    assert uids == [[uid(1, 0)], [uid(1, 1)], []]
     assert [frame.last for frame in frames] == [False, False, True]
-    assert (frames[2].num_units, frames[2].shortfall) == (
-        2, "1 more was set aside: damaged on the disk",
-    )  # fmt: skip
+    assert frames[2].num_units == 2
+    assert frames[2].shortfall == "1 more was set aside: damaged on the disk"
     lease = buffer.state.leases.find(frames[2].lease.id)
     assert lease is not None
     assert [unit.seqs for unit in lease.units] == [(1,), (2,)]
@@ -91,11 +89,9 @@ async def test_it_survives_a_restart_and_leaves_by_delete_alone(world: World) ->
         fresh.check_sound(entry)
     with pytest.raises(errors.WrongStateError, match="can't be offered again: its payload"):
         await fresh.release(consumer.name, [uid(1, 0)])
-    annotation = Annotation(uid=uid(1, 0), reward=1.0)
-    (outcome,) = await fresh.annotate([annotation])
-    assert (outcome.reason, "delete the experience" in outcome.message) == (
-        AnnotateReason.INVALID, True,
-    )  # fmt: skip
+    (outcome,) = await fresh.annotate([Annotation(uid=uid(1, 0), reward=1.0)])
+    assert outcome.reason is AnnotateReason.INVALID
+    assert "delete the experience" in outcome.message
     await fresh.delete([entry])
     assert fresh.stats().num_damaged == 0
     assert (await world.restart(fresh)).num_items == 1
@@ -123,15 +119,9 @@ async def test_an_ack_of_one_that_was_delivered_in_time_counts(world: World) -> 
 
 async def test_a_limiter_counts_what_is_set_aside_no_more(world: World) -> None:
     """Else its samples, which never come, would hold back pushes for ever."""
-    buffer = await world.create(
-        consumers=[
-            {
-                "name": "trainer",
-                "limiter": {"samples_per_insert": 1, "min_diff": -16, "max_diff": 16},
-            }
-        ]
-    )
-    await buffer.push(push((1, 0), (1, 1), (1, 2)))
+    limiter = {"samples_per_insert": 1, "min_diff": -16, "max_diff": 16}
+    trainer = {"name": "trainer", "limiter": limiter}
+    buffer = await world.holding(push((1, 0), (1, 1), (1, 2)), consumers=[trainer])
     consumer = buffer.state.consumers["trainer"]
     before = consumer.counts().inserts
     buffer.set_aside({2: "its payload is gone"})

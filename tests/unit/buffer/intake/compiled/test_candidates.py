@@ -42,6 +42,10 @@ LEFT_TO_THE_CHECKED_READER = {
     "prompt_truncated_single",
     "python_types_in_info",
 }
+INTEGERS = (
+    *(0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39 - 1, 2**39, 2**55, 2**63 - 1),
+    *(-1, -(2**31), -(2**31) - 1, -(2**39), -(2**39) - 1, -(2**63)),
+)
 TENSORS = {
     "logprobs": torch.tensor([-0.5, -0.25, -1.0]),
     "action_mask": torch.tensor([True, False, True]),
@@ -99,19 +103,6 @@ def test_payloads_of_any_size_are_known(size: int) -> None:
     found = read(payload)
     assert found is not None
     assert [candidate.uid for candidate in found] == [f"batch/task/{n}/0/s{n}" for n in range(size)]
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        *(0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39 - 1, 2**39, 2**55, 2**63 - 1),
-        *(-1, -(2**31), -(2**31) - 1, -(2**39), -(2**39) - 1, -(2**63)),
-    ],
-)
-def test_integers_of_64_bits_are_known(number: int) -> None:
-    found = read(trxp.encode([experience(eid=EID(number, number, number, number, "s"))]))
-    assert found is not None
-    assert found[0].eid == EID(number, number, number, number, "s")
 
 
 @pytest.mark.parametrize(
@@ -204,16 +195,11 @@ def test_what_may_be_wrong_or_is_rare_is_left(info: dict[str, Any]) -> None:
     assert read(trxp.encode([experience(info=info)])) is None
 
 
-@pytest.mark.parametrize("reward", [None, 0, 1, -7, 0.5, -0.0, 1e38, 2**62])
-def test_rewards_are_known(reward: float | None) -> None:
-    found = read(trxp.encode([experience(reward=reward)]))
-    assert found is not None
-    assert found[0].reward == reward
-
-
 @pytest.mark.parametrize(
     ("fields", "known"),
     [
+        *(({"eid": EID(number, number, number, number, "s")}, True) for number in INTEGERS),
+        *(({"reward": reward}, True) for reward in (None, 0, 1, -7, 0.5, -0.0, 1e38, 2**62)),
         *(({"reward": reward}, False) for reward in (math.nan, math.inf, 1e39, True)),
         ({"info": {"seed": 2**63}}, False),
         ({"info": {"¿": 1, "À": 2}}, True),
