@@ -7,8 +7,13 @@ from pathlib import Path
 
 import lmdb
 
-from experience_buffer_server.store.lmdb.disk.format import MAX_DBS, Extent, Table, decode_extent
-from experience_buffer_server.store.lmdb.disk.seal import unseal
+from experience_buffer_server.store.lmdb.disk.format import (
+    MAX_DBS,
+    Extent,
+    Table,
+    decode_extent,
+    unseal,
+)
 from experience_buffer_server.store.lmdb.large.payload_file import NAME
 
 

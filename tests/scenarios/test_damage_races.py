@@ -10,10 +10,10 @@ import pytest
 from experience_buffer import errors
 from experience_buffer.v1 import types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
+from experience_buffer_server.buffer.delivery.damage import LEFT
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.rpc.batch_assembly import read_payload, sampled
+from experience_buffer_server.rpc.batch_assembly import Unreadable, read_payload, sampled
 from experience_buffer_server.settings.server import ConfigurationError, Settings
 from tests.refusing_store import Refusals
 from tests.unit.buffer.delivery.test_damage import lose

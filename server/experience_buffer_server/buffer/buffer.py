@@ -6,12 +6,11 @@ What happens behind it is in `flow` and the rooms. Everything runs on one event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from experience_buffer_server.buffer.delivery import damage, quarantine, read_ahead
 from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
-from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.delivery.leasing import Prepare, ReturnReason
 from experience_buffer_server.buffer.delivery.priorities import (
     PriorityUpdate,
@@ -236,9 +235,12 @@ class Buffer:
         """For one stream: reads large payloads of its leases before these can be sent."""
         return read_ahead.Prefetches(self.state)
 
-    def settle(self, lease: Lease, unreadable: Unreadable, *, least: int) -> bool:
+    def settle(
+        self, lease: Lease, units: Collection[Unit], reasons: Mapping[int, str], *, is_enough: bool
+    ) -> bool:
         """Go on with a lease of which some units can't be read; see `damage.settle`."""
-        return damage.settle(self.state, self.flow.leasing, lease, unreadable, least=least)
+        leasing = self.flow.leasing
+        return damage.settle(self.state, leasing, lease, units, reasons, is_enough=is_enough)
 
     async def rewind(self, consumer: str, step: int) -> Rewound:
         """Undo a consumer's acks after a step and return its open leases; see `Timelines.rewind`."""

@@ -144,8 +144,8 @@ def _restore(flow: Flow, row: LeaseRow, parts: _Parts) -> None:
         acked_parts=row.acked_parts,
     )
     flow.state.leases.restore(lease)
-    if is_open:
-        flow.offers.lent(lease)
+    if is_open and (consumer := flow.state.consumers.get(row.consumer)) is not None:
+        consumer.lent(lease)
 
 
 def _take_parts(flow: Flow, row: LeaseRow) -> _Parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -14,9 +14,10 @@ from experience_buffer._messages.sample_bytes import Pieces, experience_pieces
 from experience_buffer.packed import Facts, PackedRow, pack
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
+from experience_buffer_server.buffer.delivery.damage import LEFT
 from experience_buffer_server.buffer.state.entries import ORDINARY
 from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import (
     AdvantageRow,
@@ -46,6 +47,52 @@ class Sampled(NamedTuple):
     payload: Pieces
     num_bytes: int
     """Of the payload."""
+
+
+class Unreadable:
+    """Units of one batch that can't be read: collected while the others are assembled."""
+
+    def __init__(self) -> None:
+        self.units: set[Unit] = set()
+        """A batch may have many, each of which is looked for here."""
+        self.reasons: dict[int, str] = {}
+        """By seq, what can't be read, and why."""
+        self._num_damaged = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.units)
+
+    def add(self, unit: Unit, reasons: Mapping[int, str]) -> None:
+        """A unit can't be delivered, for what is wrong with some of its members."""
+        self.units.add(unit)
+        self.reasons.update(reasons)
+        self._num_damaged += any(reason != LEFT for reason in reasons.values())
+
+    def left_of(self, units: Sequence[Unit]) -> int:
+        """How many of a batch's units are delivered; repeats count."""
+        return sum(unit not in self.units for unit in units)
+
+    def settle(self, buffer: Buffer, lease: Lease, *, least: int) -> bool:
+        """Go on with a lease of which units can't be read; whether the rest is delivered.
+
+        Args:
+            buffer: Whose lease it is.
+            lease: Being delivered.
+            least: The fewest units worth delivering.
+        """
+        is_enough = self.left_of(lease.units) >= least
+        return buffer.settle(lease, self.units, self.reasons, is_enough=is_enough)
+
+    def explain(self, shortfall: str) -> str:
+        """Why a batch has less than was asked for."""
+        texts = [shortfall] if shortfall else []
+        if number := self._num_damaged:
+            verb = "was" if number == 1 else "were"
+            texts.append(f"{number} more {verb} set aside: damaged on the disk")
+        if number := len(self.units) - self._num_damaged:
+            verb = "was" if number == 1 else "were"
+            texts.append(f"{number} more {verb} removed meanwhile")
+        return "; ".join(texts)
 
 
 def pieces_of(experiences: Iterable[Sampled]) -> Pieces:

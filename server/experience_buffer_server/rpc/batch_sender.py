@@ -17,9 +17,14 @@ from experience_buffer._messages.sample_bytes import (
 from experience_buffer.packed import cut
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.rpc import messages as wire
-from experience_buffer_server.rpc.batch_assembly import Sampled, packed, pieces_of, sampled
+from experience_buffer_server.rpc.batch_assembly import (
+    Sampled,
+    Unreadable,
+    packed,
+    pieces_of,
+    sampled,
+)
 from experience_buffer_server.rpc.flow_control import (
     FRAME_BYTES,
     MAX_BYTES,
@@ -272,8 +277,9 @@ class Sending:
         """
 
         def join(pieces: Pieces) -> list[bytes] | None:
-            unreadable, settle = batch.unreadable, self._buffer.settle
-            if unreadable and not settle(batch.lease, unreadable, least=batch.least):
+            if batch.unreadable and not batch.unreadable.settle(
+                self._buffer, batch.lease, least=batch.least
+            ):
                 return None
             frame = service_pb2.SampleFrame(lease=wire.lease_message(batch.lease, clock.now()))
             whole = self._last_frame(frame, batch)
@@ -309,8 +315,11 @@ class Sending:
         """
 
         def join(experiences: Sequence[Sampled]) -> list[bytes] | None:
-            unreadable, settle = batch.unreadable, self._buffer.settle
-            if is_last and unreadable and not settle(batch.lease, unreadable, least=least):
+            if (
+                is_last
+                and batch.unreadable
+                and not batch.unreadable.settle(self._buffer, batch.lease, least=least)
+            ):
                 return None
             frame = service_pb2.SampleFrame(lease=wire.lease_message(batch.lease, clock.now()))
             end = self._last_frame(frame, batch) if is_last else frame

@@ -13,10 +13,9 @@ from experience_buffer import errors
 from experience_buffer._messages.sample_bytes import Pieces, packed_pieces, sample_response
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.state.consumers import Want
 from experience_buffer_server.rpc import messages
-from experience_buffer_server.rpc.batch_assembly import packed, pieces_of, sampled
+from experience_buffer_server.rpc.batch_assembly import Unreadable, packed, pieces_of, sampled
 from experience_buffer_server.rpc.gateway import Backend, rank_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.callers import caller_of
@@ -131,7 +130,7 @@ class _Answer:
         if self.request.format == types_pb2.SAMPLE_FORMAT_PACKED:
             large = packed_pieces(service_pb2.SampleResponse, large)
         least = self.want.min_batch_size
-        if unreadable and not self.buffer.settle(lease, unreadable, least=least):
+        if unreadable and not unreadable.settle(self.buffer, lease, least=least):
             self.is_too_small = True
             return
         response = service_pb2.SampleResponse(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from experience_buffer import errors
@@ -26,41 +26,6 @@ CURE: Final = "delete it, or restore the store from a snapshot"
 LEFT: Final = ""
 """The reason why what is being removed can't be read back: no damage."""
 _MAX_REASON: Final = 500
-
-
-class Unreadable:
-    """Units of one batch that can't be read: collected while the others are assembled."""
-
-    def __init__(self) -> None:
-        self.units: set[Unit] = set()
-        """A batch may have many, each of which is looked for here."""
-        self.reasons: dict[int, str] = {}
-        """By seq, what can't be read, and why."""
-        self._num_damaged = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.units)
-
-    def add(self, unit: Unit, reasons: Mapping[int, str]) -> None:
-        """A unit can't be delivered, for what is wrong with some of its members."""
-        self.units.add(unit)
-        self.reasons.update(reasons)
-        self._num_damaged += any(reason != LEFT for reason in reasons.values())
-
-    def left_of(self, units: Sequence[Unit]) -> int:
-        """How many of a batch's units are delivered; repeats count."""
-        return sum(unit not in self.units for unit in units)
-
-    def explain(self, shortfall: str) -> str:
-        """Why a batch has less than was asked for."""
-        texts = [shortfall] if shortfall else []
-        if number := self._num_damaged:
-            verb = "was" if number == 1 else "were"
-            texts.append(f"{number} more {verb} set aside: damaged on the disk")
-        if number := len(self.units) - self._num_damaged:
-            verb = "was" if number == 1 else "were"
-            texts.append(f"{number} more {verb} removed meanwhile")
-        return "; ".join(texts)
 
 
 def set_aside(state: BufferState, reasons: Mapping[int, str]) -> None:
@@ -126,7 +91,13 @@ def check(state: BufferState, entry: Entry) -> None:
 
 
 def settle(
-    state: BufferState, leasing: Leasing, lease: Lease, unreadable: Unreadable, *, least: int
+    state: BufferState,
+    leasing: Leasing,
+    lease: Lease,
+    units: Collection[Unit],
+    reasons: Mapping[int, str],
+    *,
+    is_enough: bool,
 ) -> bool:
     """Go on with a lease of which some units can't be read.
 
@@ -134,8 +105,9 @@ def settle(
         state: The buffer's.
         leasing: The buffer's.
         lease: Being delivered.
-        unreadable: What was found when it was read.
-        least: The fewest units worth delivering.
+        units: Those of it that can't be read.
+        reasons: By seq, what of them can't be read, and why.
+        is_enough: Whether what is left is worth delivering.
 
     Returns:
         Whether the rest is delivered; else it has been given back, to be sampled anew, unless
@@ -143,12 +115,12 @@ def settle(
     """
     if state.closed:
         return False
-    set_aside(state, unreadable.reasons)
+    set_aside(state, reasons)
     # What ranks share is never given back: others may be training on their parts.
-    if unreadable.left_of(lease.units) < least and not lease.world_size:
+    if not (is_enough or lease.world_size):
         leasing.give_back([lease.id], "undeliverable")
         return False
-    _take_out(state, leasing, lease, unreadable.units)
+    _take_out(state, leasing, lease, units)
     return True
 
 

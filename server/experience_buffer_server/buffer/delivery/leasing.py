@@ -109,7 +109,8 @@ class Leasing:
         """
         deadline = clock.now() + seconds
         lease = self._state.leases.grant(consumer, units, deadline, part_sizes=part_sizes)
-        self._offers.lent(lease)
+        if (holder := self._state.consumers.get(consumer)) is not None:
+            holder.lent(lease)
         batch = self._changes.batch()
         for row in self._ends.values():
             batch.put_lease(self._state.id, row)

@@ -173,12 +173,6 @@ class Offers:
 
     # --- what leases do to consumers
 
-    def lent(self, lease: Lease) -> None:
-        """A lease's units are out now."""
-        consumer = self._state.consumers.get(lease.consumer)
-        if consumer is not None:
-            consumer.lent(lease)
-
     def consumed(self, lease: Lease, units: Sequence[Unit]) -> None:
         """A lease ended with an ack; what is to be sampled again is offered again."""
         consumer = self._took_back(lease)

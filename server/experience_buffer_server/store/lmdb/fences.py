@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 import lmdb
 
 from experience_buffer_server.store.errors import DamagedRecordError
-from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.seal import seal, unseal
+from experience_buffer_server.store.lmdb.disk.format import Table, seal, unseal
 from experience_buffer_server.store.lmdb.writer_protocol import Request
 
 _KEY: Final = struct.Struct(">6sI")

@@ -31,9 +31,8 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.interning import Interner, Numbers
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.format import DECODE_ERRORS, Table, unseal
 from experience_buffer_server.store.lmdb.disk.opening import CURE
-from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
 
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")

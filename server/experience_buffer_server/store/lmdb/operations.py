@@ -9,8 +9,13 @@ import lmdb
 
 from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, seal, seal_in_place, unseal
+from experience_buffer_server.store.lmdb.disk.format import (
+    SEAL_BYTES,
+    Table,
+    seal,
+    seal_in_place,
+    unseal,
+)
 from experience_buffer_server.store.lmdb.fences import Fences
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
 from experience_buffer_server.store.lmdb.large.writes import (

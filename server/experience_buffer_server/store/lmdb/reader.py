@@ -28,9 +28,8 @@ from experience_buffer_server.store.interface import (
     StoreFailedError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Extent, Table
+from experience_buffer_server.store.lmdb.disk.format import DECODE_ERRORS, Extent, Table, unseal
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
-from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
 from experience_buffer_server.store.lmdb.fences import Ownership, read_ownership
 from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads, Place, is_as_written

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from experience_buffer_server.runtime.memory_arena import Buffer, Place, whole_blocks
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
+from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
 
 LENGTH = struct.Struct("!I")

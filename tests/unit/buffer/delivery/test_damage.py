@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from experience_buffer import errors
 from experience_buffer.v1 import types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.damage import Unreadable
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
 from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.group_table import Entry
@@ -164,18 +163,6 @@ async def test_numbers_are_noted_once_for_many_removals(world: World) -> None:
         noted.append(sum(kind == Kind.LAST_SEQ for kind, *_ in batch.operations))
         await buffer.push(push((2, run)))
     assert noted == [1, 0, 0, 0]
-
-
-def test_unreadable_counts_repeats() -> None:
-    units = [cast(Any, object()) for _ in range(3)]
-    found = Unreadable()
-    assert (bool(found), found.explain("why")) == (False, "why")
-    found.add(units[1], {7: "gone"})
-    assert found.left_of([units[0], units[1], units[1], units[2]]) == 2
-    assert found.explain("") == "1 more was set aside: damaged on the disk"
-    found.add(units[2], {9: "gone"})
-    assert found.explain("why") == "why; 2 more were set aside: damaged on the disk"
-    assert found.reasons == {7: "gone", 9: "gone"}
 
 
 def test_a_tombstones_reason_is_no_damage() -> None:

@@ -12,7 +12,8 @@ from experience_buffer import errors
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.buffer.delivery.damage import LEFT, Unreadable
+from experience_buffer_server.buffer.delivery.damage import LEFT
+from experience_buffer_server.rpc.batch_assembly import Unreadable
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.buffer import MEBI
 from tests.unit.buffer_verbs import pushed

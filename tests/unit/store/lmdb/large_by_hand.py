@@ -14,12 +14,14 @@ from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (
     LARGE_PAYLOAD_BYTES,
     MAX_DBS,
+    SEAL_BYTES,
     Extent,
     Table,
     decode_extent,
     encode_extent,
+    seal,
+    unseal,
 )
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, seal, unseal
 from experience_buffer_server.store.lmdb.large.payload_file import NAME, PayloadWriter
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads
 from experience_buffer_server.store.payload import checksum

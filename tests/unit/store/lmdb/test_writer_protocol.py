@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experience_buffer_server.store.lmdb import writer_protocol
-from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, seal, seal_in_place
+from experience_buffer_server.store.lmdb.disk.format import (
+    SEAL_BYTES,
+    Table,
+    is_sound,
+    seal,
+    seal_in_place,
+)
 from experience_buffer_server.store.lmdb.writer_protocol import PARTS, SentOperation
 from tests.unit.store.conftest import MEBI, OpenStore, append, make_record, writer_pid
 

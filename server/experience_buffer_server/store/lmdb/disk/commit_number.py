@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 import lmdb
 
 from experience_buffer_server.store.interface import DamagedRecordError
-from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.seal import seal, unseal
+from experience_buffer_server.store.lmdb.disk.format import Table, seal, unseal
 
 COMMIT_KEY: Final = b"commit"
 _FIRST: Final = 1

@@ -1,8 +1,13 @@
 """The layout on disk: tables, keys, and values that are no rows of fields (those: `row_codec`).
 
-Rows are sealed where they are written and unsealed where they are read (`seal`); what is
-encoded and decoded here is the value within. A change here that an older or newer server would
-misread needs another `FORMAT_VERSION`. Nothing here opens a store.
+Rows are sealed where they are written and unsealed where they are read; what else is encoded and
+decoded here is the value within. A sealed row is its value and 8 bytes more: XXH3-64 of the value,
+seeded by a hash of table and key. So a row that the disk has changed is never taken for a sound one,
+nor one that has got to another key, or into another table. It guards against accidents of disks,
+memory and file systems, not against somebody who changes rows on purpose.
+
+A change here that an older or newer server would misread needs another `FORMAT_VERSION`. Nothing
+here opens a store.
 """
 
 from __future__ import annotations
@@ -12,8 +17,9 @@ from enum import IntEnum
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_digest, xxh3_64_hexdigest, xxh3_64_intdigest
 
+from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
 
 FORMAT_VERSION: Final = 5
@@ -215,3 +221,40 @@ def decode_freed_key(key: bytes | memoryview) -> tuple[int, int]:
     """Transaction and offset of a freed run."""
     transaction, offset = _FREED.unpack(key)
     return transaction, offset
+
+
+# --- seals
+
+SEAL_BYTES: Final = 8
+DECODE_ERRORS: Final = (ValueError, TypeError, struct.error, DamagedRecordError)
+"""What unsealing and decoding raise of a row that isn't as it was written."""
+
+
+def seal(table: int, key: bytes, value: bytes) -> bytes:
+    """The row as it is stored."""
+    return value + xxh3_64_digest(value, xxh3_64_intdigest(key, table))
+
+
+def seal_in_place(table: int, key: bytes, row: memoryview) -> memoryview:
+    """The row as it is stored, made of a value that has `SEAL_BYTES` of room at its end."""
+    value = row[:-SEAL_BYTES]
+    row[-SEAL_BYTES:] = xxh3_64_digest(value, xxh3_64_intdigest(key, table))
+    return row
+
+
+def is_sound(table: int, key: bytes | memoryview, stored: bytes | memoryview) -> bool:
+    """Whether a stored row is as it was written."""
+    seed = xxh3_64_intdigest(key, table)
+    return xxh3_64_digest(stored[:-SEAL_BYTES], seed) == stored[-SEAL_BYTES:]
+
+
+def unseal(table: int, key: bytes | memoryview, stored: memoryview) -> memoryview:
+    """The value of a stored row: a view, valid as long as `stored` is.
+
+    Raises:
+        DamagedRecordError: It isn't as it was written.
+    """
+    value = stored[:-SEAL_BYTES]
+    if xxh3_64_digest(value, xxh3_64_intdigest(key, table)) != stored[-SEAL_BYTES:]:
+        raise DamagedRecordError(f"its {len(stored)} bytes don't match their checksum")
+    return value

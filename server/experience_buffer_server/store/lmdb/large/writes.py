@@ -18,9 +18,8 @@ import lmdb
 from experience_buffer_server.runtime.memory_arena import whole_blocks
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFormatError
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Extent, Table
+from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Extent, Table, seal, unseal
 from experience_buffer_server.store.lmdb.disk.opening import CURE
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, seal, unseal
 from experience_buffer_server.store.lmdb.large.extents import Extents, Freed
 from experience_buffer_server.store.lmdb.large.payload_file import (
     NAME,

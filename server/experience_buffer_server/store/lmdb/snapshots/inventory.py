@@ -13,9 +13,8 @@ import lmdb
 from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.format import Table, unseal
 from experience_buffer_server.store.lmdb.disk.opening import at_rest
-from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.snapshots.manifest import BufferManifest, ConsumerManifest
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 

@@ -15,10 +15,9 @@ import lmdb
 from experience_buffer_server.runtime.memory_arena import whole_blocks
 from experience_buffer_server.store.interface import DamagedRecordError
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.format import Table, unseal
 from experience_buffer_server.store.lmdb.disk.opening import at_rest
 from experience_buffer_server.store.lmdb.disk.private_files import sync
-from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.large.payload_file import (
     NAME,
     PayloadReader,

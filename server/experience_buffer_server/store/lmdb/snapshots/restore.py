@@ -31,10 +31,9 @@ from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.disk_room import FULL_CODES
-from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.format import Table, seal
 from experience_buffer_server.store.lmdb.disk.opening import handles, open_environment
 from experience_buffer_server.store.lmdb.disk.private_files import make_folder, sync
-from experience_buffer_server.store.lmdb.disk.seal import seal
 from experience_buffer_server.store.lmdb.large.payload_file import NAME as PAYLOADS_NAME
 from experience_buffer_server.store.lmdb.snapshots.copy_process import sha256_of
 from experience_buffer_server.store.lmdb.snapshots.folder import DATA_NAME, PARTIAL_PREFIX, look_at

@@ -17,8 +17,7 @@ import xxhash
 from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import OTHER_DIGEST, GroupRow, Record
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Table
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound
+from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Table, is_sound
 from experience_buffer_server.store.lmdb.verify.report import BufferCount, Kind, Report
 
 _PAYLOAD_TABLES: Final = (Table.PAYLOADS, Table.EXTENTS)

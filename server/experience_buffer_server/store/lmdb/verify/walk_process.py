@@ -23,9 +23,8 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.commit_number import COMMIT_KEY, commit_problem
-from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.format import DECODE_ERRORS, Table, unseal
 from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
-from experience_buffer_server.store.lmdb.disk.seal import DECODE_ERRORS, unseal
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads, check_readable
 from experience_buffer_server.store.lmdb.verify.links import Again, Links
 from experience_buffer_server.store.lmdb.verify.report import (

@@ -16,9 +16,8 @@ import pytest
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.disk_room import Room
-from experience_buffer_server.store.lmdb.disk.format import Table
+from experience_buffer_server.store.lmdb.disk.format import Table, unseal
 from experience_buffer_server.store.lmdb.disk.opening import begin, open_to_read
-from experience_buffer_server.store.lmdb.disk.seal import unseal
 from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.writer_inbox import Inbox
 from experience_buffer_server.store.lmdb.writer_process import _Loop

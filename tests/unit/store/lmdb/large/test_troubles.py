@@ -20,8 +20,7 @@ from experience_buffer_server.store.interface import (
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk import private_files
-from experience_buffer_server.store.lmdb.disk.format import Extent, Table
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
+from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Extent, Table
 from experience_buffer_server.store.lmdb.engine import Engine
 from experience_buffer_server.store.lmdb.large.payload_file import (
     NAME,

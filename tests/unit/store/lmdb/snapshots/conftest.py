@@ -20,8 +20,7 @@ from experience_buffer_server.store.interface import (
     cut_of,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import Extent, Table
-from experience_buffer_server.store.lmdb.disk.seal import seal
+from experience_buffer_server.store.lmdb.disk.format import Extent, Table, seal
 from experience_buffer_server.store.lmdb.large.payload_file import PayloadWriter
 from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer, take
 from experience_buffer_server.store.payload import checksum

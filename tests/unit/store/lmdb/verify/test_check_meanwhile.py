@@ -13,8 +13,7 @@ import pytest
 
 from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import OTHER_DIGEST, AdvantageRow
-from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES
+from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Table, numbered_key
 from experience_buffer_server.store.lmdb.verify.check import Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from tests.damaging import raw

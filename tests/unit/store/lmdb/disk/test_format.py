@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experience_buffer_server.store.interface import DamagedRecordError
-from experience_buffer_server.store.lmdb.disk.seal import SEAL_BYTES, is_sound, seal, unseal
+from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, is_sound, seal, unseal
 
 values = st.binary(max_size=3000)
 keys = st.binary(min_size=4, max_size=511)
