@@ -26,7 +26,7 @@ from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import LeaseRow, Store, StoredBuffer
-from experience_buffer_server.store.interning import share_with_group
+from experience_buffer_server.store.rows import share_with_group
 
 
 def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:

@@ -22,7 +22,7 @@ from experience_buffer_server.store.errors import (
     StoreFullError,
 )
 from experience_buffer_server.store.interface import Expected, StoreStats
-from experience_buffer_server.store.interning import Interner
+from experience_buffer_server.store.record import Interner
 from experience_buffer_server.store.rows import AdvantageRow, Found, StoredBuffer
 
 _Row = TypeVar("_Row")

@@ -183,3 +183,10 @@ class StoredBuffer:
     last_seq: int = 0
     """Seqs and priorities' numbers up to here were given, also to what isn't stored any more."""
     damaged: DamagedRows = field(default_factory=DamagedRows)
+
+
+def share_with_group(record: Record, row: GroupRow) -> None:
+    """Put the numbers of its group in place of a record's own, where they are equal."""
+    record.group_id = row.id
+    if record.push_time == row.open_time:
+        record.push_time = row.open_time

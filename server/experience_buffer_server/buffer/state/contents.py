@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.sampling.versions import Versions
 from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.store.interface import Record
-from experience_buffer_server.store.interning import Interner
+from experience_buffer_server.store.record import Interner
 
 
 class Contents:

@@ -29,10 +29,10 @@ from experience_buffer_server.store.interface import (
     StoredBuffer,
     StoreFailedError,
 )
-from experience_buffer_server.store.interning import Interner, Numbers
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import DECODE_ERRORS, Table, unseal
 from experience_buffer_server.store.lmdb.disk.opening import CURE
+from experience_buffer_server.store.record import Interner, Numbers
 
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
