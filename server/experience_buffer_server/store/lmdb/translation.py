@@ -33,6 +33,8 @@ _RECORD_ROOM_BYTES: Final = 512
 _PAYLOADS: Final = int(Table.PAYLOADS)
 _PAYLOAD: Final = int(Kind.PAYLOAD)
 _EXPERIENCE: Final = int(Kind.EXPERIENCE)
+_NEW_RECORD: Final = int(Kind.NEW_RECORD)
+_REMEMBERED: Final = int(Kind.REMEMBERED)
 
 
 class Translation:
@@ -60,7 +62,7 @@ class Translation:
             table = _NUMBERED.get(kind)
             if table is not None:
                 add((int(table), disk.numbered_key(buffer_id, key), value))
-                if is_placed or kind == Kind.NEW_RECORD:
+                if is_placed or kind == _NEW_RECORD:
                     self.append_bytes += _RECORD_ROOM_BYTES
                 is_placed = False
             elif kind == _PAYLOAD:
@@ -69,6 +71,10 @@ class Translation:
             elif kind == _EXPERIENCE:
                 place = b"" if value is None else disk.payload_key(buffer_id, value)
                 add((REMOVE, disk.numbered_key(buffer_id, key), place))
+            elif kind == _REMEMBERED:
+                # As often as experiences are consumed.
+                place = disk.memory_key(buffer_id, *key)
+                add((REMEMBER, place, disk.encode_memory(*value)))
             else:
                 self._add_other(Kind(kind), buffer_id, key, value)
 
@@ -101,12 +107,6 @@ class Translation:
             case Kind.LAST_SEQ, _, int():
                 encoded = disk.encode_counter(value)
                 add((int(Table.COUNTERS), disk.buffer_key(buffer_id), encoded))
-            case Kind.REMEMBERED, (str(group), str(name)), (
-                float() | int() as time,
-                bytes() as kept,
-            ):
-                place = disk.memory_key(buffer_id, group, name)
-                add((REMEMBER, place, disk.encode_memory(time, kept)))
             case Kind.WHOLE_BUFFER, _, _:
                 add((DELETE_BUFFER, disk.buffer_key(buffer_id), None))
             case _:
