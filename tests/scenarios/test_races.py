@@ -82,9 +82,11 @@ async def test_keys_that_no_group_can_have(world: World, key: str) -> None:
 async def test_a_group_is_whole_once_all_of_it_is_on_disk(world: World, refusals: Refusals) -> None:
     actor = {"name": "actor", "unit": "group", "raw": True}
     buffer = await world.create(group_size=2, consumers=[actor])
+    refusals.held = heard = asyncio.Event()
     first = await begin(buffer.push(push((0, 0))))
     refusals.held = asyncio.Event()
     last = await begin(buffer.push(push((0, 1))))
+    heard.set()
     await first
     assert [group.row.closed for group in buffer.state.contents.groups] == ["whole"]
     assert not len(buffer.state.consumers["actor"].ready), "its last member may still be refused"
