@@ -26,7 +26,6 @@ from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.private_files import free_bytes
 from experience_buffer_server.store.lmdb.fences import Ownership
 from experience_buffer_server.store.lmdb.reader import CommittedRows
-from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.writer_link import Outbox, WriterLink, start_writer
 from experience_buffer_server.store.lmdb.writer_protocol import (
     CLAIM,
@@ -34,6 +33,7 @@ from experience_buffer_server.store.lmdb.writer_protocol import (
     PRUNE_LIMITS,
     Stamp,
     Status,
+    Translation,
     Work,
 )
 

@@ -4,6 +4,7 @@ Owner to writer: a `Request` per batch, as a frame of its own: the sizes of its 
 document, and the large values one after the other, each with room for its seal. The document has
 their lengths in their places: so they are neither packed nor unpacked, and sealed where they lie.
 Values that are in the `outbox` stay there, and the document says where.
+What a batch says becomes keys and values of tables here, on the owner's side (`Translation`).
 Writer to owner: first a `Ready`, then a `Reply` per transaction, each with its length (4 bytes, big
 endian) before a msgpack document. Both ends are the same program on the same machine: frames are
 not validated.
@@ -14,13 +15,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from experience_buffer_server.runtime.memory_arena import Buffer, Place, whole_blocks
-from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES
+from experience_buffer_server.store import batch
+from experience_buffer_server.store.batch import Kind
+from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Table
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
+from experience_buffer_server.store.payload import Payload, Scattered
 
 LENGTH = struct.Struct("!I")
 PARTS = struct.Struct("!III")
@@ -53,6 +58,23 @@ SentOperation = tuple[int, bytes, Buffer | int | None]
 """Table (or a code above), key, value; None deletes the key, an int is a large value's length."""
 Operation = tuple[int, bytes, bytes | memoryview | Aligned | None]
 """The same as the writer has it: a large value is a view of the frame, with room for its seal, or `Aligned`."""
+
+_NUMBERED: Final[dict[int, int]] = {
+    Kind.RECORD: Table.RECORDS,
+    Kind.NEW_RECORD: INSERT_RECORD,
+    Kind.GROUP: Table.GROUPS,
+    Kind.LEASE: Table.LEASES,
+    Kind.PROGRESS: Table.PROGRESS,
+    Kind.ADVANTAGES: Table.ADVANTAGES,
+}
+"""Tables (or codes in their place) whose keys are numbers, and whose values need no translation."""
+_RECORD_ROOM_BYTES: Final = 512
+"""Room to allow for an index row and its share of half-full pages."""
+_PAYLOADS: Final = int(Table.PAYLOADS)
+_PAYLOAD: Final = int(Kind.PAYLOAD)
+_EXPERIENCE: Final = int(Kind.EXPERIENCE)
+_NEW_RECORD: Final = int(Kind.NEW_RECORD)
+_REMEMBERED: Final = int(Kind.REMEMBERED)
 
 
 class Status(IntEnum):
@@ -134,6 +156,82 @@ class Reply(NamedTuple):
 
     results: list[Result]
     work: Work
+
+
+class Translation:
+    """Operations as the writer process takes them.
+
+    Args:
+        operations: Those of a `WriteBatch`.
+    """
+
+    __slots__ = ("append_bytes", "checksums", "direct_bytes", "large", "operations")
+
+    def __init__(self, operations: Iterable[batch.Operation]) -> None:
+        self.operations: list[SentOperation] = []
+        self.large: list[Sequence[Buffer]] = []
+        """Values that the operations have only the lengths of, in their order; each as its pieces."""
+        self.checksums: list[bytes] = []
+        """Of these, as `payload.checksum` makes them; empty where one isn't known."""
+        self.append_bytes = 0
+        """Estimate of what the appends take on disk."""
+        self.direct_bytes = 0
+        """Of payloads that go past the page cache."""
+        add = self.operations.append
+        is_placed = False
+        for kind, buffer_id, key, value in operations:
+            table = _NUMBERED.get(kind)
+            if table is not None:
+                add((int(table), disk.numbered_key(buffer_id, key), value))
+                if is_placed or kind == _NEW_RECORD:
+                    self.append_bytes += _RECORD_ROOM_BYTES
+                is_placed = False
+            elif kind == _PAYLOAD:
+                self._add_payload(disk.payload_key(buffer_id, key), value)
+                is_placed = True
+            elif kind == _EXPERIENCE:
+                place = b"" if value is None else disk.payload_key(buffer_id, value)
+                add((REMOVE, disk.numbered_key(buffer_id, key), place))
+            elif kind == _REMEMBERED:
+                # As often as experiences are consumed.
+                place = disk.memory_key(buffer_id, *key)
+                add((REMEMBER, place, disk.encode_memory(*value)))
+            else:
+                self._add_other(Kind(kind), buffer_id, key, value)
+
+    def _add_payload(self, place: bytes, payload: Payload) -> None:
+        num_bytes = len(payload)
+        # Half a page and more starts pages of its own; counting one more for all is close.
+        self.append_bytes += (num_bytes // disk.PAGE_BYTES + 1) * disk.PAGE_BYTES
+        if num_bytes < LARGE_BYTES:
+            self.operations.append((_PAYLOADS, place, bytes(payload)))
+            return
+        self.operations.append((_PAYLOADS, place, num_bytes))
+        if not isinstance(payload, Scattered):
+            payload = Scattered([payload])
+        self.large.append(payload.parts)
+        self.checksums.append(payload.checksum)
+        if num_bytes >= disk.LARGE_PAYLOAD_BYTES:
+            self.direct_bytes += num_bytes
+
+    def _add_other(self, kind: Kind, buffer_id: int, key: object, value: object) -> None:
+        add = self.operations.append
+        match kind, key, value:
+            case Kind.BUFFER, _, bytes():
+                for table in (Table.BUFFERS, Table.BUFFER_COPIES):
+                    add((int(table), disk.buffer_key(buffer_id), value))
+            case Kind.MAGNITUDE, int(), float() | int() | None:
+                encoded = None if value is None else disk.encode_magnitude(value)
+                add((int(Table.MAGNITUDES), disk.numbered_key(buffer_id, key), encoded))
+            case Kind.CONSUMER, str(), bytes() | None:
+                add((int(Table.CONSUMERS), disk.named_key(buffer_id, key), value))
+            case Kind.LAST_SEQ, _, int():
+                encoded = disk.encode_counter(value)
+                add((int(Table.COUNTERS), disk.buffer_key(buffer_id), encoded))
+            case Kind.WHOLE_BUFFER, _, _:
+                add((DELETE_BUFFER, disk.buffer_key(buffer_id), None))
+            case _:
+                raise TypeError(f"no operation: {kind!r} of {key!r} and {type(value).__name__}")
 
 
 def encode(document: Ready | Reply) -> bytes:

@@ -33,9 +33,9 @@ from experience_buffer_server.store.lmdb.disk.format import (
 )
 from experience_buffer_server.store.lmdb.large.payload_file import NAME
 from experience_buffer_server.store.lmdb.snapshots.inventory import problem_of
-from experience_buffer_server.store.lmdb.translation import Translation
 from experience_buffer_server.store.lmdb.verify.check import Kind, Report, check
 from experience_buffer_server.store.lmdb.verify.walk_process import Walk
+from experience_buffer_server.store.lmdb.writer_protocol import Translation
 from experience_buffer_server.store.payload import checksum
 from tests.damaging import changing, flip, flip_key, raw
 from tests.unit.store.conftest import OpenStore, make_record

@@ -77,7 +77,7 @@ import msgpack
 from experience_buffer_server.store.batch import WriteBatch
 from experience_buffer_server.store.interface import BufferRow
 from experience_buffer_server.store.lmdb.engine import Engine
-from experience_buffer_server.store.lmdb.translation import Translation
+from experience_buffer_server.store.lmdb.writer_protocol import Translation
 from experience_buffer_server.store.lmdb.writer_protocol import Request
 batch = WriteBatch(msgpack.Packer().pack)
 batch.put_buffer(BufferRow(id=2, name="new", config="{}", policy_version=None, create_time=0.0))
