@@ -92,7 +92,7 @@ def big(run: int, num_bytes: int) -> Any:
 
 def test_streams_that_are_never_read(server: Server, stub: Stub, name: str) -> None:
     create(stub, name, group_by=NONE)
-    for first in range(0, 120, 3):
+    for first in range(0, 240, 3):
         push(stub, name, [big(first + i, 300_000) for i in range(3)])
     before = resident_bytes(server)
     with server.channel() as slow, speaking(Stub(slow)) as one, speaking(Stub(slow)) as two:
@@ -106,10 +106,11 @@ def test_streams_that_are_never_read(server: Server, stub: Stub, name: str) -> N
 
         eventually(stands_still, "no more fits on the way")
         assert seconds_of_calls(stub, 50)[-1] < 5
-        # No more is taken out of the buffer than what fits between it and a reader that stands still.
-        assert counts[-1] < 80
+        # No more is taken out of the buffer than what fits between it and a reader that stands still:
+        # some 13 MB, but the kernel may let a connection have its 33 MB (tcp_rmem) and more.
+        assert counts[-1] < 200
         assert resident_bytes(server) < before + SLACK_BYTES
-    eventually(lambda: consumer(stub, name).num_ready_units == 120, "all is offered again")
+    eventually(lambda: consumer(stub, name).num_ready_units == 240, "all is offered again")
     stub.DeleteBuffer(service_pb2.DeleteBufferRequest(name=name, force=True))
 
 
