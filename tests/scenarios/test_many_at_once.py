@@ -16,7 +16,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents, num_deliverable
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.rpc import inspection
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING

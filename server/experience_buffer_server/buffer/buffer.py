@@ -30,12 +30,12 @@ from experience_buffer_server.buffer.intake.push_room import Patience
 from experience_buffer_server.buffer.intake.task_pacing import Reserved
 from experience_buffer_server.buffer.settings_change import SettingsChanges
 from experience_buffer_server.buffer.state.consumers import Consumer, Want, checked_seconds
+from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.buffer.state.experience_states import (
     ExperienceState,
     kept_from,
     state_of,
 )
-from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.buffer.stats import BufferStats, buffer_stats
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.loop_turns import Turn

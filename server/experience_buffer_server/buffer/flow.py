@@ -27,7 +27,8 @@ from experience_buffer_server.buffer.leaving.group_closing import Grouping
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.leaving.retention import Retention
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.entries import Entry, Group
+from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tuning import TUNING

@@ -20,8 +20,7 @@ from experience_buffer_server.buffer.restore_damage import (
     reserve_numbers,
 )
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.entries import COUNTED, key_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import COUNTED, Entry, key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit

@@ -17,7 +17,8 @@ import logging
 from collections import defaultdict
 
 from experience_buffer_server.buffer.flow import Flow
-from experience_buffer_server.buffer.state.group_table import Group, group_key
+from experience_buffer_server.buffer.state.entries import Group
+from experience_buffer_server.buffer.state.group_table import group_key
 from experience_buffer_server.store.interface import GroupRow, Record, Store, StoredBuffer
 
 _log = logging.getLogger(__name__)

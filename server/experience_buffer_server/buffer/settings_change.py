@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from experience_buffer_server.buffer.delivery.leasing import row_of
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import ProgressRow, WriteBatch
 

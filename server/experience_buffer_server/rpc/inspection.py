@@ -11,7 +11,7 @@ from experience_buffer import errors
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.runtime.tuning import TUNING

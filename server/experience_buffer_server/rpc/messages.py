@@ -16,8 +16,8 @@ from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, check_count
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.buffer.state.experience_states import ExperienceState
-from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.buffer.stats import BufferStats
 from experience_buffer_server.sampling.leases import Lease
 

@@ -13,7 +13,7 @@ from experience_buffer import errors
 from experience_buffer.errors import LeaseNotFoundError
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.registry import Registry
-from experience_buffer_server.buffer.state.group_table import Entry, Group
+from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.runtime.memory import sweep
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import ProgressRow, StoreFullError, WriteBatch

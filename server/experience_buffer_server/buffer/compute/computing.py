@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from experience_buffer_server.buffer.compute.jobs import Job, Result, Work
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.settings.buffer import BufferSettings

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.store.interface import AdvantageRow, Found
 
 

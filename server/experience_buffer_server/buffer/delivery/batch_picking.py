@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.entries import age_of, value_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry, age_of, value_of
 from experience_buffer_server.sampling.choice import Choice
 from experience_buffer_server.sampling.limiter import can_sample
 from experience_buffer_server.sampling.staleness import Reason, why_stale

@@ -15,8 +15,8 @@ from typing import Final
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.leasing import Leasing
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import key_of
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.entries import Entry, Group, key_of
+from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 

@@ -12,8 +12,8 @@ from experience_buffer_server.buffer.delivery.batch_picking import awaited_versi
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.entries import key_of, value_of
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.entries import Entry, Group, key_of, value_of
+from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import ConsumerSettings

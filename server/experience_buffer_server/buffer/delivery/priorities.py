@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.store.interface import MAX_PRIORITY, Record
 
 MAX_UPDATES = 10_000

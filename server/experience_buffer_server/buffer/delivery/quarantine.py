@@ -14,8 +14,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.entries import key_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry, key_of
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import WriteBatch
 

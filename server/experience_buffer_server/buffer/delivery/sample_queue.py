@@ -31,8 +31,7 @@ from experience_buffer_server.buffer.state.consumers import (
     Waiter,
     Want,
 )
-from experience_buffer_server.buffer.state.entries import key_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry, key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.staleness import Reason
 from experience_buffer_server.sampling.units import Unit

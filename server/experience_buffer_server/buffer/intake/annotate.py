@@ -22,8 +22,7 @@ from experience_buffer_server.buffer.intake.annotation import (
 )
 from experience_buffer_server.buffer.intake.push_room import refuse_full
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import COUNTED
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import COUNTED, Entry
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import (
     MAX_KEY_BYTES,

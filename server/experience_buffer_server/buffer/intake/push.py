@@ -23,8 +23,8 @@ from experience_buffer_server.buffer.intake.push_reading import (
 )
 from experience_buffer_server.buffer.intake.push_room import Patience, Place, PushRoom, refuse_full
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import Candidate, Refusal
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of, put_row
+from experience_buffer_server.buffer.state.entries import Candidate, Entry, Group, Refusal
+from experience_buffer_server.buffer.state.group_table import groups_of, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.quotas import Charge
 from experience_buffer_server.store.interface import Record, WriteBatch, cut_of

@@ -19,8 +19,7 @@ from experience_buffer_server.buffer.leaving.removal import (
     unit_key,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import value_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry, value_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.selectors import Selector

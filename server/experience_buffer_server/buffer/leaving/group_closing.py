@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from experience_buffer import errors
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import check_uid
-from experience_buffer_server.buffer.state.group_table import Closing, Entry, Group, put_row
+from experience_buffer_server.buffer.state.entries import Entry, Group, check_uid
+from experience_buffer_server.buffer.state.group_table import Closing, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 

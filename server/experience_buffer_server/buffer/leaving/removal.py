@@ -16,7 +16,8 @@ from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.departure import LeaveReason
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.entries import Entry, Group
+from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.units import Unit
 

@@ -28,8 +28,7 @@ from experience_buffer_server.buffer.leaving.removal import (
     unit_key,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import age_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry, age_of
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.staleness import why_stale
 from experience_buffer_server.sampling.units import Unit

@@ -13,9 +13,8 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.entries import key_of
+from experience_buffer_server.buffer.state.entries import Entry, Group, key_of
 from experience_buffer_server.buffer.state.events import BufferEvents
-from experience_buffer_server.buffer.state.group_table import Entry, Group
 from experience_buffer_server.buffer.state.legal_states import illegal
 from experience_buffer_server.buffer.state.progress import Progress
 from experience_buffer_server.runtime.metrics import Metrics

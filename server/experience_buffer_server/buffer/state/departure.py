@@ -14,8 +14,8 @@ from typing import Literal
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.entries import key_of
-from experience_buffer_server.buffer.state.group_table import Entry, Group, groups_of
+from experience_buffer_server.buffer.state.entries import Entry, Group, key_of
+from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.limiter import LimiterPlan
 from experience_buffer_server.store.interface import WriteBatch

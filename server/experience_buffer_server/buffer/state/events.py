@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from experience_buffer_server.buffer.state.group_table import Entry, Group
+from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import WriteBatch
 

@@ -6,8 +6,7 @@ from enum import StrEnum
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
-from experience_buffer_server.buffer.state.entries import key_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry, key_of
 
 
 class ExperienceState(StrEnum):

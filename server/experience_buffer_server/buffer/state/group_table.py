@@ -12,9 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from experience_buffer.eid import EID
-from experience_buffer_server.buffer.state.entries import Entry as Entry
-from experience_buffer_server.buffer.state.entries import Group as Group
-from experience_buffer_server.buffer.state.entries import Reason, Refusal
+from experience_buffer_server.buffer.state.entries import Entry, Group, Reason, Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import GroupRow, Record, WriteBatch
 

@@ -13,8 +13,7 @@ from typing import Final
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer, Usage
 from experience_buffer_server.buffer.state.contents import Contents
-from experience_buffer_server.buffer.state.entries import key_of
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry, key_of
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import ConsumerRow, ProgressRow, WriteBatch
 

@@ -25,7 +25,7 @@ from experience_buffer_server.store.batch import Kind
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Table
 from experience_buffer_server.store.lmdb.large.payload_file import Aligned
-from experience_buffer_server.store.payload import Payload, Scattered
+from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES, Payload, Scattered
 
 LENGTH = struct.Struct("!I")
 PARTS = struct.Struct("!III")
@@ -211,7 +211,7 @@ class Translation:
             payload = Scattered([payload])
         self.large.append(payload.parts)
         self.checksums.append(payload.checksum)
-        if num_bytes >= disk.LARGE_PAYLOAD_BYTES:
+        if num_bytes >= LARGE_PAYLOAD_BYTES:
             self.direct_bytes += num_bytes
 
     def _add_other(self, kind: Kind, buffer_id: int, key: object, value: object) -> None:

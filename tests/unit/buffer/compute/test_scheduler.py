@@ -16,7 +16,7 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.worker import compute_launch
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError
 from experience_buffer_server.settings.server import ComputeSection
 from tests.unit.builders import NUM_RESPONSE, World, experience, payload, push, uid, until

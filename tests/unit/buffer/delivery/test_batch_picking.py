@@ -10,8 +10,8 @@ import pytest
 from experience_buffer_server.buffer.delivery.batch_picking import Picked, pick, unit_of
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.buffer.state.events import BufferEvents
-from experience_buffer_server.buffer.state.group_table import Entry
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.buffer import BufferSettings

@@ -12,7 +12,7 @@ from experience_buffer import errors
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.rpc import batch_assembly
 from experience_buffer_server.rpc.batch_assembly import Unreadable
 from tests.unit.buffer_verbs import change, consume, leased, of_version, pushed, sampled

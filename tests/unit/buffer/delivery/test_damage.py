@@ -11,7 +11,7 @@ from experience_buffer.v1 import types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason, Annotation
 from experience_buffer_server.buffer.state import departure
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.sampling.tally import Tally
 from experience_buffer_server.store.batch import Kind
 from experience_buffer_server.store.interface import Record

@@ -12,7 +12,7 @@ from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.intake.push_reading import Push
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE
 from experience_buffer_server.store.interface import MAX_PRIORITY, StoreFullError
 from tests.refusing_store import Refusals, begin

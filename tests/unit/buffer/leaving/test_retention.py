@@ -15,7 +15,7 @@ from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.leaving import retention as module
 from experience_buffer_server.buffer.settings_checks import checked_settings
-from experience_buffer_server.buffer.state.group_table import Entry
+from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.tuning import TUNING
 from tests.models.model import Lease, Member, Model

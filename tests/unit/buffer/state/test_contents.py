@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.buffer.state.contents import Arrivals, Contents
-from experience_buffer_server.buffer.state.group_table import Entry, Group, GroupTable
+from experience_buffer_server.buffer.state.entries import Entry, Group
+from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import GroupRow, cut_of
 from tests.unit.store.conftest import make_record

@@ -8,8 +8,7 @@ import pytest
 
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import Entry
-from experience_buffer_server.buffer.state.group_table import Group
+from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.sampling.units import Unit
 from tests.unit.buffer_verbs import sampled
 from tests.unit.builders import World, push, uid

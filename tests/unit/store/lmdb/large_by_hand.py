@@ -12,7 +12,6 @@ import lmdb
 from experience_buffer_server.runtime.memory_arena import whole_blocks
 from experience_buffer_server.store.lmdb.disk.commit_number import sign_commit
 from experience_buffer_server.store.lmdb.disk.format import (
-    LARGE_PAYLOAD_BYTES,
     MAX_DBS,
     SEAL_BYTES,
     Extent,
@@ -24,7 +23,7 @@ from experience_buffer_server.store.lmdb.disk.format import (
 )
 from experience_buffer_server.store.lmdb.large.payload_file import NAME, PayloadWriter
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads
-from experience_buffer_server.store.payload import checksum
+from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES, checksum
 
 Tables: TypeAlias = "list[lmdb._Database]"
 

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_digest, xxh3_64_hexdigest, xxh3_64_intdigest
 
 from experience_buffer_server.store.interface import DamagedRecordError
-from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES as LARGE_PAYLOAD_BYTES
 
 FORMAT_VERSION: Final = 5
 MAGIC: Final = b"experience-buffer store "

@@ -27,7 +27,7 @@ from experience_buffer_server.store.lmdb.large.payload_file import (
     PayloadWriter,
     Placed,
 )
-from experience_buffer_server.store.payload import checksum
+from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES, checksum
 
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 Tables: TypeAlias = "Sequence[lmdb._Database]"
@@ -243,7 +243,7 @@ def large_bytes(value: object) -> int:
     """What the value of an operation takes in the file; 0: it goes into the map."""
     if isinstance(value, Aligned):
         return len(value.blocks)
-    if type(value) is memoryview and len(value) - SEAL_BYTES >= disk.LARGE_PAYLOAD_BYTES:
+    if type(value) is memoryview and len(value) - SEAL_BYTES >= LARGE_PAYLOAD_BYTES:
         return whole_blocks(len(value) - SEAL_BYTES)
     return 0
 

@@ -22,6 +22,7 @@ from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk import private_files
 from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Extent, Table
 from experience_buffer_server.store.lmdb.engine import Engine
+from experience_buffer_server.store.lmdb.large import writes
 from experience_buffer_server.store.lmdb.large.payload_file import (
     NAME,
     PayloadReader,
@@ -37,7 +38,7 @@ from experience_buffer_server.store.lmdb.large.reads import (
 )
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from experience_buffer_server.store.lmdb.writer_protocol import REMOVE, Request, Status
-from experience_buffer_server.store.payload import checksum
+from experience_buffer_server.store.payload import LARGE_PAYLOAD_BYTES, checksum
 from tests.damaging import flip
 from tests.unit.store.conftest import MEBI
 
@@ -320,9 +321,9 @@ def test_no_more_is_read_at_once_than_is_worth_it() -> None:
 def test_payloads_of_one_size_lie_in_either_place_when_the_limit_has_changed(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_bytes = disk.LARGE_PAYLOAD_BYTES
+    num_bytes = LARGE_PAYLOAD_BYTES
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "LARGE_PAYLOAD_BYTES", num_bytes + 1)
+        patch.setattr(writes, "LARGE_PAYLOAD_BYTES", num_bytes + 1)
         assert put(engines.open(), "a", num_bytes=num_bytes) == [Status.OK]
         engines.close()
     engine = engines.open()
