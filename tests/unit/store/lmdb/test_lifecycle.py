@@ -200,7 +200,10 @@ async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
     )
     async with asyncio.timeout(30):
         await told.wait()
-    assert store.stats.live_bytes > 500 * 5000
+        # On a busy machine the appends pause for so long that it is told between them, too.
+        while store.stats.live_bytes <= 500 * 5000:
+            told.clear()
+            await told.wait()
     assert store.stats.file_bytes >= store.stats.live_bytes
     await store.close()
 
