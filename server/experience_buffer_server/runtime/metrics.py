@@ -241,7 +241,7 @@ class Metrics:
         for reason, of_one in seconds.items():
             self._waited(buffer, consumer, reason or _FRESH, of_one)
 
-    def written(self, *, num_transactions: int, num_batches: int, seconds: float) -> None:
+    def written(self, num_transactions: int, num_batches: int, seconds: float) -> None:
         """The store's writer has put batches on disk, in one or several transactions."""
         for _ in range(num_transactions):
             self._commit(seconds / num_transactions)

@@ -49,11 +49,7 @@ async def _open_lmdb(settings: StoreSection, metrics: Metrics) -> Store:
         durability=settings.durability,
         interval_seconds=settings.sync_interval_seconds,
         max_map_bytes=settings.max_map_bytes,
-        on_work=lambda work: metrics.written(
-            num_transactions=work.num_transactions,
-            num_batches=work.num_batches,
-            seconds=work.apply_seconds + work.commit_seconds,
-        ),
+        on_written=metrics.written,
     )
 
 

@@ -70,7 +70,7 @@ class LmdbStore(CommittedRows):
     """
 
     def __init__(
-        self, path: Path, limit_bytes: int, on_work: Callable[[Work], None] | None
+        self, path: Path, limit_bytes: int, on_written: Callable[[int, int, float], None] | None
     ) -> None:
         """Use `LmdbStore.open`."""
         super().__init__(path)
@@ -98,7 +98,7 @@ class LmdbStore(CommittedRows):
         self.backlog = Backlog()
         """What was submitted and has not ended."""
         self.stats = StoreStats()
-        self._on_work = on_work
+        self._on_written = on_written
 
     @classmethod
     async def open(
@@ -110,7 +110,7 @@ class LmdbStore(CommittedRows):
         initial_map_bytes: int = GIBI,
         max_map_bytes: int = 1024 * GIBI,
         lock_timeout_seconds: float = 10.0,
-        on_work: Callable[[Work], None] | None = None,
+        on_written: Callable[[int, int, float], None] | None = None,
     ) -> Self:
         """Open the store at `path`, or make one.
 
@@ -121,7 +121,9 @@ class LmdbStore(CommittedRows):
             initial_map_bytes: Address space set aside at first; it doubles when it is full.
             max_map_bytes: The most that the store may take, a reserve for removals included.
             lock_timeout_seconds: How long to wait for an earlier owner's writer to finish.
-            on_work: Called after each turn of the writer, with what it did.
+            on_written: Called after each turn of the writer, with what it did since the last: its
+                transactions, the batches in them, and its seconds. 0 of all three when it only
+                tells how full the store is.
 
         Raises:
             StoreFormatError: The directory holds something else, or another format version.
@@ -130,7 +132,7 @@ class LmdbStore(CommittedRows):
         """
         if durability == "interval" and not interval_seconds > 0:
             raise ValueError(f"interval_seconds is {interval_seconds}; it must be above 0")
-        store = cls(path, max_map_bytes, on_work)
+        store = cls(path, max_map_bytes, on_written)
         try:
             process, connection = start_writer(
                 path,
@@ -295,8 +297,9 @@ class LmdbStore(CommittedRows):
             stats.live_bytes = work.live_bytes
             stats.file_bytes = work.file_bytes
             stats.map_bytes = work.map_bytes
-        if self._on_work is not None:
-            self._on_work(work)
+        if self._on_written is not None:
+            seconds = work.apply_seconds + work.commit_seconds
+            self._on_written(work.num_transactions, work.num_batches, seconds)
 
     def _on_lost(self) -> None:
         pid = self._process.pid if self._process is not None else 0

@@ -17,7 +17,6 @@ from experience_buffer_server.store.lmdb import writer_link
 from experience_buffer_server.store.lmdb.disk.format import FORMAT_KEY, FORMAT_VERSION, MAGIC
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.reader import LmdbReader
-from experience_buffer_server.store.lmdb.writer_protocol import Work
 from tests.faults.shim import Faults
 from tests.unit.store.conftest import (
     MEBI,
@@ -177,7 +176,9 @@ async def test_cancelling_a_waiter_withdraws_nothing(open_store: OpenStore) -> N
 
 async def test_concurrent_commits_share_transactions(open_store: OpenStore) -> None:
     turns: list[int] = []
-    store = await open_store(on_work=lambda work: turns.append(work.num_batches))
+    store = await open_store(
+        on_written=lambda _transactions, batches, _seconds: turns.append(batches)
+    )
     await asyncio.gather(*(append(store, make_record(seq)) for seq in range(1, 501)))
     assert store.stats.num_batches == sum(turns) == 500
     assert store.stats.num_transactions < 100
@@ -190,11 +191,11 @@ async def test_how_full_it_is_is_also_said_when_nothing_comes_any_more(
 ) -> None:
     told = asyncio.Event()
 
-    def note(work: Work) -> None:
-        if not work.num_transactions:
+    def note(num_transactions: int, _batches: int, _seconds: float) -> None:
+        if not num_transactions:
             told.set()
 
-    store = await open_store(on_work=note)
+    store = await open_store(on_written=note)
     await asyncio.gather(
         *(append(store, make_record(seq), payload=bytes(5000)) for seq in range(1, 501))
     )
