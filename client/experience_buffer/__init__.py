@@ -6,7 +6,6 @@ package alone costs nothing and loads neither gRPC nor torch.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -171,16 +170,20 @@ _MODULES: Final = {name: module for module, names in _NAMES.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+    from importlib import import_module, metadata, util
 
-        return version("experience-buffer")
+    if name == "__all__":
+        # Type checkers go by the imports above. A dataset is a class of torch's.
+        has_torch = util.find_spec("torch") is not None
+        return sorted(_MODULES if has_torch else _MODULES.keys() - {"ExperienceDataset"})
+    if name == "__version__":
+        return metadata.version("experience-buffer")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, "__version__"])
+    return [*_MODULES, "__version__"]

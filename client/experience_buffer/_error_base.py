@@ -10,6 +10,12 @@ class ExperienceBufferError(Exception):
 
     The text says what was wrong, where, which limit, and what to do about it.
 
+    Attributes:
+        status: Name of the `grpc.StatusCode` that carries this error.
+        reason: Names this class on the wire (`google.rpc.ErrorInfo.reason`); part of the contract.
+        resource_type: What kind of thing `subject` names, for errors about a thing.
+        cure: What to do, added to messages that gRPC itself wrote.
+
     Args:
         message: The text.
         subject: What it is about: a buffer's name, a uid, a lease id, a field of a request.
@@ -19,13 +25,9 @@ class ExperienceBufferError(Exception):
     __module__ = "experience_buffer.errors"  # Where everyone finds it, and pickles look for it.
 
     status: ClassVar[str] = "INTERNAL"
-    """Name of the `grpc.StatusCode` that carries this error."""
     reason: ClassVar[str] = "INTERNAL"
-    """Names this class on the wire (`google.rpc.ErrorInfo.reason`); part of the contract."""
     resource_type: ClassVar[str] = ""
-    """What kind of thing `subject` names, for errors about a thing."""
     cure: ClassVar[str] = ""
-    """What to do, added to messages that gRPC itself wrote."""
 
     def __init__(
         self, message: str = "", *, subject: str = "", retry_delay_seconds: float | None = None

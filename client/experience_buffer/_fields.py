@@ -33,14 +33,17 @@ INFO_INPUTS: Final[dict[str, type]] = {
 
 @dataclass(frozen=True, slots=True)
 class CustomField:
-    """A value of `info` that a trainer wants as a tensor of the batch."""
+    """A value of `info` that a trainer wants as a tensor of the batch.
+
+    Attributes:
+        source_field: Key in `Experience.info`.
+        destination_field: Name of the batch's attribute.
+        data_type: Its dtype, such as `torch.float32`.
+    """
 
     source_field: str
-    """Key in `Experience.info`."""
     destination_field: str
-    """Name of the batch's attribute."""
     data_type: torch.dtype
-    """Its dtype, such as `torch.float32`."""
 
 
 # Where everyone finds it, and pickles look for it.

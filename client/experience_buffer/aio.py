@@ -6,6 +6,9 @@ from experience_buffer._async.buffer_verbs import AsyncBufferVerbs
 from experience_buffer._async.content_verbs import AsyncContentVerbs
 from experience_buffer._async.transfer_verbs import AsyncTransferVerbs
 
+__all__ = ["AsyncClient"]
+__dir__ = __all__.copy
+
 
 class AsyncClient(AsyncTransferVerbs, AsyncContentVerbs, AsyncBufferVerbs):
     """Talks to an experience buffer server from an event loop; the verbs are `Client`'s.

@@ -6,6 +6,9 @@ from experience_buffer._sync.buffer_verbs import BufferVerbs
 from experience_buffer._sync.content_verbs import ContentVerbs
 from experience_buffer._sync.transfer_verbs import TransferVerbs
 
+__all__ = ["Client"]
+__dir__ = __all__.copy
+
 
 class Client(TransferVerbs, ContentVerbs, BufferVerbs):
     """Talks to an experience buffer server.

@@ -60,6 +60,7 @@ __all__ = [
     "varlen_collate",
     "verl_collate",
 ]
+__dir__ = __all__.copy
 
 
 def padded_collate(

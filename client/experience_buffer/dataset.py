@@ -21,6 +21,7 @@ from experience_buffer.errors import InvalidRequestError, LeaseNotFoundError
 from experience_buffer.values import RewindResult, SafeResult
 
 __all__ = ["AckPolicy", "ExperienceDataset", "LeaseTicket", "LeasedBatch"]
+__dir__ = __all__.copy
 
 AckPolicy: TypeAlias = Literal["auto", "manual"]
 """Who says that a batch is consumed: asking for the next one does, or the trainer."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+__all__ = ["EID"]
+__dir__ = __all__.copy
+
 
 def _random_suffix() -> str:
     return secrets.token_hex(3)
@@ -20,18 +23,20 @@ class EID:
     Mutable, because workflows fill in `run` and `step` after the fact; not to be changed while
     another thread reads it. The texts below are for comparing, never for parsing: a batch or task
     may itself hold a `/`, and `EID(1, 2)` and `EID("1", "2")` have one uid.
+
+    Attributes:
+        batch: Number or name of the batch, such as the explorer's step or `"0/eval_gsm8k"`.
+        task: The task within the batch.
+        run: The rollout of the task.
+        step: The step within the run.
+        suffix: What tells apart experiences of one step: 6 random hex digits unless given.
     """
 
     batch: int | str = ""
-    """Number or name of the batch, such as the explorer's step or `"0/eval_gsm8k"`."""
     task: int | str = ""
-    """The task within the batch."""
     run: int = 0
-    """The rollout of the task."""
     step: int = 0
-    """The step within the run."""
     suffix: str = field(default_factory=_random_suffix)
-    """What tells apart experiences of one step: 6 random hex digits unless given."""
 
     @property
     def uid(self) -> str:

@@ -10,6 +10,34 @@ from experience_buffer._error_base import ExperienceBufferError as ExperienceBuf
 from experience_buffer.outcomes import AnnotateRefusedError as AnnotateRefusedError
 from experience_buffer.outcomes import PushRefusedError as PushRefusedError
 
+__all__ = [
+    "AlreadyExistsError",
+    "AnnotateRefusedError",
+    "BufferFullError",
+    "BufferNotFoundError",
+    "CallCancelledError",
+    "ConsumerNotFoundError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "ExperienceBufferError",
+    "ExperienceNotFoundError",
+    "ForbiddenError",
+    "GroupNotFoundError",
+    "InternalServerError",
+    "InvalidRequestError",
+    "LeaseNotFoundError",
+    "MessageTooLargeError",
+    "NotFoundError",
+    "PushRefusedError",
+    "ResourceExhaustedError",
+    "TrxpError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnsupportedError",
+    "WrongStateError",
+]
+__dir__ = __all__.copy
+
 
 class InvalidRequestError(ExperienceBufferError, ValueError):
     """A request, filter or configuration is malformed; `subject` names the field."""
@@ -23,13 +51,15 @@ class TrxpError(ExperienceBufferError, ValueError):
 
     `subject` is such as `"frame"`, `"metadata offset 123"`, `"items[3].info.when"` or
     `"tensor table '0:tokens'"`.
+
+    Attributes:
+        item: Index of the experience that the damage is confined to; None for the whole payload.
     """
 
     status = "INVALID_ARGUMENT"
     reason = "TRXP"
 
     item: int | None = None
-    """Index of the experience that the damage is confined to; None for the whole payload."""
 
 
 class MessageTooLargeError(ExperienceBufferError, ValueError):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from experience_buffer._fields import TensorLike
 
 __all__ = ["EID", "CustomField", "Experience"]
+__dir__ = __all__.copy
 
 
 @dataclass(init=False, eq=False)
@@ -31,73 +32,84 @@ class Experience:
 
     Mutable and compared by identity; not to be changed while another thread uses it. S is the
     number of tokens, P of prompt tokens, T = S - P of response tokens.
+
+    Attributes:
+        eid: Identity.
+        tokens: Token ids of prompt and response, shape [S]; int32 if made of a list. For dpo the
+            prompt.
+        prompt_length: P: how many of the tokens are the prompt's.
+        logprobs: Log-probabilities under the policy that sampled, shape [T]; float32 if made of a
+            list.
+        reward: Scalar reward of the whole response.
+        token_level_reward: Reward of each response token, shape [T]; float32 if made of a list.
+        advantages: Advantage of each response token, shape [T]; float32 if made of a list.
+        returns: Return of each response token, shape [T]; float32 if made of a list.
+        truncate_status: None, `"prompt_truncated"` or `"response_truncated"`.
+        info: Anything else, plain data: `model_version`, the task's index, sources of custom
+            fields.
+        metrics: Numbers for a monitor.
+        response_text: The response as text.
+        prompt_text: The prompt as text.
+        action_mask: True where the model chose the token, shape [T]; bool if made of a list.
+        messages: The conversation.
+        tools: Schemas of the tools the model could call.
+        chosen: Token ids of the preferred response, for dpo; int32 if made of a list.
+        rejected: Token ids of the other response, for dpo; int32 if made of a list.
+        chosen_messages: The conversation that ends with the preferred response.
+        rejected_messages: The conversation that ends with the other response.
+        multi_modal_inputs: Tensors of images and the like, by the model's name for them.
+        teacher_logprobs: Log-probabilities under a teacher, shape [T]; float32 if made of a list.
+        routed_experts: Experts that routed each token, shape [S - 1, layers, top_k]; uint8 if made
+            of a list.
+        custom_fields: Values of `info` that a trainer wants as tensors.
+        extra: Tensors of any other name, kept bit for bit; the next three are attributes as well.
+        values: Values by a critic, shape [T], or [T + 1] with the bootstrap value; float32 if of a
+            list.
+        ref_logprobs: Log-probabilities under the reference policy, shape [T]; float32 if made of a
+            list.
+        versions: Version of the policy that produced each token, below 0 where none did, shape [T];
+            int64 if made of a list.
+        baseline_reward: Reward of the greedy response to the same prompt; an entry of `info`, as
+            the next two.
+        env_state_hash: Names the environment's state before this step: equal states have equal
+            texts.
+        num_turns: Turns of the response; None: as many as `action_mask` has stretches of ones.
+        experience_type: Derived: multi_turn if an action_mask is given, else dpo if chosen and
+            rejected are.
     """
 
     eid: EID
-    """Identity."""
     tokens: Tensor
-    """Token ids of prompt and response, shape [S]; int32 if made of a list. For dpo the prompt."""
     prompt_length: int
-    """P: how many of the tokens are the prompt's."""
     logprobs: Tensor | None
-    """Log-probabilities under the policy that sampled, shape [T]; float32 if made of a list."""
     reward: float | None
-    """Scalar reward of the whole response."""
     token_level_reward: Tensor | None
-    """Reward of each response token, shape [T]; float32 if made of a list."""
     advantages: Tensor | None
-    """Advantage of each response token, shape [T]; float32 if made of a list."""
     returns: Tensor | None
-    """Return of each response token, shape [T]; float32 if made of a list."""
     truncate_status: str | None
-    """None, `"prompt_truncated"` or `"response_truncated"`."""
     info: dict[str, Any]
-    """Anything else, plain data: `model_version`, the task's index, sources of custom fields."""
     metrics: dict[str, float]
-    """Numbers for a monitor."""
     response_text: str | None
-    """The response as text."""
     prompt_text: str | None
-    """The prompt as text."""
     action_mask: Tensor | None
-    """True where the model chose the token, shape [T]; bool if made of a list."""
     messages: list[dict[str, Any]] | None
-    """The conversation."""
     tools: list[dict[str, Any]] | None
-    """Schemas of the tools the model could call."""
     chosen: Tensor | None
-    """Token ids of the preferred response, for dpo; int32 if made of a list."""
     rejected: Tensor | None
-    """Token ids of the other response, for dpo; int32 if made of a list."""
     chosen_messages: list[dict[str, Any]] | None
-    """The conversation that ends with the preferred response."""
     rejected_messages: list[dict[str, Any]] | None
-    """The conversation that ends with the other response."""
     multi_modal_inputs: dict[str, Tensor] | None
-    """Tensors of images and the like, by the model's name for them."""
     teacher_logprobs: Tensor | None
-    """Log-probabilities under a teacher, shape [T]; float32 if made of a list."""
     routed_experts: Tensor | None
-    """Experts that routed each token, shape [S - 1, layers, top_k]; uint8 if made of a list."""
     custom_fields: list[CustomField]
-    """Values of `info` that a trainer wants as tensors."""
     extra: dict[str, Tensor]
-    """Tensors of any other name, kept bit for bit; the next three are attributes as well."""
     values = ExtraTensor()
-    """Values by a critic, shape [T], or [T + 1] with the bootstrap value; float32 if of a list."""
     ref_logprobs = ExtraTensor()
-    """Log-probabilities under the reference policy, shape [T]; float32 if made of a list."""
     versions = ExtraTensor()
-    """Version of the policy that produced each token, below 0 where none did, shape [T]; int64 if
-    made of a list."""
     baseline_reward = InfoValue(float)
-    """Reward of the greedy response to the same prompt; an entry of `info`, as the next two."""
     env_state_hash = InfoValue(str)
-    """Names the environment's state before this step: equal states have equal texts."""
     num_turns = InfoValue(int)
-    """Turns of the response; None: as many as `action_mask` has stretches of ones."""
     experience_type: Literal["single_turn", "multi_turn", "dpo"]
-    """Derived: multi_turn if an action_mask is given, else dpo if chosen and rejected are."""
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 __all__ = ["AdaptiveKLController"]
+__dir__ = __all__.copy
 
 _MAX_ERROR: Final = 0.2
 """Largest relative error that one update reacts to."""

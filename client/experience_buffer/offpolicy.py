@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["ProximalMethod", "proximal_logprobs", "second_moment_mask"]
+__dir__ = __all__.copy
 
 ProximalMethod: TypeAlias = Literal["loglinear", "linear", "rollout"]
 """How `proximal_logprobs` interpolates."""

@@ -12,6 +12,26 @@ from typing import Literal, TypeAlias, TypedDict
 
 from experience_buffer.consumer_options import ConsumerConfig, Pacing, Selector, SelectorKind
 
+__all__ = [
+    "AdvantageConfig",
+    "BadRewardPolicy",
+    "BufferChanges",
+    "BufferConfig",
+    "ClientOptions",
+    "DeadlinePolicy",
+    "FullPolicy",
+    "FuturePolicy",
+    "GroupBy",
+    "LatePolicy",
+    "MissingFieldPolicy",
+    "Parameter",
+    "Retention",
+    "RetryOptions",
+    "TlsOptions",
+    "WriterOptions",
+]
+__dir__ = __all__.copy
+
 GroupBy: TypeAlias = Literal["none", "task", "run", "step"]
 """Which key makes experiences one group."""
 DeadlinePolicy: TypeAlias = Literal["wait", "use_partial", "drop"]
@@ -38,15 +58,22 @@ class RetryOptions:
     most `max_backoff_seconds`, less a random part of up to half of it; never less than the delay
     that the server asked for. A server that is full names the delay: the call waits once to twice
     that, however often it is refused. A call gives up at its deadline.
+
+    Attributes:
+        initial_backoff_seconds: Wait after the first failure to reach the server, above 0.
+        multiplier: By how much the wait grows with each further failure, at least 1.
+        max_backoff_seconds: Longest wait between two attempts, above 0.
+        max_attempts: Attempts per call, the first included; 0: as many as the deadline allows; 1:
+            no retry.
+        reconnect_seconds: For how long a broken sample stream or writer tries to reach the server
+            again.
     """
 
     initial_backoff_seconds: float = 0.1
     multiplier: float = 2.0
     max_backoff_seconds: float = 5.0
     max_attempts: int = 0
-    """Attempts per call, the first included; 0: as many as the deadline allows; 1: no retry."""
     reconnect_seconds: float = 300.0
-    """For how long a broken sample stream or writer tries to reach the server again."""
 
     def __post_init__(self) -> None:
         if self.initial_backoff_seconds <= 0 or self.max_backoff_seconds <= 0:
@@ -59,16 +86,19 @@ class RetryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsOptions:
-    """A secure channel. Files are read when the channel is made, so a pickled client holds no key."""
+    """A secure channel. Files are read when the channel is made, so a pickled client holds no key.
+
+    Attributes:
+        ca_file: PEM certificates that the server's is checked against; None: the system's.
+        certificate_file: PEM certificate that the client shows, for servers that ask for one.
+        key_file: PEM private key of `certificate_file`.
+        server_name: Name expected in the server's certificate; empty: the address's host.
+    """
 
     ca_file: str | None = None
-    """PEM certificates that the server's is checked against; None: the system's."""
     certificate_file: str | None = None
-    """PEM certificate that the client shows, for servers that ask for one."""
     key_file: str | None = None
-    """PEM private key of `certificate_file`."""
     server_name: str = ""
-    """Name expected in the server's certificate; empty: the address's host."""
 
     def __post_init__(self) -> None:
         if (self.certificate_file is None) != (self.key_file is None):
@@ -77,24 +107,33 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """What rarely needs changing."""
+    """What rarely needs changing.
+
+    Attributes:
+        max_message_bytes: Largest message, both ways. The server has a limit of its own.
+        max_push_bytes: `push` and `annotate` aim at requests of at most this size; what is larger
+            goes alone.
+        max_push_items: Most experiences, and most tombstones, in one request of `push`.
+        keepalive_seconds: Time between pings on a connection with open calls, to notice a dead
+            peer; 0: none.
+        keepalive_timeout_seconds: A connection whose ping isn't answered in this time counts as
+            dead.
+        retry: When and for how long failed calls are tried again.
+        shared_memory: True: writers and sample streams share memory with a server on the same
+            machine, where it has some and this process may: runs as the same user, in the same
+            namespace of processes.
+        allow_insecure_token: True: send the token also over an unencrypted connection to another
+            host.
+    """
 
     max_message_bytes: int = 64 * 1024 * 1024
-    """Largest message, both ways. The server has a limit of its own."""
     max_push_bytes: int = 8 * 1024 * 1024
-    """`push` and `annotate` aim at requests of at most this size; what is larger goes alone."""
     max_push_items: int = 512
-    """Most experiences, and most tombstones, in one request of `push`."""
     keepalive_seconds: float = 60.0
-    """Time between pings on a connection with open calls, to notice a dead peer; 0: none."""
     keepalive_timeout_seconds: float = 20.0
-    """A connection whose ping isn't answered in this time counts as dead."""
     retry: RetryOptions = field(default_factory=RetryOptions)
     shared_memory: bool = True
-    """True: writers and sample streams share memory with a server on the same machine, where it has some
-    and this process may: runs as the same user, in the same namespace of processes."""
     allow_insecure_token: bool = False
-    """True: send the token also over an unencrypted connection to another host."""
 
     def __post_init__(self) -> None:
         if self.max_push_items < 1 or self.max_push_bytes < 1:
@@ -107,18 +146,22 @@ class ClientOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """Bounds of a background writer."""
+    """Bounds of a background writer.
+
+    Attributes:
+        max_pending_bytes: Payload bytes that may wait for their outcome; `append` blocks beyond.
+        max_batch_items: Most experiences in one request.
+        max_batch_bytes: Payload of one request, and no more than a message holds; one larger
+            experience goes alone.
+        linger_seconds: How long an experience waits for others to share its request.
+        raise_on_refused: False: refused experiences are counted and logged only.
+    """
 
     max_pending_bytes: int = 64 * 1024 * 1024
-    """Payload bytes that may wait for their outcome; `append` blocks beyond."""
     max_batch_items: int = 128
-    """Most experiences in one request."""
     max_batch_bytes: int = 4 * 1024 * 1024
-    """Payload of one request, and no more than a message holds; one larger experience goes alone."""
     linger_seconds: float = 0.02
-    """How long an experience waits for others to share its request."""
     raise_on_refused: bool = True
-    """False: refused experiences are counted and logged only."""
 
     def __post_init__(self) -> None:
         if min(self.max_pending_bytes, self.max_batch_items, self.max_batch_bytes) < 1:
@@ -127,79 +170,98 @@ class WriterOptions:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageConfig:
-    """How advantages are computed when a group is whole."""
+    """How advantages are computed when a group is whole.
+
+    Attributes:
+        estimator: One of those in docs/advantages.md, such as "grpo" or "gae", or one that the
+            server's configuration declares; empty: none are computed.
+        parameters: The estimator's parameters by name, those left out at their defaults; the server
+            refuses names that it doesn't know and values out of bounds.
+    """
 
     estimator: str = ""
-    """One of those in docs/advantages.md, such as "grpo" or "gae", or one that the server's
-    configuration declares; empty: none are computed."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    """The estimator's parameters by name, those left out at their defaults; the server refuses
-    names that it doesn't know and values out of bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What leaves a buffer by itself, in whole units; never what is leased or kept for a rewind."""
+    """What leaves a buffer by itself, in whole units; never what is leased or kept for a rewind.
+
+    Attributes:
+        max_age_seconds: Most seconds since the push of a unit's oldest member; None: any.
+        max_lag: Most policy versions behind the published one, by a unit's lowest version; None:
+            any.
+    """
 
     max_age_seconds: float | None = None
-    """Most seconds since the push of a unit's oldest member; None: any."""
     max_lag: int | None = None
-    """Most policy versions behind the published one, by a unit's lowest version; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferConfig:
-    """Everything that can be set for a buffer; None takes the server's default."""
+    """Everything that can be set for a buffer; None takes the server's default.
+
+    Attributes:
+        name: 1 to 64 characters of letters, digits, ".", "_" and "-".
+        group_by: Which key makes experiences one group: "task", "run" or "step"; "none": there are
+            no groups.
+        group_size: Members that make a group whole; 0: only a push or `seal_group` states it.
+        group_deadline_seconds: From a group's first member until its deadline; 0: none.
+        on_group_deadline: What happens to a group that isn't whole at its deadline: "use_partial",
+            "drop", or "wait" longer.
+        min_group_size: Fewest members with which a partial group is used.
+        late_members: What happens to members that come after their group closed: "refuse", or
+            "new_group" begins another.
+        on_bad_reward: What happens to a reward that is NaN, or missing though the estimator needs
+            it: "refuse", or "tombstone" counts the experience as a failed rollout.
+        on_missing_field: What happens to experiences without a field that the estimator needs:
+            "refuse" names the field; "wait" stores them, and their groups wait for `annotate` until
+            their deadlines.
+        consumers: The readers, a `ConsumerConfig` each; None: one consumer "trainer" that takes
+            items.
+        advantage: How advantages are computed when a group is whole.
+        lease_seconds: Until an unacknowledged delivery is offered again.
+        max_items: Most experiences in the buffer; 0: bounded by bytes only.
+        max_bytes: Most payload bytes in the buffer.
+        duplicate_horizon_seconds: For how long a consumed uid is remembered to recognise a repeated
+            push.
+        on_full: A push that finds the buffer full is refused with a delay after which to try again
+            ("refuse"), or units that `remover` chooses make room ("evict"), or it waits in line
+            ("block"); leased and retained ones stay.
+        full_timeout_seconds: Under "block": the longest wait of a push for room.
+        remover: What makes room under "evict", whole groups where there are groups; a kind alone
+            becomes a `Selector` of that kind.
+        max_pending_bytes: Most bytes of pushes that wait for their commit, and as many in line for
+            room; 0: the server's bounds alone.
+        retention: What leaves by its age or its policy version; None: nothing does.
+        on_future_version: What happens to experiences of a policy version that isn't published yet,
+            as after a rollback: "hold" keeps them until it is, "refuse" when pushed, "deliver" like
+            any other.
+        pacing: Admission of new tasks; None: all are admitted.
+    """
 
     name: str
-    """1 to 64 characters of letters, digits, ".", "_" and "-"."""
     group_by: GroupBy | None = field(default=None, kw_only=True)
-    """Which key makes a group."""
     group_size: int | None = field(default=None, kw_only=True)
-    """Members that make a group whole; 0: only a push or `seal_group` states it."""
     group_deadline_seconds: float | None = field(default=None, kw_only=True)
-    """From a group's first member until its deadline; 0: none."""
     on_group_deadline: DeadlinePolicy | None = field(default=None, kw_only=True)
-    """What happens at the deadline."""
     min_group_size: int | None = field(default=None, kw_only=True)
-    """Fewest members with which a partial group is used."""
     late_members: LatePolicy | None = field(default=None, kw_only=True)
-    """What happens to members that come too late."""
     on_bad_reward: BadRewardPolicy | None = field(default=None, kw_only=True)
-    """What happens to NaN or missing rewards."""
     on_missing_field: MissingFieldPolicy | None = field(default=None, kw_only=True)
-    """What happens to experiences without a field that the estimator needs: "refuse" names the
-    field; "wait" stores them, and their groups wait for `annotate` until their deadlines."""
     consumers: tuple[ConsumerConfig, ...] | None = field(default=None, kw_only=True)
-    """The readers; None: one consumer "trainer" that takes items."""
     advantage: AdvantageConfig | None = field(default=None, kw_only=True)
-    """Advantage computation."""
     lease_seconds: float | None = field(default=None, kw_only=True)
-    """Until an unacknowledged delivery is offered again."""
     max_items: int | None = field(default=None, kw_only=True)
-    """Most experiences in the buffer; 0: bounded by bytes only."""
     max_bytes: int | None = field(default=None, kw_only=True)
-    """Most payload bytes in the buffer."""
     duplicate_horizon_seconds: float | None = field(default=None, kw_only=True)
-    """For how long a consumed uid is remembered to recognise a repeated push."""
     on_full: FullPolicy | None = field(default=None, kw_only=True)
-    """A push that finds the buffer full is refused with a delay after which to try again, or units
-    that `remover` chooses make room, or it waits in line; leased and retained ones stay."""
     full_timeout_seconds: float | None = field(default=None, kw_only=True)
-    """Under "block": the longest wait of a push for room."""
     remover: Selector | SelectorKind | None = field(default=None, kw_only=True)
-    """What makes room under "evict", whole groups where there are groups; a kind alone becomes a
-    `Selector` of that kind."""
     max_pending_bytes: int | None = field(default=None, kw_only=True)
-    """Most bytes of pushes that wait for their commit, and as many in line for room; 0: the server's
-    bounds alone."""
     retention: Retention | None = field(default=None, kw_only=True)
-    """What leaves by its age or its policy version; None: nothing does."""
     on_future_version: FuturePolicy | None = field(default=None, kw_only=True)
-    """What happens to experiences of a policy version that isn't published yet, as after a
-    rollback: held until it is, refused when pushed, or delivered like any other."""
     pacing: Pacing | None = field(default=None, kw_only=True)
-    """Admission of new tasks; None: all are admitted."""
 
     def __post_init__(self) -> None:
         if isinstance(self.remover, str):

@@ -7,6 +7,19 @@ from typing import Literal, TypeAlias
 
 from experience_buffer._error_base import ExperienceBufferError
 
+__all__ = [
+    "AnnotateOutcome",
+    "AnnotateRefusalReason",
+    "AnnotateRefusedError",
+    "AnnotateResult",
+    "PushOutcome",
+    "PushRefusedError",
+    "PushResult",
+    "PushStatus",
+    "RefusalReason",
+]
+__dir__ = __all__.copy
+
 PushStatus: TypeAlias = Literal["stored", "duplicate", "refused"]
 """What became of one pushed item."""
 RefusalReason: TypeAlias = Literal[
@@ -22,26 +35,37 @@ the advantages it would change are with a consumer. Empty when it wasn't."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOutcome:
-    """What became of one experience or tombstone."""
+    """What became of one experience or tombstone.
+
+    Attributes:
+        index: Position in what was pushed; tombstones follow the experiences.
+        uid: Empty when the item is too damaged to have one.
+        status: "stored", "duplicate" (stored before, with the same content) or "refused".
+        reason: Why it was refused: "invalid" (damaged, or of an identity, a value or a shape that
+            can't be), "conflict" (its uid has other content), "late" (its group is closed),
+            "missing_field" (the estimator needs it), "group_size" (contradicts an earlier one),
+            "future_version" (of a policy version that isn't published yet); empty when it wasn't.
+        message: What was wrong, where, and what to do; empty when stored.
+    """
 
     index: int
-    """Position in what was pushed; tombstones follow the experiences."""
     uid: str
-    """Empty when the item is too damaged to have one."""
     status: PushStatus
     reason: RefusalReason = ""
     message: str = ""
-    """What was wrong, where, and what to do; empty when stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushResult:
-    """What became of a push. Everything not refused is durable."""
+    """What became of a push. Everything not refused is durable.
+
+    Attributes:
+        outcomes: One per experience, then one per tombstone, in order.
+        policy_version: The newest published policy version; None before the first.
+    """
 
     outcomes: tuple[PushOutcome, ...]
-    """One per experience, then one per tombstone, in order."""
     policy_version: int | None
-    """The newest published policy version; None before the first."""
 
     @property
     def num_stored(self) -> int:
@@ -72,6 +96,9 @@ class PushRefusedError(ExperienceBufferError, ValueError):
     """The server refused some items of a push; all others are stored.
 
     Raised by the client alone: on the wire a refusal is an outcome, not an error.
+
+    Attributes:
+        result: Every outcome of the push, the stored ones included.
     """
 
     __module__ = "experience_buffer.errors"
@@ -80,7 +107,6 @@ class PushRefusedError(ExperienceBufferError, ValueError):
     reason = "PUSH_REFUSED"
 
     result: PushResult
-    """Every outcome of the push, the stored ones included."""
 
 
 def refusal(result: PushResult) -> PushRefusedError:
@@ -100,22 +126,32 @@ def refusal(result: PushResult) -> PushRefusedError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotateOutcome:
-    """What became of one annotation."""
+    """What became of one annotation.
+
+    Attributes:
+        uid: Of the experience that was to be annotated.
+        status: "stored" or "refused"; a refused annotation changed nothing.
+        reason: Why it was refused: "unknown_uid" (nothing is stored under it), "invalid" (damaged,
+            or it doesn't fit), "delivered" (advantages that it would change are with a consumer);
+            empty when it wasn't.
+        message: What was wrong and what to do; empty when stored.
+    """
 
     uid: str
     status: Literal["stored", "refused"]
-    """A refused annotation changed nothing."""
     reason: AnnotateRefusalReason = ""
     message: str = ""
-    """What was wrong and what to do; empty when stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotateResult:
-    """What became of annotations. Everything not refused is durable."""
+    """What became of annotations. Everything not refused is durable.
+
+    Attributes:
+        outcomes: One per annotation, in order.
+    """
 
     outcomes: tuple[AnnotateOutcome, ...]
-    """One per annotation, in order."""
 
     @property
     def num_stored(self) -> int:
@@ -149,6 +185,9 @@ class AnnotateRefusedError(ExperienceBufferError, ValueError):
     """The server refused some annotations; all others are stored.
 
     Raised by the client alone: on the wire a refusal is an outcome, not an error.
+
+    Attributes:
+        result: Every outcome of the call, the stored ones included.
     """
 
     __module__ = "experience_buffer.errors"
@@ -157,7 +196,6 @@ class AnnotateRefusedError(ExperienceBufferError, ValueError):
     reason = "ANNOTATE_REFUSED"
 
     result: AnnotateResult
-    """Every outcome of the call, the stored ones included."""
 
 
 def _first(texts: list[str]) -> str:

@@ -9,18 +9,22 @@ import threading
 from dataclasses import dataclass
 
 __all__ = ["RolloutCounts", "RolloutPacer"]
+__dir__ = __all__.copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutCounts:
-    """What became of the rollouts that a pacer let start."""
+    """What became of the rollouts that a pacer let start.
+
+    Attributes:
+        running: Started and not ended.
+        accepted: Ended and used, or to be used, for training; includes those of before a restart.
+        rejected: Ended and not used: failed, filtered, discarded.
+    """
 
     running: int
-    """Started and not ended."""
     accepted: int
-    """Ended and used, or to be used, for training; includes those of before a restart."""
     rejected: int
-    """Ended and not used: failed, filtered, discarded."""
 
 
 class RolloutPacer:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Facts", "PackedBatch", "PackedRow", "cut", "frames", "pack"]
+__dir__ = __all__.copy
 
 
 class PackedBatch:

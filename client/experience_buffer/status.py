@@ -18,6 +18,19 @@ from google.rpc import error_details_pb2, status_pb2
 from experience_buffer import errors
 from experience_buffer.v1 import types_pb2
 
+__all__ = [
+    "DETAILS_KEY",
+    "ERROR_DOMAIN",
+    "MAX_MESSAGE_BYTES",
+    "MAX_SUBJECT_BYTES",
+    "RpcStatus",
+    "from_request_error",
+    "from_rpc_error",
+    "to_request_error",
+    "to_status",
+]
+__dir__ = __all__.copy
+
 DETAILS_KEY: Final = "grpc-status-details-bin"
 ERROR_DOMAIN: Final = "experience_buffer"
 MAX_MESSAGE_BYTES: Final = 1024
@@ -50,13 +63,17 @@ _CODE_BY_NUMBER: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class RpcStatus(grpc.Status):
-    """What a failed call ends with; fits `abort_with_status` of both kinds of context."""
+    """What a failed call ends with; fits `abort_with_status` of both kinds of context.
+
+    Attributes:
+        code: The status code.
+        details: The error's text.
+        trailing_metadata: One entry: the serialised `google.rpc.Status`, below 4 KiB.
+    """
 
     code: grpc.StatusCode
     details: str
-    """The error's text."""
     trailing_metadata: tuple[tuple[str, str | bytes], ...]
-    """One entry: the serialised `google.rpc.Status`, below 4 KiB."""
 
 
 def to_status(error: errors.ExperienceBufferError) -> RpcStatus:

@@ -29,6 +29,7 @@ __all__ = [
     "split",
     "with_tensors",
 ]
+__dir__ = __all__.copy
 
 
 def encode(experiences: Sequence[Experience]) -> bytes:

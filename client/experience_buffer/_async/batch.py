@@ -17,15 +17,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class AsyncBatch(BatchData):
-    """A delivered batch that can be acknowledged. It belongs to one event loop."""
+    """A delivered batch that can be acknowledged. It belongs to one event loop.
+
+    Its tuples are parallel, one entry per experience, groups contiguous. It is falsy when it holds
+    nothing; `shortfall` then says why. That isn't an error. Nor is a rank's part of a shared batch
+    that has fewer units than there are ranks: it has a lease, and is acked like any other. The
+    tuples of a packed batch are empty: `packed` has what they would hold.
+
+    Attributes:
+        buffer: The buffer's name.
+        consumer: The consumer's name.
+        lease_id: Names the lease; 0 when nothing was delivered.
+        expire_time: When the lease expires, by `time.monotonic()`; infinity when nothing was
+            delivered.
+        rank: Whose part of a shared batch this is; None when it isn't shared.
+        world_size: Ranks that share the batch and its lease; 0 when it isn't shared.
+        uids: Each experience's name.
+        groups: Each experience's group key; empty texts in ungrouped buffers.
+        content: What `payloads` and `experiences` are made of.
+        num_deliveries: How often each has been delivered to this consumer, this delivery included.
+        staleness: Published policy version minus the version that began the experience; None when
+            unknown.
+        flags: What each one's advantages are like: "singleton" (nothing to compare with),
+            "zero_variance" (all rewards of its group are equal), "masked" (and so its action mask
+            was zeroed), "zero_mask" (no token counts), "bootstrapped" (a critic's value stands for
+            what was cut off), "stale" (too stale by the consumer's settings, which ask for it all
+            the same).
+        probabilities: The probability with which each one's unit was chosen when it was; 1 where
+            the order is fixed.
+        times_sampled: How often each was delivered to this consumer and acknowledged before.
+        generations: Each one's generation, for `update_priorities`: it changes with every update.
+        columns: The content of a packed batch; see `packed`. None of others.
+        num_bytes: Payload bytes.
+        num_units: Units (experiences or groups) delivered.
+        shortfall: Why there are fewer units than asked for; empty when there aren't.
+        policy_version: The newest published policy version; None before the first.
+        client: The client that it came by.
+        settle: Acknowledges on the stream that delivered this and returns what waits for the
+            answer, which is None when the stream ends before it; or returns None where the stream
+            has ended already.
+    """
 
     client: AsyncDeliveryVerbs
-    """The client that it came by."""
     settle: Callable[[int, int | None], Callable[[], Awaitable[int | None]] | None] | None = field(
         default=None
     )
-    """Acknowledges on the stream that delivered this and returns what waits for the answer, which is
-    None when the stream ends before it; or returns None where the stream has ended already."""
 
     async def ack(self, step: int | None = None) -> int:
         """Say that the batch is consumed; returns after the server's commit. Idempotent.
@@ -92,12 +128,17 @@ class AsyncBatch(BatchData):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AsyncPendingAck:
-    """An ack that may be under way. It belongs to one event loop."""
+    """An ack that may be under way. It belongs to one event loop.
+
+    Attributes:
+        batch: What is acknowledged.
+        step: The training step that used it; None: consumed for good.
+        wait: Waits for the answer on the batch's stream; None where there is none.
+    """
 
     batch: AsyncBatch
     step: int | None
     wait: Callable[[], Awaitable[int | None]] | None
-    """Waits for the answer on the batch's stream; None where there is none."""
 
     async def result(self) -> int:
         """Wait until the batch is consumed; see `AsyncBatch.ack` for what is returned and raised."""

@@ -93,20 +93,23 @@ _SOUND_TYPES: Final = frozenset(product(*_TYPES.values()))
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One experience as it lies in a payload: identity, metadata, and views of its tensors."""
+    """One experience as it lies in a payload: identity, metadata, and views of its tensors.
+
+    Attributes:
+        index: Its place in the payload.
+        eid: Its identity, checked: all five parts are there, and its uid is valid Unicode.
+        meta: Its metadata as on the wire. Parts may be shared with other items: not to be changed.
+        tensors: Its tensors by field; a multi-modal input is `"multi_modal_inputs:key"`.
+        keys: The metadata's outermost keys: the very objects that the item's own texts may share.
+        is_suspect: Whether the metadata may hold sets, or share containers.
+    """
 
     index: int
-    """Its place in the payload."""
     eid: EID
-    """Its identity, checked: all five parts are there, and its uid is valid Unicode."""
     meta: dict[str, Any]
-    """Its metadata as on the wire. Parts may be shared with other items: not to be changed."""
     tensors: dict[str, TensorView]
-    """Its tensors by field; a multi-modal input is `"multi_modal_inputs:key"`."""
     keys: tuple[str, ...] = field(default=KEYS, repr=False)
-    """The metadata's outermost keys: the very objects that the item's own texts may share."""
     is_suspect: bool = field(default=False, repr=False)
-    """Whether the metadata may hold sets, or share containers."""
 
     @property
     def uid(self) -> str:

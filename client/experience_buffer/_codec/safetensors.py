@@ -43,14 +43,17 @@ _Row: TypeAlias = tuple[str, str, tuple[int, ...], int, int]
 
 @dataclass(slots=True, eq=False)
 class TensorView:
-    """A tensor as it lies in a payload: no copy, no torch. Reading it is thread-safe."""
+    """A tensor as it lies in a payload: no copy, no torch. Reading it is thread-safe.
+
+    Attributes:
+        dtype: Code of the safetensors format, such as `"F32"`; a key of `ITEM_BYTES`.
+        shape: Sizes of the dimensions; `()` for a scalar.
+        data: The elements, little endian, row-major: `prod(shape) * ITEM_BYTES[dtype]` bytes.
+    """
 
     dtype: str
-    """Code of the safetensors format, such as `"F32"`; a key of `ITEM_BYTES`."""
     shape: tuple[int, ...]
-    """Sizes of the dimensions; `()` for a scalar."""
     data: memoryview
-    """The elements, little endian, row-major: `prod(shape) * ITEM_BYTES[dtype]` bytes."""
 
 
 class Table(NamedTuple):

@@ -37,17 +37,23 @@ _END_SECONDS: Final = 5.0
 
 
 class LeaseTicket(NamedTuple):
-    """Names the lease of a batch. Plain data, so that any process can acknowledge it."""
+    """Names the lease of a batch. Plain data, so that any process can acknowledge it.
+
+    Attributes:
+        buffer: The buffer's name.
+        consumer: The consumer's name.
+        lease_id: Names the lease.
+        rank: Whose part of a shared batch it is; None when it isn't shared.
+        micro_batch: Which micro-batch of the delivered batch this is, from 0.
+        num_micro_batches: How many the delivered batch has; they share the lease.
+    """
 
     buffer: str
     consumer: str
     lease_id: int
     rank: int | None
-    """Whose part of a shared batch it is; None when it isn't shared."""
     micro_batch: int
-    """Which micro-batch of the delivered batch this is, from 0."""
     num_micro_batches: int
-    """How many the delivered batch has; they share the lease."""
 
     @property
     def is_last(self) -> bool:
@@ -56,12 +62,15 @@ class LeaseTicket(NamedTuple):
 
 
 class LeasedBatch(NamedTuple):
-    """What a dataset yields whose trainer acknowledges: `for data, ticket in dataset`."""
+    """What a dataset yields whose trainer acknowledges: `for data, ticket in dataset`.
+
+    Attributes:
+        data: What the collation function made.
+        ticket: For `ExperienceDataset.ack`.
+    """
 
     data: Any
-    """What the collation function made."""
     ticket: LeaseTicket
-    """For `ExperienceDataset.ack`."""
 
 
 class Feed:

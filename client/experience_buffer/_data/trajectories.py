@@ -16,14 +16,17 @@ _MASK: Final = "attention_mask"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryLayout:
-    """Where each trajectory is in a batch; what `split` needs to undo `concat`."""
+    """Where each trajectory is in a batch; what `split` needs to undo `concat`.
+
+    Attributes:
+        rows: Number of rows of each trajectory.
+        widths: Padded width of each trajectory before it was joined.
+        token_fields: Fields with one column per token: padded by `concat`, cut by `split`.
+    """
 
     rows: tuple[int, ...]
-    """Number of rows of each trajectory."""
     widths: tuple[int, ...]
-    """Padded width of each trajectory before it was joined."""
     token_fields: frozenset[str]
-    """Fields with one column per token: padded by `concat`, cut by `split`."""
 
     @property
     def num_rows(self) -> int:

@@ -92,54 +92,28 @@ def _decoded(payload: bytes | memoryview) -> list[Experience]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class BatchData:
-    """A delivered batch: parallel tuples, one entry per experience, groups contiguous.
-
-    Falsy when it holds nothing; `shortfall` then says why. That isn't an error. Nor is a rank's
-    part of a shared batch that has fewer units than there are ranks: it has a lease, and is acked
-    like any other. The tuples of a packed batch are empty: `packed` has what they would hold.
-    """
+    """The content of a delivered batch; the classes that users meet explain the fields."""
 
     buffer: str
     consumer: str
     lease_id: int
-    """Names the lease; 0 when nothing was delivered."""
     expire_time: float
-    """When the lease expires, by `time.monotonic()`; infinity when nothing was delivered."""
     rank: int | None
-    """Whose part of a shared batch this is; None when it isn't shared."""
     world_size: int
-    """Ranks that share the batch and its lease; 0 when it isn't shared."""
     uids: tuple[str, ...]
     groups: tuple[str, ...]
-    """Each experience's group key; empty texts in ungrouped buffers."""
     content: LazyPayloads
-    """What `payloads` and `experiences` are made of."""
     num_deliveries: tuple[int, ...]
-    """How often each has been delivered to this consumer, this delivery included."""
     staleness: tuple[int | None, ...]
-    """Published policy version minus the version that began the experience; None when unknown."""
     flags: tuple[tuple[str, ...], ...]
-    """What each one's advantages are like: "singleton" (nothing to compare with), "zero_variance"
-    (all rewards of its group are equal), "masked" (and so its action mask was zeroed), "zero_mask"
-    (no token counts), "bootstrapped" (a critic's value stands for what was cut off), "stale" (too
-    stale by the consumer's settings, which ask for it all the same)."""
     probabilities: tuple[float, ...]
-    """The probability with which each one's unit was chosen when it was; 1 where the order is
-    fixed."""
     times_sampled: tuple[int, ...]
-    """How often each was delivered to this consumer and acknowledged before."""
     generations: tuple[int, ...]
-    """Each one's generation, for `update_priorities`: it changes with every update."""
     columns: LazyPacked | None
-    """The content of a packed batch; see `packed`. None of others."""
     num_bytes: int
-    """Payload bytes."""
     num_units: int
-    """Units (experiences or groups) delivered."""
     shortfall: str
-    """Why there are fewer units than asked for; empty when there aren't."""
     policy_version: int | None
-    """The newest published policy version; None before the first."""
 
     def __len__(self) -> int:
         """Return the number of experiences."""

@@ -28,18 +28,21 @@ _VAST: Final = 2**32
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """What the columns repeat of an experience's metadata."""
+    """What the columns repeat of an experience's metadata.
+
+    Attributes:
+        response_length: Tokens that aren't the prompt's; 0 for dpo, whose tokens are all prompt.
+        reward: Its scalar reward.
+        truncate_status: None, `"prompt_truncated"`, `"response_truncated"`, or another text.
+        run: The rollout of the task; 64 bits.
+        step: The step within the run; 64 bits.
+    """
 
     response_length: int
-    """Tokens that aren't the prompt's; 0 for dpo, whose tokens are all prompt."""
     reward: float | None
-    """Its scalar reward."""
     truncate_status: str | None
-    """None, `"prompt_truncated"`, `"response_truncated"`, or another text."""
     run: int
-    """The rollout of the task; 64 bits."""
     step: int
-    """The step within the run; 64 bits."""
 
     @classmethod
     def of(cls, item: Item) -> Facts:
@@ -59,31 +62,35 @@ class Facts:
 
 @dataclass(slots=True, kw_only=True)
 class PackedRow:
-    """One experience that is to travel in a packed batch, and how it was chosen."""
+    """One experience that is to travel in a packed batch, and how it was chosen.
+
+    Attributes:
+        uid: Its name.
+        group: Key of its group; empty without one.
+        payload: The TRXP payload of this experience alone, as stored; a view is of bytes.
+        tensors: Computed tensors by field, which replace or extend those of the payload; may be
+            empty.
+        num_deliveries: How often it was delivered, this time included.
+        staleness: Current policy version minus the experience's; None where either is unknown.
+        flags: Details of its advantages, such as `"zero_variance"`; words without whitespace.
+        probability: Chance with which the selector drew it.
+        times_sampled: How often it was delivered and acknowledged before, this time not counted.
+        generation: Generation of its priority.
+        facts: What its metadata says, if that is known: then the metadata isn't read, which saves
+            more than half of the time. None: it's read.
+    """
 
     uid: str
-    """Its name."""
     group: str = ""
-    """Key of its group; empty without one."""
     payload: bytes | memoryview
-    """The TRXP payload of this experience alone, as stored; a view is of bytes."""
     tensors: Mapping[str, TensorView]
-    """Computed tensors by field, which replace or extend those of the payload; may be empty."""
     num_deliveries: int = 1
-    """How often it was delivered, this time included."""
     staleness: int | None = None
-    """Current policy version minus the experience's; None where either is unknown."""
     flags: Sequence[str] = ()
-    """Details of its advantages, such as `"zero_variance"`; words without whitespace."""
     probability: float = 1.0
-    """Chance with which the selector drew it."""
     times_sampled: int = 0
-    """How often it was delivered and acknowledged before, this time not counted."""
     generation: int = 0
-    """Generation of its priority."""
     facts: Facts | None = None
-    """What its metadata says, if that is known: then the metadata isn't read, which saves more
-    than half of the time. None: it's read."""
 
 
 def facts_of(row: PackedRow) -> Facts:
