@@ -105,7 +105,7 @@ def tensor(view: TensorView) -> Tensor:
     if dtype is None:
         raise trxp_error(f"this version of torch has no {view.dtype}", where="tensors")
     if not len(view.data):
-        return torch.empty(view.shape, dtype=dtype)
+        return torch.empty(view.shape, dtype=dtype, device="cpu")
     flat = torch.frombuffer(view.data, dtype=dtype)
     if flat.data_ptr() % ITEM_BYTES[view.dtype]:
         flat = flat.clone()

@@ -15,13 +15,15 @@ The layout is in docs/packed.md. Importing this module imports no torch; what re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from experience_buffer import trxp
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.frame import join_frame
+from experience_buffer._packed import rewriter
 from experience_buffer._packed.row import Facts, PackedRow
+from experience_buffer._packed.select import select
 from experience_buffer._packed.table import Table, read_table
 from experience_buffer._packed.writer import cut, frames, pack
 from experience_buffer.experience import Experience
@@ -36,7 +38,9 @@ __dir__ = __all__.copy
 class PackedBatch:
     """B experiences that arrived as one file.
 
-    It can be shared between threads. Tensors that are views share memory with the batch: changing
+    It has a length and iterates over its experiences, which are made as `of` makes them;
+    `batch[0]` is one of them, and `batch[2:5]` a packed batch of some, which shares no tensors with
+    this one. It can be pickled, and shared between threads. Tensors that are views share memory with the batch: changing
     one in place changes what every method returns after it. B is the number of experiences, N of
     the rows of a field, P and R the padded lengths of prompt and response.
     """
@@ -61,6 +65,21 @@ class PackedBatch:
 
     def __len__(self) -> int:
         return self._table.num_rows
+
+    def __iter__(self) -> Iterator[Experience]:
+        return map(self.of, range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> Experience: ...
+    @overload
+    def __getitem__(self, index: slice) -> PackedBatch: ...
+    def __getitem__(self, index: int | slice) -> Experience | PackedBatch:
+        if isinstance(index, slice):
+            return PackedBatch(select(self._table, range(len(self))[index]))
+        return self.of(index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedBatch.parse, (rewriter.rewrite(self._table),)
 
     def __repr__(self) -> str:
         return f"PackedBatch({len(self)} experiences, fields={self.fields})"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from experience_buffer._messages import delivery_calls
 from experience_buffer._messages.batch_data import BatchData
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 class AsyncBatch(BatchData):
     """A delivered batch that can be acknowledged. It belongs to one event loop.
 
-    Its tuples are parallel, one entry per experience, groups contiguous. It is falsy when it holds
-    nothing; `shortfall` then says why. That isn't an error. Nor is a rank's part of a shared batch
-    that has fewer units than there are ranks: it has a lease, and is acked like any other. The
-    tuples of a packed batch are empty: `packed` has what they would hold.
+    It iterates over its experiences; `batch[0]` and `batch[2:5]` are one of them and a list, in
+    whichever format it came. Its tuples are parallel, one entry per experience, groups contiguous.
+    It is falsy when it holds nothing; `shortfall` then says why. That isn't an error. Nor is a
+    rank's part of a shared batch that has fewer units than there are ranks: it has a lease, and is
+    acked like any other. The tuples of a packed batch are empty: `packed` has what they would hold.
+
+    Pickled, or copied, it does in another process what it does here, by a client of its own: `ack`,
+    `nack` and `extend` go by the lease, which has to be alive. That of a stream's batch ends with
+    the stream, so keep the stream open until the other process has acknowledged.
 
     Attributes:
         buffer: The buffer's name.
@@ -62,6 +67,17 @@ class AsyncBatch(BatchData):
     settle: Callable[[int, int | None], Callable[[], Awaitable[int | None]] | None] | None = field(
         default=None
     )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        # The stream stays here, and this clock may be none of the other machine's.
+        expire_time = time.time() + self.expire_time - time.monotonic()
+        return state | {"settle": None, "expire_time": expire_time}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        expire_time = time.monotonic() + state["expire_time"] - time.time()
+        for name, value in (state | {"expire_time": expire_time}).items():
+            object.__setattr__(self, name, value)
 
     async def ack(self, step: int | None = None) -> int:
         """Say that the batch is consumed; returns after the server's commit. Idempotent.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from experience_buffer._codec.limits import DEFAULT_LIMITS
 
@@ -122,6 +122,17 @@ class BatchData:
     def __bool__(self) -> bool:
         return bool(self.num_units)
 
+    def __iter__(self) -> Iterator[Experience]:
+        return iter(self.experiences if self.columns is None else self.packed)
+
+    @overload
+    def __getitem__(self, index: int) -> Experience: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Experience]: ...
+    def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
+        found = self.experiences if self.columns is None else self.packed
+        return list(found[index]) if isinstance(index, slice) else found[index]
+
     def __repr__(self) -> str:
         short = f", shortfall={self.shortfall!r}" if self.shortfall else ""
         rank = f", rank {self.rank} of {self.world_size}" if self.rank is not None else ""
@@ -166,6 +177,5 @@ class BatchData:
             TrxpError: A payload is damaged.
         """
         if self.columns is not None:
-            packed = self.packed
-            return [packed.of(index) for index in range(len(packed))]
+            return list(self.packed)
         return self.content.experiences()

@@ -69,7 +69,7 @@ def uid_of(table: Table, index: int) -> str:
 
 def _has(table: Table, name: str) -> Tensor:
     """Which experiences have a field, bool, shape [B]."""
-    has = torch.zeros(table.num_rows, dtype=torch.bool)
+    has = torch.zeros(table.num_rows, dtype=torch.bool, device="cpu")
     for form in table.fields.get(name, ()):
         has |= _presence(form)
     return has
@@ -117,7 +117,7 @@ def _single_turn_masks(table: Table, rows: Tensor) -> Joined:
 
 def _field_lengths(table: Table, name: str) -> Tensor:
     """Rows of each experience in all forms of a field, int64, shape [B]."""
-    lengths = torch.zeros(table.num_rows, dtype=torch.int64)
+    lengths = torch.zeros(table.num_rows, dtype=torch.int64, device="cpu")
     for form in table.fields.get(name, ()):
         lengths += _lengths(name, form)
     return lengths

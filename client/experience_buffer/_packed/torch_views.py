@@ -45,7 +45,7 @@ class _Layout:
     def mask(self) -> Tensor:
         """True where a row is, bool, shape [B, width]."""
         if self._mask is None:
-            columns = torch.arange(self.width)
+            columns = torch.arange(self.width, device="cpu")
             starts = self.starts[:, None]
             self._mask = (columns >= starts) & (columns < starts + self.lengths[:, None])
         return self._mask
@@ -53,7 +53,7 @@ class _Layout:
     def filled(self, flat: Tensor, pad_value: int) -> Tensor:
         """Put rows that lie behind one another where they belong, and a value elsewhere."""
         shape = (len(self.lengths), self.width, *flat.shape[1:])
-        padded = torch.full(shape, pad_value, dtype=flat.dtype)
+        padded = flat.new_full(shape, pad_value)
         bits = _BITS[flat.element_size()]
         out, values = padded.view(bits), flat.view(bits)
         if self.width < _LONG:
@@ -100,12 +100,12 @@ def varlen(table: Table, *, fields: Sequence[str] | None) -> dict[str, Tensor]:
     """Do what `PackedBatch.varlen` says."""
     tokens, prompts = _tokens(table)
     cu_seqlens = _cumulated(tokens.lengths)
-    position_ids = torch.arange(len(tokens.flat))
+    position_ids = torch.arange(len(tokens.flat), device="cpu")
     position_ids -= cu_seqlens[:-1].repeat_interleave(tokens.lengths)
     responses = tokens.lengths - prompts
     # Before a response token are the response tokens before it, and the prompts up to its own.
     response_index = prompts.cumsum(0).repeat_interleave(responses)
-    response_index += torch.arange(len(response_index))
+    response_index += torch.arange(len(response_index), device="cpu")
     batch = {
         "input_ids": tokens.flat,
         "cu_seqlens": cu_seqlens,
@@ -158,7 +158,7 @@ def _add(batch: dict[str, Tensor], name: str, value: Tensor) -> None:
 
 def _cumulated(lengths: Tensor) -> Tensor:
     """Offsets as kernels want them: int32, shape [B + 1]."""
-    sums = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    sums = torch.zeros(len(lengths) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=sums[1:])
     if sums[-1] >= 2**31:
         raise ValueError(f"{int(sums[-1])} tokens don't fit into 32 bits; take smaller batches")

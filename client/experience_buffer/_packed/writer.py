@@ -48,7 +48,7 @@ def pack(rows: Sequence[PackedRow]) -> list[bytes | memoryview]:
     """
     facts = [*map(facts_of, rows)]
     forms, num_tokens, metadata = Fields(rows).read()
-    table = _Table()
+    table = Entries()
     table.add("format", "I64", (2,), array("q", [FORMAT_VERSION, len(rows)]).tobytes())
     _add_columns(table, rows, facts, num_tokens)
     table.add_texts("uid", [row.uid.encode() for row in rows])
@@ -89,13 +89,14 @@ def cut(
         first = last if ends[last] > end else last + 1
 
 
-class _Table:
+class Entries:
     """Entries of the file in the making."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, str, tuple[int, ...], int, _Pieces]] = []
 
-    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> None:
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> None:
+        """Add a tensor whose elements are in one piece."""
         self._entries.append((name, dtype, shape, len(data), [data]))
 
     def add_parts(
@@ -146,7 +147,7 @@ def _words(flags: Sequence[str]) -> bytes:
 
 
 def _add_columns(
-    table: _Table, rows: Sequence[PackedRow], facts: Sequence[Facts], num_tokens: Sequence[int]
+    table: Entries, rows: Sequence[PackedRow], facts: Sequence[Facts], num_tokens: Sequence[int]
 ) -> None:
     response_lengths = [fact.response_length for fact in facts]
     integers: dict[str, list[int]] = {
@@ -199,7 +200,7 @@ def _integers(name: str, values: list[int], rows: Sequence[PackedRow]) -> bytes:
         ) from None
 
 
-def _add_fields(table: _Table, fields: Iterable[Form]) -> None:
+def _add_fields(table: Entries, fields: Iterable[Form]) -> None:
     counts: dict[str, int] = {}
     for form in fields:
         name = form.name
