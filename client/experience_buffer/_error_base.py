@@ -15,11 +15,11 @@ class ExperienceBufferError(Exception):
         reason: Names this class on the wire (`google.rpc.ErrorInfo.reason`); part of the contract.
         resource_type: What kind of thing `subject` names, for errors about a thing.
         cure: What to do, added to messages that gRPC itself wrote.
+        subject: What it is about: a buffer's name, a uid, a lease id, an argument of a verb.
+        retry_delay_seconds: When the same call may be tried again; None when that can't help.
 
     Args:
         message: The text.
-        subject: What it is about: a buffer's name, a uid, a lease id, a field of a request.
-        retry_delay_seconds: When the same call may be tried again; None when that can't help.
     """
 
     __module__ = "experience_buffer.errors"  # Where everyone finds it, and pickles look for it.

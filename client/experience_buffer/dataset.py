@@ -77,14 +77,14 @@ class ExperienceDataset(IterableDataset[Any]):
             rank: Which of the data-parallel ranks this is.
             world_size: How many there are: each gets its part of every batch, whole units, balanced
                 by tokens.
-            format: How experiences travel; "packed" is faster.
+            format: How experiences travel: "trxp", a payload each, or "packed", which is faster.
             collate: Makes what is yielded of a `PackedBatch`, or of a list of `Experience` where
                 `format` is "trxp"; None: yields these themselves. One of `collation.py`, or any
                 function; for DataLoader workers one that can be pickled.
             token_budget: Most tokens of what is yielded at once: a delivered batch is split into
                 micro-batches of whole experiences, with few of them as the aim. A longer experience
                 is a micro-batch of its own and logs a warning. None: batches aren't split.
-            ack: Who acknowledges.
+            ack: Who acknowledges: asking for the next batch does ("auto"), or `ack` ("manual").
             stop_after: Delivered batches, thus steps, after which an iteration ends; None: never.
             prefetch: Batches that the server may send ahead; their leases run meanwhile.
             max_bytes: Payload bytes that it may send ahead; 0: any.
@@ -193,6 +193,10 @@ class ExperienceDataset(IterableDataset[Any]):
     def nack(self, ticket: LeaseTicket, *, reason: str = "") -> None:
         """Give a batch back, all of its micro-batches, for all ranks: it is delivered again.
 
+        Args:
+            ticket: What came with the batch.
+            reason: Why; the server logs it.
+
         Raises:
             LeaseNotFoundError: The lease has ended before.
         """
@@ -226,6 +230,9 @@ class ExperienceDataset(IterableDataset[Any]):
 
         Ends the stream, and returns all open leases of the consumer. Of several ranks, one does it
         before any asks for batches, or all do and wait for each other (a barrier).
+
+        Args:
+            state: What `state_dict` returned.
 
         Raises:
             InvalidRequestError: It is something else, or of another buffer or consumer; or this is

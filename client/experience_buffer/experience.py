@@ -74,8 +74,8 @@ class Experience:
         env_state_hash: Names the environment's state before this step: equal states have equal
             texts.
         num_turns: Turns of the response; None: as many as `action_mask` has stretches of ones.
-        experience_type: Derived: multi_turn if an action_mask is given, else dpo if chosen and
-            rejected are.
+        experience_type: Derived: "multi_turn" if an action_mask is given, else "dpo" if chosen and
+            rejected are, else "single_turn".
     """
 
     eid: EID
@@ -219,6 +219,9 @@ class Experience:
     def deserialize(cls, data: bytes | bytearray | memoryview) -> Experience:
         """Read a payload of one experience.
 
+        Args:
+            data: The payload.
+
         Raises:
             TrxpError: The payload is damaged.
             ValueError: It doesn't hold exactly one experience.
@@ -232,14 +235,22 @@ class Experience:
 
     @staticmethod
     def serialize_many(experiences: Sequence[Experience]) -> bytes:
-        """Write experiences as one TRXP payload; see `trxp.encode`."""
+        """Write experiences as one TRXP payload; see `trxp.encode`.
+
+        Args:
+            experiences: Any number.
+        """
         from experience_buffer import _torch
 
         return _torch.encode(experiences)
 
     @classmethod
     def deserialize_many(cls, data: bytes | bytearray | memoryview) -> list[Experience]:
-        """Read a payload of any number of experiences; see `trxp.decode`."""
+        """Read a payload of any number of experiences; see `trxp.decode`.
+
+        Args:
+            data: The payload.
+        """
         from experience_buffer import _torch
 
         return _torch.decode(data, Experience, limits=DEFAULT_LIMITS)

@@ -47,7 +47,7 @@ def proximal_logprobs(
         versions: Policy version that sampled each token, same shape, an integer dtype;
             negative: unknown, or no sampled token.
         current_version: Version of the current policy, at least 0.
-        method: One of the three above.
+        method: "loglinear", "linear" or "rollout", as above.
 
     Returns:
         The same shape; float64 if either input is, else float32.

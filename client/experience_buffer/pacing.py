@@ -109,6 +109,9 @@ class RolloutPacer:
 
         Asking and taking are one step, so that two threads never get the same place.
 
+        Args:
+            wanted: How many would start, at least 0.
+
         Returns:
             How many may start, 0 to `wanted`. They count as running from now on.
 
@@ -124,6 +127,9 @@ class RolloutPacer:
     def accept(self, count: int = 1) -> None:
         """Say that running rollouts ended and go to the trainer.
 
+        Args:
+            count: How many, at least 0.
+
         Raises:
             ValueError: Fewer are running.
         """
@@ -133,6 +139,9 @@ class RolloutPacer:
 
     def reject(self, count: int = 1) -> None:
         """Say that running rollouts ended and don't go to the trainer: others may start instead.
+
+        Args:
+            count: How many, at least 0.
 
         Raises:
             ValueError: Fewer are running.
@@ -147,6 +156,9 @@ class RolloutPacer:
         For what a buffer withholds (groups of equal rewards), evicts or lets expire. Unsaid, each
         of them keeps its place for good, and the trainer waits for a batch that can't fill.
 
+        Args:
+            count: How many, at least 0.
+
         Raises:
             ValueError: Fewer are accepted.
         """
@@ -159,6 +171,9 @@ class RolloutPacer:
 
     def set_version(self, version: int) -> None:
         """Say which version is published; a lower one than before (a rollback) is fine.
+
+        Args:
+            version: At least 0.
 
         Raises:
             ValueError: It is negative.

@@ -42,7 +42,7 @@ class PackedBatch:
     `batch[0]` is one of them, and `batch[2:5]` a packed batch of some, which shares no tensors with
     this one. It can be pickled, and shared between threads. Tensors that are views share memory with the batch: changing
     one in place changes what every method returns after it. B is the number of experiences, N of
-    the rows of a field, P and R the padded lengths of prompt and response.
+    the rows of a field, P and R the padded lengths of prompt and response. `parse` makes one.
     """
 
     def __init__(self, table: Table) -> None:
@@ -56,6 +56,9 @@ class PackedBatch:
         Tensors will be views on `data` if it is writable, as a bytearray is, and then it must not
         be changed by others. Of read-only data, such as bytes, one copy is made, because tensors
         can be written to.
+
+        Args:
+            data: The file.
 
         Raises:
             TrxpError: The bytes are damaged, or no packed batch.
@@ -114,6 +117,9 @@ class PackedBatch:
 
         An experience without the field has no rows; of scalars each experience has one.
 
+        Args:
+            name: One of `fields`.
+
         Raises:
             KeyError: No experience has the field.
             ValueError: The field's dtype or trailing sizes differ between experiences.
@@ -124,6 +130,9 @@ class PackedBatch:
 
     def offsets(self, name: str) -> Tensor:
         """Where each experience's rows of a field begin, and where the last ones end: a view.
+
+        Args:
+            name: One of `fields`.
 
         Returns:
             int64, shape [B + 1], the first 0, the last N.
@@ -142,6 +151,9 @@ class PackedBatch:
         `reward` is float64, NaN where there is none (`has_reward` says which); `staleness` is 0
         where it is unknown (`has_staleness`).
 
+        Args:
+            name: One of `columns`.
+
         Raises:
             KeyError: There is no such column.
         """
@@ -151,6 +163,9 @@ class PackedBatch:
 
     def payload(self, index: int) -> bytes:
         """One experience as a TRXP payload of its own, computed tensors in place.
+
+        Args:
+            index: Its place in the batch; from the end where negative.
 
         Raises:
             IndexError: There are no so many experiences.
@@ -162,6 +177,9 @@ class PackedBatch:
 
     def meta(self, index: int) -> dict[str, Any]:
         """The metadata of one experience: identity, texts, `info`, `metrics`, messages. No torch.
+
+        Args:
+            index: Its place in the batch; from the end where negative.
 
         Raises:
             IndexError: There are no so many experiences.
@@ -176,6 +194,9 @@ class PackedBatch:
 
     def of(self, index: int) -> Experience:
         """One experience, as `trxp.decode` makes it of its own payload. It shares no memory.
+
+        Args:
+            index: Its place in the batch; from the end where negative.
 
         Raises:
             IndexError: There are no so many experiences.

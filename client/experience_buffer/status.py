@@ -124,7 +124,11 @@ def from_rpc_error(
 
 
 def to_request_error(error: errors.ExperienceBufferError) -> types_pb2.RequestError:
-    """Translate an error into the one that answers a single message of a stream."""
+    """Translate an error into the one that answers a single message of a stream.
+
+    Args:
+        error: Any error of this package.
+    """
     return types_pb2.RequestError(
         code=grpc.StatusCode[error.status].value[0],
         message=_cut(str(error), MAX_MESSAGE_BYTES),
@@ -135,7 +139,11 @@ def to_request_error(error: errors.ExperienceBufferError) -> types_pb2.RequestEr
 
 
 def from_request_error(error: types_pb2.RequestError) -> errors.ExperienceBufferError:
-    """Translate the error that answers a single message of a stream."""
+    """Translate the error that answers a single message of a stream.
+
+    Args:
+        error: The answer's.
+    """
     code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
     cls = _class(error.reason, code)
     return cls(

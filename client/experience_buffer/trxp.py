@@ -38,6 +38,9 @@ def encode(experiences: Sequence[Experience]) -> bytes:
     NumPy scalars in the metadata are written as Python numbers; everything else that isn't plain
     data is refused, where Trinity-RFT's class would pickle it.
 
+    Args:
+        experiences: Any number.
+
     Raises:
         TrxpError: An experience holds what TRXP can't, or what no reader may load; `item` is its
             index and the text names the field.
@@ -52,6 +55,10 @@ def decode(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Experien
 
     The payload is copied once; all tensors are views on that copy, which lives as long as any of
     them, so `clone()` what is to be kept for long.
+
+    Args:
+        payload: Of any number of experiences.
+        limits: Bounds on what a payload may ask of its reader.
 
     Raises:
         TrxpError: The payload, or any of its experiences, is damaged.

@@ -102,6 +102,9 @@ class AsyncBatch(BatchData):
 
         So the commit goes on beside the next batch. The ack of a batch that no stream has delivered,
         or whose stream has broken, is sent by `result`.
+
+        Args:
+            step: As for `ack`.
         """
         settle = self.settle if self.lease_id else None
         return AsyncPendingAck(self, step, None if settle is None else settle(self.lease_id, step))

@@ -40,6 +40,11 @@ class AsyncBufferVerbs(AsyncConnection):
     async def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
         """Change fields of a buffer's configuration, named as in `BufferConfig`.
 
+        Args:
+            name: The buffer's name.
+            **changes: The fields that change, with their new values; `pacing=None` ends the
+                admission of tasks, `retention=None` keeps what is old.
+
         Raises:
             WrongStateError: `group_by` can't change while experiences are stored.
             InvalidRequestError: Nothing is given, or a value can't be; its text names the field.
@@ -48,7 +53,11 @@ class AsyncBufferVerbs(AsyncConnection):
         return await self._run(Call("UpdateBuffer", request, convert.buffer))
 
     async def get_buffer(self, name: str) -> BufferInfo:
-        """Read a buffer's configuration and size."""
+        """Read a buffer's configuration and size.
+
+        Args:
+            name: The buffer's name.
+        """
         return await self._call("GetBuffer", convert.buffer, name=name)
 
     async def list_buffers(self) -> tuple[BufferInfo, ...]:
@@ -131,5 +140,9 @@ class AsyncBufferVerbs(AsyncConnection):
         return await self._call("Snapshot", parse, idempotent=False, timeout=timeout, label=label)
 
     async def get_stats(self, buffer: str = "") -> Stats:
-        """Read counts, depths and what is waited for, of one buffer or of all."""
+        """Read counts, depths and what is waited for, of one buffer or of all.
+
+        Args:
+            buffer: The buffer's name; empty: all buffers.
+        """
         return await self._call("GetStats", reader_of(Stats), buffer=buffer)

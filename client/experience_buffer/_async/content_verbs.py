@@ -27,7 +27,12 @@ class AsyncContentVerbs(AsyncConnection):
     async def seal_group(
         self, group: str, *, buffer: str = "default", group_size: int = 0
     ) -> SealedGroup:
-        """Say that a group gets no more members than stated; 0: than it has now.
+        """Say that a group gets no more members than stated, or than it has now.
+
+        Args:
+            group: The group's key, such as `experience.eid.tid` in a buffer grouped by task.
+            buffer: The buffer's name.
+            group_size: Members that make it whole; 0: those that it has now.
 
         Raises:
             GroupNotFoundError: The buffer knows no such group.
@@ -43,6 +48,11 @@ class AsyncContentVerbs(AsyncConnection):
         None go where none has come yet: those that come later are refused all the same, unless the
         buffer's `late_members` lets them open a new group.
 
+        Args:
+            group: The group's key, such as `experience.eid.tid` in a buffer grouped by task.
+            buffer: The buffer's name.
+            reason: Why; the server logs it.
+
         Raises:
             InvalidRequestError: No group can have this key.
         """
@@ -51,6 +61,10 @@ class AsyncContentVerbs(AsyncConnection):
 
     async def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
         """Read one experience.
+
+        Args:
+            uid: Its name, such as `experience.eid.uid`.
+            buffer: The buffer's name.
 
         Raises:
             ExperienceNotFoundError: It isn't there.
@@ -120,7 +134,7 @@ class AsyncContentVerbs(AsyncConnection):
             tid: Only those of this task.
             rid: Only those of this run.
             sid: Only those of this step.
-            state: Only those in this state.
+            state: Only those in this state, one of those of `ExperienceSummary`.
             page_size: Summaries per call, at most 1,000.
         """
         where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
@@ -149,6 +163,14 @@ class AsyncContentVerbs(AsyncConnection):
         state: ExperienceState | None = None,
     ) -> DeleteResult:
         """Remove experiences that aren't leased, by uids (at most 10,000) or by keys and state.
+
+        Args:
+            uids: Which, or one alone; None: those that the keys and the state below name.
+            buffer: The buffer's name.
+            tid: Only those of this task.
+            rid: Only those of this run.
+            sid: Only those of this step.
+            state: Only those in this state, one of those of `ExperienceSummary`.
 
         Raises:
             InvalidRequestError: Both uids and keys, or neither, are given.

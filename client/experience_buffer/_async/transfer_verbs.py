@@ -119,8 +119,8 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
                 batch after the other, one thread per rank; a new client, as after a crash, first
                 gets the oldest part again that its rank hasn't acknowledged.
             world_size: How many ranks share each batch; None: nobody shares this one.
-            format: "packed": the whole batch as columns, in `packed`, which is faster for large
-                batches of short experiences.
+            format: "trxp": a payload per experience; "packed": the whole batch as columns, in
+                `packed`, which is faster for large batches of short experiences.
             timeout: Seconds to wait for a full batch; 0: take what is there; None: the client's
                 timeout. The call itself may take the client's timeout longer.
 
@@ -181,7 +181,7 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             rank: With `world_size`, this rank's parts of batches that all ranks share, as in
                 `sample`; a new stream begins with the oldest part that isn't acknowledged.
             world_size: How many ranks share each batch; None: nobody shares these.
-            format: "packed": each batch as columns, in `packed`.
+            format: "trxp": a payload per experience; "packed": each batch as columns, in `packed`.
             timeout: Seconds after which a smaller batch may come (0: ten), or else a note on what
                 is waited for is logged and shown in `AsyncSampleStream.waiting`.
             first_timeout: Seconds that a call for the first batch waits before it raises

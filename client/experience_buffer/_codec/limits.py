@@ -41,6 +41,9 @@ class Limits:
         A text that they share is written with each: a megabyte could become many gigabytes. As much
         as one message may bring without sharing is fine; a payload near that size, or over it, may
         become twice as large and 24 MiB more.
+
+        Args:
+            payload_bytes: Size of the payload that they come in.
         """
         return max(2 * payload_bytes + _MAX_SHARED_BYTES, self.max_message_bytes)
 

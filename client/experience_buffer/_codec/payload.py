@@ -56,6 +56,10 @@ def read(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Item | Trx
 def split(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     """Cut a payload into single ones, each as its producer would have written it alone.
 
+    Args:
+        payload: Of any number of experiences.
+        limits: Bounds on what a payload may ask of its reader.
+
     Raises:
         TrxpError: The payload, or any of its experiences, is damaged; or they share so much that
             what they take alone is out of all proportion.
@@ -79,6 +83,10 @@ def merge(payloads: Sequence[Buffer], *, limits: Limits = DEFAULT_LIMITS) -> byt
 
     Equal dict keys become one object in the metadata, as they are for a producer who spells them
     in code; where that holds, the bytes are those the producer would have written.
+
+    Args:
+        payloads: Any number, of any number of experiences each.
+        limits: Bounds on what a payload may ask of its reader.
 
     Raises:
         TrxpError: A payload, or any of its experiences, is damaged.

@@ -29,6 +29,9 @@ def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> li
 
     Both keep the batch, task, run and step and get a suffix of their own.
 
+    Args:
+        experiences: Of type dpo.
+
     Raises:
         ValueError: An experience has no chosen or no rejected response.
     """
@@ -64,6 +67,12 @@ def gather_token_ids(
 ) -> Tensor:
     """Pad tokens so that all responses begin in one column.
 
+    Args:
+        experiences: B of them.
+        max_prompt_length: P.
+        max_response_length: R.
+        pad_token_id: What fills the columns where no token is.
+
     Returns:
         Shape [B, P + R], in the dtype that the experiences' tokens have in common; of integers one
         that holds all ids.
@@ -87,6 +96,11 @@ def gather_attention_masks(
 ) -> Tensor:
     """Mark what `gather_token_ids` filled with tokens.
 
+    Args:
+        experiences: B of them.
+        max_prompt_length: P.
+        max_response_length: R.
+
     Returns:
         True where a token is, shape [B, P + R], bool.
 
@@ -104,6 +118,10 @@ def gather_attention_masks(
 
 def gather_action_masks(experiences: Sequence[Experience], max_response_length: int) -> Tensor:
     """Pad action masks with False on the right.
+
+    Args:
+        experiences: B of them.
+        max_response_length: R.
 
     Returns:
         Shape [B, R]; bool, or wider if an experience's mask is.
@@ -153,6 +171,9 @@ def gather_response_attrs(
 def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Tensor]]:
     """List each multi-modal input of the first experience's keys, one tensor per experience.
 
+    Args:
+        experiences: B of them.
+
     Raises:
         ValueError: An experience has no multi-modal inputs.
     """
@@ -168,6 +189,10 @@ def group_by(
     experiences: Sequence[Experience], id_type: Literal["task", "run", "step"]
 ) -> dict[str, list[Experience]]:
     """Group experiences by tid, rid or sid, in order of appearance.
+
+    Args:
+        experiences: Any number.
+        id_type: "task", "run" or "step".
 
     Raises:
         ValueError: `id_type` is none of the three.
@@ -185,6 +210,9 @@ def to_hf_datasets(experiences: Sequence[Experience]) -> Dataset:
     """Make a Hugging Face dataset, a row per experience and a column per field.
 
     Tensors become lists and lose their dtype. Needs the package `datasets`.
+
+    Args:
+        experiences: Any number.
     """
     from datasets import Dataset
 
@@ -196,6 +224,9 @@ def from_hf_datasets(dataset: Dataset) -> list[Experience]:
 
     A column that `Experience` doesn't have is left out. Nested dicts come back with every key that
     any row of the dataset had, None where the row had none: that is how such datasets store them.
+
+    Args:
+        dataset: What `to_hf_datasets` made, or another with such columns.
     """
     return [_experience(row) for row in dataset.to_list()]
 

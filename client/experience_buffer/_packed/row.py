@@ -46,7 +46,11 @@ class Facts:
 
     @classmethod
     def of(cls, item: Item) -> Facts:
-        """Read them off an experience, as its constructor would."""
+        """Read them off an experience, as its constructor would.
+
+        Args:
+            item: The experience as it lies in its payload.
+        """
         meta, tensors = item.meta, item.tensors
         response_length: int = tensors["tokens"].shape[0] - meta.get("prompt_length", 1)
         if "action_mask" not in tensors and "chosen" in tensors and "rejected" in tensors:

@@ -72,7 +72,12 @@ def frames(pieces: Sequence[bytes | memoryview], *, frame_bytes: int) -> Iterato
 def cut(
     pieces: Sequence[bytes | memoryview], *, frame_bytes: int
 ) -> Iterator[list[bytes | memoryview]]:
-    """Do what `frames` does, without joining: each frame in pieces."""
+    """Do what `frames` does, without joining: each frame in pieces.
+
+    Args:
+        pieces: What `pack` returned.
+        frame_bytes: Size of each frame but the last.
+    """
     ends = list(accumulate(map(len, pieces)))
     num_bytes = ends[-1] if ends else 0
     first = 0

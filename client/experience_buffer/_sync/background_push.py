@@ -146,6 +146,9 @@ class BackgroundPush(Closing):
         """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same.
 
         In a process that was forked off it does nothing: what is queued is the other one's.
+
+        Args:
+            timeout: Seconds for the flush; None: the client's timeout.
         """
         if self._is_inherited:
             return

@@ -103,6 +103,9 @@ class Batch(BatchData):
 
         So the commit goes on beside the next batch. The ack of a batch that no stream has delivered,
         or whose stream has broken, is sent by `result`.
+
+        Args:
+            step: As for `ack`.
         """
         settle = self.settle if self.lease_id else None
         return PendingAck(self, step, None if settle is None else settle(self.lease_id, step))

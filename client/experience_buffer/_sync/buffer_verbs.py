@@ -39,6 +39,11 @@ class BufferVerbs(Connection):
     def update_buffer(self, name: str, **changes: Unpack[BufferChanges]) -> BufferInfo:
         """Change fields of a buffer's configuration, named as in `BufferConfig`.
 
+        Args:
+            name: The buffer's name.
+            **changes: The fields that change, with their new values; `pacing=None` ends the
+                admission of tasks, `retention=None` keeps what is old.
+
         Raises:
             WrongStateError: `group_by` can't change while experiences are stored.
             InvalidRequestError: Nothing is given, or a value can't be; its text names the field.
@@ -47,7 +52,11 @@ class BufferVerbs(Connection):
         return self._run(Call("UpdateBuffer", request, convert.buffer))
 
     def get_buffer(self, name: str) -> BufferInfo:
-        """Read a buffer's configuration and size."""
+        """Read a buffer's configuration and size.
+
+        Args:
+            name: The buffer's name.
+        """
         return self._call("GetBuffer", convert.buffer, name=name)
 
     def list_buffers(self) -> tuple[BufferInfo, ...]:
@@ -130,5 +139,9 @@ class BufferVerbs(Connection):
         return self._call("Snapshot", parse, idempotent=False, timeout=timeout, label=label)
 
     def get_stats(self, buffer: str = "") -> Stats:
-        """Read counts, depths and what is waited for, of one buffer or of all."""
+        """Read counts, depths and what is waited for, of one buffer or of all.
+
+        Args:
+            buffer: The buffer's name; empty: all buffers.
+        """
         return self._call("GetStats", reader_of(Stats), buffer=buffer)

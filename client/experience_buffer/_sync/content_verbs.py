@@ -28,7 +28,12 @@ class ContentVerbs(Connection):
     def seal_group(
         self, group: str, *, buffer: str = "default", group_size: int = 0
     ) -> SealedGroup:
-        """Say that a group gets no more members than stated; 0: than it has now.
+        """Say that a group gets no more members than stated, or than it has now.
+
+        Args:
+            group: The group's key, such as `experience.eid.tid` in a buffer grouped by task.
+            buffer: The buffer's name.
+            group_size: Members that make it whole; 0: those that it has now.
 
         Raises:
             GroupNotFoundError: The buffer knows no such group.
@@ -42,6 +47,11 @@ class ContentVerbs(Connection):
         None go where none has come yet: those that come later are refused all the same, unless the
         buffer's `late_members` lets them open a new group.
 
+        Args:
+            group: The group's key, such as `experience.eid.tid` in a buffer grouped by task.
+            buffer: The buffer's name.
+            reason: Why; the server logs it.
+
         Raises:
             InvalidRequestError: No group can have this key.
         """
@@ -50,6 +60,10 @@ class ContentVerbs(Connection):
 
     def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
         """Read one experience.
+
+        Args:
+            uid: Its name, such as `experience.eid.uid`.
+            buffer: The buffer's name.
 
         Raises:
             ExperienceNotFoundError: It isn't there.
@@ -117,7 +131,7 @@ class ContentVerbs(Connection):
             tid: Only those of this task.
             rid: Only those of this run.
             sid: Only those of this step.
-            state: Only those in this state.
+            state: Only those in this state, one of those of `ExperienceSummary`.
             page_size: Summaries per call, at most 1,000.
         """
         where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
@@ -145,6 +159,14 @@ class ContentVerbs(Connection):
         state: ExperienceState | None = None,
     ) -> DeleteResult:
         """Remove experiences that aren't leased, by uids (at most 10,000) or by keys and state.
+
+        Args:
+            uids: Which, or one alone; None: those that the keys and the state below name.
+            buffer: The buffer's name.
+            tid: Only those of this task.
+            rid: Only those of this run.
+            sid: Only those of this step.
+            state: Only those in this state, one of those of `ExperienceSummary`.
 
         Raises:
             InvalidRequestError: Both uids and keys, or neither, are given.

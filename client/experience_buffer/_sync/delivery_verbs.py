@@ -52,6 +52,11 @@ class DeliveryVerbs(Connection):
     def nack(self, lease_id: int, *, buffer: str = "default", reason: str = "") -> int:
         """End a lease: its experiences are offered again; how many these are.
 
+        Args:
+            lease_id: The lease.
+            buffer: The buffer's name.
+            reason: Why; the server logs it.
+
         Raises:
             LeaseNotFoundError: It has ended before.
         """
