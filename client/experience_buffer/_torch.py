@@ -232,6 +232,7 @@ def _experience(item: Item, make: Callable[..., E]) -> E:
     meta = item.meta
     given: dict[str, Any] = {name: meta[name] for name in META_FIELDS if name in meta}
     given["eid"] = item.eid
+    given.setdefault("prompt_length", 1)  # As Trinity-RFT reads a payload that doesn't say it.
     given["custom_fields"] = list(map(custom_field, meta.get("custom_fields") or ()))
     extra = {}
     for name, view in item.tensors.items():

@@ -15,6 +15,7 @@ from experience_buffer._fields import CustomField as CustomField
 from experience_buffer._fields import ExtraTensor, InfoValue
 from experience_buffer._fields import optional_tensor as _optional
 from experience_buffer._fields import tensor as _tensor
+from experience_buffer._prompt import tokens_and_prompt
 from experience_buffer.eid import EID
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Experience:
         self,
         *,
         eid: EID | Mapping[str, Any] | None = None,
-        tokens: TensorLike,
+        tokens: TensorLike | None = None,
         logprobs: TensorLike | None = None,
         reward: float | None = None,
         token_level_reward: TensorLike | None = None,
@@ -124,7 +125,7 @@ class Experience:
         truncate_status: str | None = None,
         info: dict[str, Any] | None = None,
         metrics: dict[str, float] | None = None,
-        prompt_length: int = 1,
+        prompt_length: int | None = None,
         response_text: str | None = None,
         prompt_text: str | None = None,
         action_mask: TensorLike | None = None,
@@ -145,22 +146,38 @@ class Experience:
         num_turns: int | None = None,
         custom_fields: list[CustomField] | None = None,
         extra: Mapping[str, Tensor] | None = None,
+        prompt: TensorLike | None = None,
+        response: TensorLike | None = None,
     ) -> None:
         """Make an experience; lists become tensors of the dtypes named above.
+
+        Where the prompt ends has to be said: by `prompt_length`, by `prompt` and `response` in place
+        of `tokens` (token ids, which are joined as one list), or by an `action_mask` or `logprobs`
+        with a value for each token of the response.
 
         A single-turn experience gets an `action_mask` of ones, shape [T]; of zeros, shape
         [len(logprobs)], if its prompt was truncated. A dpo one gets `prompt_length = len(tokens)`.
 
         Raises:
-            ValueError: A single-turn experience has no response, or a prompt length below 1; or
-                an input is given both as an argument and in `extra` or `info`.
-            TypeError: `baseline_reward`, `env_state_hash` or `num_turns` is of another kind.
+            ValueError: Nothing says where the prompt ends; a single-turn experience has no response, or
+                a prompt length below 1; or an input is given both as an argument and in `extra` or
+                `info`.
+            TypeError: `prompt_length`, `baseline_reward`, `env_state_hash` or `num_turns` is of
+                another kind.
         """
+        tokens, prompt_length = tokens_and_prompt(
+            tokens=tokens,
+            prompt=prompt,
+            response=response,
+            prompt_length=prompt_length,
+            action_mask=action_mask,
+            logprobs=logprobs,
+            is_dpo=action_mask is None and chosen is not None and rejected is not None,
+        )
         if action_mask is not None:
             self.experience_type = "multi_turn"
         elif chosen is not None and rejected is not None:
             self.experience_type = "dpo"
-            prompt_length = len(tokens)
         else:
             self.experience_type = "single_turn"
             action_mask = _single_turn_mask(tokens, logprobs, prompt_length, truncate_status)

@@ -27,7 +27,16 @@ BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state")
 CLIENT_ROOMS = (
     *("dataset", "collate", "collation", "_data", "client", "aio", "_sync", "_async", "_transport"),
     *("_messages", "status", "values", "packed", "_packed", "trxp", "experience", "_torch"),
-    *("_fields", "_codec", "errors", "outcomes", "_error_base", "options", "consumer_options"),
+    *(
+        "_prompt",
+        "_fields",
+        "_codec",
+        "errors",
+        "outcomes",
+        "_error_base",
+        "options",
+        "consumer_options",
+    ),
     *("eid", "pacing", "offpolicy", "kl"),
 )
 """From the top down, as above. All but those that begin with `_` are files that users import."""

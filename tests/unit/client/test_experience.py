@@ -49,7 +49,7 @@ def test_lists_become_tensors_of_the_documented_dtypes() -> None:
 def test_tensors_are_kept_and_arrays_keep_their_dtype() -> None:
     tokens, values = torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.bfloat16)
     arrays: dict[str, Any] = dict.fromkeys(("logprobs", "ref_logprobs"), np.array([0.5, 0.25]))
-    experience = Experience(tokens=tokens, values=values, **arrays)
+    experience = Experience(tokens=tokens, prompt_length=1, values=values, **arrays)
     assert experience.tokens is tokens
     assert experience.values is values
     for name in arrays:
@@ -78,7 +78,9 @@ def test_dpo_is_all_prompt() -> None:
 
 
 def test_an_action_mask_makes_it_multi_turn() -> None:
-    experience = Experience(tokens=[1], action_mask=[True], chosen=[1], rejected=[2])
+    experience = Experience(
+        tokens=[1], prompt_length=1, action_mask=[True], chosen=[1], rejected=[2]
+    )
     assert experience.experience_type == "multi_turn"
 
 
@@ -87,7 +89,10 @@ def test_an_action_mask_makes_it_multi_turn() -> None:
     [
         ({"tokens": [1, 2], "prompt_length": 2}, "2 tokens, but a prompt of 2"),
         ({"tokens": [1, 2], "prompt_length": 0}, "prompt_length is 0"),
-        ({"tokens": [1], "truncate_status": "prompt_truncated"}, "needs logprobs"),
+        (
+            {"tokens": [1], "prompt_length": 1, "truncate_status": "prompt_truncated"},
+            "needs logprobs",
+        ),
     ],
 )
 def test_a_single_turn_without_response_is_refused(arguments: dict[str, Any], reason: str) -> None:
@@ -96,11 +101,13 @@ def test_a_single_turn_without_response_is_refused(arguments: dict[str, Any], re
 
 
 def test_eid_may_be_a_dict() -> None:
-    assert Experience(tokens=[1, 2], eid={"batch": 3, "suffix": "a"}).eid == EID(3, suffix="a")
+    assert Experience(tokens=[1, 2], prompt_length=1, eid={"batch": 3, "suffix": "a"}).eid == EID(
+        3, suffix="a"
+    )
 
 
 def test_deserialize_wants_one() -> None:
-    payload = Experience.serialize_many([Experience(tokens=[1, 2])] * 2)
+    payload = Experience.serialize_many([Experience(tokens=[1, 2], prompt_length=1)] * 2)
     with pytest.raises(ValueError, match="2 experiences, not 1"):
         Experience.deserialize(payload)
     assert len(Experience.deserialize_many(payload)) == 2
@@ -108,7 +115,12 @@ def test_deserialize_wants_one() -> None:
 
 def test_to_dict_describes_what_is_there() -> None:
     experience = Experience(
-        eid=EID(1, 2, 3, 5, "a"), tokens=[1, 2, 3], reward=1, messages=[], prompt_text=""
+        eid=EID(1, 2, 3, 5, "a"),
+        tokens=[1, 2, 3],
+        prompt_length=1,
+        reward=1,
+        messages=[],
+        prompt_text="",
     )
     assert experience.to_dict() == {
         "eid": {"batch": 1, "task": 2, "run": 3, "step": 5, "suffix": "a"},
@@ -124,7 +136,7 @@ def test_to_dict_describes_what_is_there() -> None:
 
 
 def test_it_can_be_sent_to_another_process() -> None:
-    experience = Experience(tokens=[1, 2, 3], extra={"values": torch.ones(2)})
+    experience = Experience(tokens=[1, 2, 3], prompt_length=1, extra={"values": torch.ones(2)})
     copy = pickle.loads(pickle.dumps(experience))
     assert copy.serialize() == experience.serialize()
 

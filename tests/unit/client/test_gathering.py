@@ -96,7 +96,7 @@ def test_multi_modal_inputs_are_listed(experiences: list[Experience]) -> None:
     assert list(inputs) == ["a", "b"]
     assert [len(tensor) for tensor in inputs["a"]] == [1, 2, 2]
     with pytest.raises(ValueError, match="has no multi_modal_inputs"):
-        collation.gather_multi_modal_inputs([Experience(tokens=[1, 2])])
+        collation.gather_multi_modal_inputs([Experience(tokens=[1, 2], prompt_length=1)])
 
 
 def test_groups(experiences: list[Experience]) -> None:

@@ -181,7 +181,7 @@ def test_extra_tensors_lie_where_safetensors_puts_them() -> None:
         "z": torch.randn(2, 3, dtype=torch.complex64),
         "eights": torch.randn(5).to(torch.float8_e4m3fn),
     }
-    experience = Experience(tokens=[1, 2, 3], extra=extra)
+    experience = Experience(tokens=[1, 2, 3], prompt_length=1, extra=extra)
     payload = experience.serialize()
     tensors = {"0:tokens": experience.tokens, "0:action_mask": experience.action_mask}
     assert payload.endswith(save(tensors | {f"0:{name}": t for name, t in extra.items()}))  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def test_decoding_gives_equal_attributes(kind: str) -> None:
 
 def test_numpy_scalars_are_written_as_python_numbers() -> None:
     numpy = importlib.import_module("numpy")
-    arguments = {"eid": {"suffix": "n"}, "tokens": [1, 2, 3]}
+    arguments = {"eid": {"suffix": "n"}, "tokens": [1, 2, 3], "prompt_length": 1}
     given = {"f": numpy.float64(0.5), "l": [numpy.int32(3), (numpy.bool_(True), numpy.str_("x"))]}
     plain = {"f": 0.5, "l": [3, (True, "x")]}
     payload = Experience(**arguments, reward=numpy.float32(0.25), info=given).serialize()  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def test_numpy_scalars_are_written_as_python_numbers() -> None:
 def test_both_spellings_of_numpys_module_are_read() -> None:
     numpy = importlib.import_module("numpy")
     theirs = trinity.Experience(
-        eid={"suffix": "n"}, tokens=[1, 2], reward=numpy.float64(0.125)
+        eid={"suffix": "n"}, tokens=[1, 2], prompt_length=1, reward=numpy.float64(0.125)
     ).serialize()
     old = pickle.dumps("numpy.core.multiarray", 4)[11:-2]
     new = pickle.dumps("numpy._core.multiarray", 4)[11:-2]

@@ -34,7 +34,9 @@ TOKENS = TensorView("I32", (3,), memoryview(bytes(12)))
 
 
 def meta(**changes: Any) -> dict[str, Any]:
-    (item,) = trxp.read(Experience(eid=EID(2, 3, 5, 7, "a"), tokens=[1, 2, 3]).serialize())
+    (item,) = trxp.read(
+        Experience(eid=EID(2, 3, 5, 7, "a"), tokens=[1, 2, 3], prompt_length=1).serialize()
+    )
     assert isinstance(item, Item)
     return {**item.meta, **changes}
 
@@ -188,7 +190,9 @@ def test_each_limit_is_named(limits: Limits, reason: str) -> None:
 
 def test_one_container_shared_by_all_items_counts_for_each() -> None:
     shared = list(range(1_000))
-    experiences = [Experience(tokens=[1, 2], info={"a": shared}) for _ in range(20)]
+    experiences = [
+        Experience(tokens=[1, 2], prompt_length=1, info={"a": shared}) for _ in range(20)
+    ]
     payload = trxp.encode(experiences)
     assert len(trxp.split(payload)) == 20
     with pytest.raises(TrxpError, match="counted as often"):
@@ -198,7 +202,10 @@ def test_one_container_shared_by_all_items_counts_for_each() -> None:
 def test_what_experiences_share_may_be_as_large_as_a_message() -> None:
     """A group of one prompt, whose messages hold an image: it travels once."""
     shared = {"messages": [{"role": "user", "content": "A" * 1_400_000}]}
-    group = [Experience(eid=EID(1, 1, run), tokens=[1, 2], info=shared) for run in range(32)]
+    group = [
+        Experience(eid=EID(1, 1, run), tokens=[1, 2], prompt_length=1, info=shared)
+        for run in range(32)
+    ]
     payload = trxp.encode(group)
     assert len(payload) < 2_000_000
     assert sum(map(len, trxp.split(payload))) > 32 * 1_400_000
@@ -299,7 +306,7 @@ def test_misaligned_data_is_copied() -> None:
 
 
 def test_with_tensors_replaces_and_adds() -> None:
-    payload = Experience(tokens=[1, 2, 3], advantages=[5.0, 7.0]).serialize()
+    payload = Experience(tokens=[1, 2, 3], prompt_length=1, advantages=[5.0, 7.0]).serialize()
     values = torch.tensor([0.5, 0.25], dtype=torch.bfloat16)
     changed = trxp.with_tensors(
         payload,
@@ -317,36 +324,50 @@ def test_with_tensors_replaces_and_adds() -> None:
 
 
 NOT_SENT: dict[str, tuple[Callable[[], Experience], str, str]] = {
-    "object": (lambda: Experience(tokens=[1, 2], info={"o": object()}), ".info.o", "object"),
+    "object": (
+        lambda: Experience(tokens=[1, 2], prompt_length=1, info={"o": object()}),
+        ".info.o",
+        "object",
+    ),
     "tensor_reward": (
-        lambda: Experience(tokens=[1, 2], reward=torch.tensor(1.0)),  # type: ignore[arg-type]
+        lambda: Experience(tokens=[1, 2], prompt_length=1, reward=torch.tensor(1.0)),  # type: ignore[arg-type]
         ".reward",
         "float(reward)",
     ),
     "array": (
-        lambda: Experience(tokens=[1, 2], metrics={"a": torch.ones(2).numpy()}),  # type: ignore[dict-item]
+        lambda: Experience(tokens=[1, 2], prompt_length=1, metrics={"a": torch.ones(2).numpy()}),  # type: ignore[dict-item]
         ".metrics.a",
         "tolist()",
     ),
-    "huge_int": (lambda: Experience(tokens=[1, 2], info={"i": 1 << 9000}), ".info.i", "1024 bytes"),
-    "key": (lambda: Experience(tokens=[1, 2], info={"k": {frozenset("a"): 1}}), ".info", "key"),
+    "huge_int": (
+        lambda: Experience(tokens=[1, 2], prompt_length=1, info={"i": 1 << 9000}),
+        ".info.i",
+        "1024 bytes",
+    ),
+    "key": (
+        lambda: Experience(tokens=[1, 2], prompt_length=1, info={"k": {frozenset("a"): 1}}),
+        ".info",
+        "key",
+    ),
     "taken_extra": (
-        lambda: Experience(tokens=[1, 2], extra={"tokens": torch.ones(1)}),
+        lambda: Experience(tokens=[1, 2], prompt_length=1, extra={"tokens": torch.ones(1)}),
         ".extra['tokens']",
         "taken",
     ),
     "extra_list": (
-        lambda: Experience(tokens=[1, 2], extra={"v": [1]}),  # type: ignore[dict-item]
+        lambda: Experience(tokens=[1, 2], prompt_length=1, extra={"v": [1]}),  # type: ignore[dict-item]
         ".v",
         "a list, not a tensor",
     ),
     "sparse": (
-        lambda: Experience(tokens=[1, 2], extra={"v": torch.eye(3).to_sparse()}),
+        lambda: Experience(tokens=[1, 2], prompt_length=1, extra={"v": torch.eye(3).to_sparse()}),
         ".v",
         "dense",
     ),
     "complex128": (
-        lambda: Experience(tokens=[1, 2], extra={"v": torch.ones(1, dtype=torch.complex128)}),
+        lambda: Experience(
+            tokens=[1, 2], prompt_length=1, extra={"v": torch.ones(1, dtype=torch.complex128)}
+        ),
         ".v",
         "torch.complex128",
     ),
@@ -357,7 +378,7 @@ NOT_SENT: dict[str, tuple[Callable[[], Experience], str, str]] = {
 def test_what_cannot_be_sent_is_named(name: str) -> None:
     make, path, reason = NOT_SENT[name]
     with pytest.raises(TrxpError) as caught:
-        trxp.encode([Experience(tokens=[1, 2]), make()])
+        trxp.encode([Experience(tokens=[1, 2], prompt_length=1), make()])
     assert caught.value.item == 1
     assert (caught.value.subject or "").startswith(f"items[1]{path}")
     assert reason in str(caught.value)
@@ -367,14 +388,14 @@ def test_a_list_in_itself_is_refused() -> None:
     info: dict[str, Any] = {}
     info["self"] = info
     with pytest.raises(TrxpError, match="holds itself"):
-        Experience(tokens=[1, 2], info=info).serialize()
+        Experience(tokens=[1, 2], prompt_length=1, info=info).serialize()
 
 
 def test_custom_fields_come_back_with_their_dtype() -> None:
     fields = [CustomField("a", "b", torch.float8_e5m2), CustomField("c", "d", torch.complex128)]
     assert (
         Experience.deserialize(
-            Experience(tokens=[1, 2], custom_fields=fields).serialize()
+            Experience(tokens=[1, 2], prompt_length=1, custom_fields=fields).serialize()
         ).custom_fields
         == fields
     )

@@ -235,7 +235,7 @@ def test_what_is_refused_together_is_rarely_tried_again() -> None:
 
 
 def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
-    many = [Experience(tokens=[1, 2], info={"a": []}) for _ in range(3)]
+    many = [Experience(tokens=[1, 2], prompt_length=1, info={"a": []}) for _ in range(3)]
     for one in many:
         one.info["a"] += [[] for _ in range(200_000)]
     pieces = list(push_split.encode_pieces(many, ClientOptions()))
@@ -251,7 +251,7 @@ def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
 
 @pytest.mark.parametrize("max_push_items", [2, 100])
 def test_what_cannot_be_written_is_named_by_its_place_in_the_push(max_push_items: int) -> None:
-    many = [Experience(tokens=[1, 2]) for _ in range(6)]
+    many = [Experience(tokens=[1, 2], prompt_length=1) for _ in range(6)]
     many[5].info["when"] = object()
     with pytest.raises(TrxpError, match=r"^items\[5\]\.info") as refused:
         list(push_split.encode_pieces(many, ClientOptions(max_push_items=max_push_items)))
