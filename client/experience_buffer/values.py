@@ -318,8 +318,8 @@ class BufferStats:
         num_quarantined_groups: Groups whose advantages can't be computed.
         num_waiting_for_fields: Experiences that lack a field the estimator needs, and wait for
             `annotate`.
-        computing_waits_for: What computing waits for, in words: missing fields, a batch that isn't
-            full; else empty.
+        computing_waits_for: What computing waits for or is at work on, in words: missing fields, a
+            batch that isn't full, groups that are being computed; else empty.
         num_damaged: Experiences set aside because they can't be read back from the disk.
         num_reserved_groups: Places that workers have reserved and not pushed to yet.
         keep_ratio: Of the experiences that since the server started were acknowledged for the first

@@ -41,7 +41,7 @@ async def serve(settings: Settings) -> int:
 
     Raises:
         ConfigurationError: The addresses can't be served as configured, an estimator of the
-            operator's own can't be loaded, or a stored buffer uses one that isn't declared.
+            operator's own can't be loaded, there is no such device as configured, or a stored buffer uses one that isn't declared.
         StoreError: The store can't be opened.
     """
     server_settings = settings.server
@@ -65,8 +65,8 @@ async def serve(settings: Settings) -> int:
         )
         computer.start()
         stack.push_async_callback(computer.close)
-        if settings.estimators:
-            await computer.check_estimators()
+        if settings.estimators or settings.compute.names_a_device:
+            await computer.check()
         registry = Registry(settings, store, computer, metrics)
         reader_loading = Loading(registry.payloads)
         stack.push_async_callback(reader_loading.close)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from experience_buffer_server import __version__
-from experience_buffer_server.commands import connection, snapshots, tokens, verify
+from experience_buffer_server.commands import compiling, connection, snapshots, tokens, verify
 from experience_buffer_server.commands.output import failed
 from experience_buffer_server.settings.server import ConfigurationError, load_settings
 from experience_buffer_server.store.interface import StoreError
@@ -25,6 +25,7 @@ app.command("snapshot")(snapshots.take)
 app.command("snapshots")(snapshots.list_all)
 app.command("restore")(snapshots.restore)
 app.command("verify")(verify.verify)
+app.command("compile")(compiling.compile_all)
 
 
 @app.command()

@@ -36,8 +36,10 @@ class ChildGoneError(Exception):
 class ChildRefusedError(ChildGoneError):
     """The child process said why it can't start, and ended."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, for_good: bool) -> None:
         super().__init__(reason, was_running=False)
+        self.for_good = for_good
+        """Started again it would say the same, until somebody changes something."""
 
 
 class Child:
@@ -59,6 +61,8 @@ class Child:
         self._is_overdue = False
         self.gone = False
         """True once the process has ended or can't be reached."""
+        self.greeting: Any = None
+        """What it said when it was ready."""
         self._receiver = asyncio.get_running_loop().create_task(self._receive())
 
     @classmethod
@@ -79,15 +83,19 @@ class Child:
         with theirs:
             # Before there is a process: a cancellation here leaves none behind.
             reader, writer = await asyncio.open_connection(sock=ours)
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C in a terminal reaches every process of the session's foreground group.
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                    pass_fds=[theirs.fileno()],
+                    # Ctrl-C in a terminal reaches every process of the session's foreground group.
+                    start_new_session=True,
+                )
+            except OSError:
+                writer.close()
+                raise
         child = cls(process, reader, writer)
         try:
-            refusal = await child._next_answer()
+            said = await child._next_answer()
         except ChildGoneError as error:
             raise ChildGoneError(str(error), was_running=False) from error
         except asyncio.CancelledError:
@@ -95,9 +103,10 @@ class Child:
             process.kill()
             await child.close()
             raise
-        if refusal is not None:
+        if "refused" in said:
             await child.close()
-            raise ChildRefusedError(refusal)
+            raise ChildRefusedError(said["refused"], for_good=said["for_good"])
+        child.greeting = said["ready"]
         child._limit_seconds = limit_seconds
         return child
 
@@ -198,13 +207,13 @@ class Parent:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.set_inheritable(descriptor, False)
 
-    def ready(self) -> None:
-        """Say that requests can come."""
-        self.answer(None)
+    def ready(self, greeting: Any = None) -> None:
+        """Say that requests can come, and what else the server may want to know: plain data."""
+        self.answer({"ready": greeting})
 
-    def refuse(self, reason: str) -> None:
-        """Say, in place of `ready`, why none can; the process is to end then."""
-        self.answer(reason)
+    def refuse(self, reason: str, *, for_good: bool) -> None:
+        """Say, in place of `ready`, why none can, and whether for good; the process is to end then."""
+        self.answer({"refused": reason, "for_good": for_good})
 
     def receive(self) -> Any | None:
         """The next request; None when the server has closed the socket."""

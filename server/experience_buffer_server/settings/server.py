@@ -161,7 +161,7 @@ class ComputeSection(Section):
     device: str = "auto"
     """auto: cuda where there is one, else cpu; or a torch device name."""
     threads: int = Field(1, ge=1)
-    """torch threads on the CPU."""
+    """For the loops over tokens on the CPU."""
     max_batch_groups: int = Field(1024, ge=1)
     """Most groups in one launch."""
     max_batch_tokens: int = Field(32_768, ge=1)
@@ -171,6 +171,11 @@ class ComputeSection(Section):
     max_launch_seconds: float = Field(120.0, ge=1)
     """The process is killed when it takes longer: what it was computing is tried again alone, then
     quarantined."""
+
+    @property
+    def names_a_device(self) -> bool:
+        """Whether it asks for a device that may not be there."""
+        return self.device not in ("auto", "cpu")
 
 
 class Settings(BaseSettings):

@@ -177,7 +177,7 @@ async def test_the_worker_computes_it_and_fails_alone_where_it_fails(
     world: World, module: Path, factor: float
 ) -> None:
     own_computer(world, declare())
-    await world.computer.check_estimators()
+    await world.computer.check()
     buffer = await world.create(group_size=2, advantage={"estimator": "mine", "factor": factor})
     for members in ((0, 0), (0, 1)), ((1, 0), (1, 2)), ((2, 3), (2, 4)):
         await buffer.push(push(*members))
@@ -220,15 +220,16 @@ async def test_what_the_worker_cannot_load_is_an_error_of_the_configuration(
 ) -> None:
     own_computer(world, declare(**changes))
     with pytest.raises(ConfigurationError, match=message):
-        await world.computer.check_estimators()
+        await world.computer.check()
 
 
 async def test_another_reason_not_to_start_is_no_error_of_the_configuration(
-    world: World, module: Path, caplog: pytest.LogCaptureFixture
+    world: World, module: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_computer(world, declare(), device="no such device")
+    own_computer(world, declare())
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
     with caplog.at_level(logging.ERROR):
-        await world.computer.check_estimators()
+        await world.computer.check()
     assert "can't start, whole groups wait" in caplog.text
 
 

@@ -125,18 +125,32 @@ class Computing:
                 self._send_gathered()
 
     def describe(self) -> str:
-        """What the computation waits for, in words; empty when it waits for nothing."""
-        plan = self._state.settings.advantage.plan
+        """What the computation waits for or is at work on, in words; empty when there is none."""
         # What was annotated comes back, and so does what is left of a group.
         num_gathered = sum(any(e.is_staying for e in job.entries) for job in self._gathered)
-        if not num_gathered or plan is None:
+        waits = (self._describe_gathered(num_gathered), self._describe_sent())
+        return "; ".join(wait for wait in waits if wait)
+
+    def _describe_gathered(self, count: int) -> str:
+        plan = self._state.settings.advantage.plan
+        if not count or plan is None:
             return ""
         age = max(clock.now() - self._gather_time, 0.0)
         return (
-            f"{num_gathered} of {plan.parameters.batch_size} for a batch with common "
+            f"{count} of {plan.parameters.batch_size} for a batch with common "
             f"statistics after {age:.1f} s (batch_wait_seconds = "
             f"{plan.parameters.batch_wait_seconds:g})"
         )
+
+    def _describe_sent(self) -> str:
+        num_computed = sum(len(of_one.results) for of_one in self._waiting)
+        count = self.num_jobs - len(self._gathered) - num_computed
+        if count <= 0:
+            return ""
+        what = "group" if self._state.settings.needs_groups else "experience"
+        words = f"the advantages of {count} {what}{'s' if count > 1 else ''} are being computed"
+        why = self.computer.describe()
+        return f"{words} ({why})" if why else words
 
     # --- on the way back
 

@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -80,6 +81,10 @@ class Computer:
         self._starting = asyncio.Lock()
         self._runner: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
+        self._start_time: float | None = None
+        """Since when the worker has been starting, by the monotonic clock; None when it isn't."""
+        self._trouble = ""
+        """Why its last start failed; empty when it didn't."""
 
     def start(self) -> None:
         """Begin to compute. The worker process starts with the first work, or by `warm_up`."""
@@ -90,22 +95,31 @@ class Computer:
         if not self._warming and self._runner is not None:
             self._warming = asyncio.get_running_loop().create_task(self._warm_up())
 
-    async def check_estimators(self) -> None:
-        """Start the worker process now, to learn whether it can load the operator's estimators.
+    async def check(self) -> None:
+        """Start the worker process now, to learn whether it can: by its estimators and its device.
 
-        Any other reason that it can't start for is no fault of the configuration: it is logged, and
-        groups wait, as at any later time.
+        A reason that may pass is no fault of the configuration: it is logged, and groups wait, as at
+        any later time.
 
         Raises:
-            ConfigurationError: It can't load one; the message names the key.
+            ConfigurationError: It can't start for good; the message names the key.
         """
         async with self._starting:
             try:
-                self._child = await self._spawn()
-            except ChildRefusedError as error:
-                raise ConfigurationError(str(error)) from error
+                self._child = await self._spawn_and_tell()
             except (OSError, ChildGoneError) as error:
+                if isinstance(error, ChildRefusedError) and error.for_good:
+                    raise ConfigurationError(str(error)) from error
                 _log.error(_NO_WORKER, error)
+
+    def describe(self) -> str:
+        """What keeps the worker from being at work, in words; empty when nothing does."""
+        if self._trouble:
+            return f"the process that computes can't start, and is tried again: {self._trouble}"
+        if self._start_time is None:
+            return ""
+        seconds = time.monotonic() - self._start_time
+        return f"the process that computes has been starting for {seconds:.1f} s"
 
     def submit(self, work: Work) -> None:
         """Queue work; it is told of its results."""
@@ -306,11 +320,28 @@ class Computer:
     async def _start_worker(self) -> Child:
         """A worker that is ready; one that can't start is no fault of the work that waits for it."""
         try:
-            return await self._spawn()
+            return await self._spawn_and_tell()
         except (OSError, ChildGoneError) as error:
             _log.error(_NO_WORKER, error)
             await asyncio.sleep(_RESTART_SECONDS)
             raise ChildGoneError(str(error), was_running=False) from error
+
+    async def _spawn_and_tell(self) -> Child:
+        self._start_time = begun = time.monotonic()
+        try:
+            child = await self._spawn()
+        except (OSError, ChildGoneError) as error:
+            self._trouble = str(error)
+            raise
+        finally:
+            self._start_time = None
+        self._trouble = ""
+        said = child.greeting
+        seconds = round(time.monotonic() - begun, 1)
+        _log.info("computing advantages", extra={"device": said["device"], "seconds": seconds})
+        if said["note"]:
+            _log.info("advantages are computed on the CPU: %s", said["note"])
+        return child
 
     async def _spawn(self) -> Child:
         declared = {name: section.model_dump() for name, section in self._estimators.items()}

@@ -12,8 +12,10 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from array import array
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from experience_buffer import trxp
@@ -38,7 +40,11 @@ from experience_buffer_server.advantages.experience_inputs import (
     read_inputs,
 )
 from experience_buffer_server.advantages.isolation import isolate
-from experience_buffer_server.advantages.kernels.devices import warm_up
+from experience_buffer_server.advantages.kernels.devices import (
+    DeviceError,
+    find_device,
+    warm_up,
+)
 from experience_buffer_server.advantages.plan.specs import COLUMNS
 from experience_buffer_server.advantages.stages.running_moments import RunningMoments
 from experience_buffer_server.runtime.child_process import Parent
@@ -254,25 +260,51 @@ def _answer(result: GroupResult | GroupFailure) -> dict[str, Any]:
 
 def main() -> None:
     """Serve until the server closes the socket."""
-    descriptor, spec, device, threads, declared = sys.argv[1:]
+    descriptor, spec, wanted, threads, declared = sys.argv[1:]
     parent = Parent(int(descriptor))
     os.nice(_NICENESS)
     try:
         custom = load_estimators(json.loads(declared))
     except CustomLoadError as error:
-        parent.refuse(str(error))
+        parent.refuse(str(error), for_good=True)
         return
-    # A device that isn't there ends the worker before it is ready.
-    device = warm_up(device, threads=int(threads))
+    try:
+        device = find_device(wanted, threads=int(threads))
+    except DeviceError as error:
+        parent.refuse(str(error), for_good=not error.is_known)
+        return
     reader = open_reader(spec) if spec else None
     # A launch makes many small objects and no cycles: the collector would go through all modules'
     # objects again and again for nothing.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    parent.ready()
-    while (request := parent.receive()) is not None:
-        answer = compute_launch(reader, request, device=device, threads=int(threads), custom=custom)
-        parent.answer(answer)
+    parent.ready({"device": device.name, "note": device.note})
+    # A torch device has nothing left to compile.
+    with _warming(int(threads)) if device.name == "cpu" else nullcontext():
+        while (request := parent.receive()) is not None:
+            answer = compute_launch(
+                reader, request, device=device.name, threads=int(threads), custom=custom
+            )
+            parent.answer(answer)
+
+
+@contextmanager
+def _warming(threads: int) -> Iterator[None]:
+    """Compile beside the first launches, so that none waits for a loop that it doesn't need."""
+    ended = threading.Event()
+
+    def compile_all() -> None:
+        warm_up("cpu", threads=threads, stopped=ended.is_set)
+        # What the compiler has made stays, too.
+        gc.freeze()
+
+    thread = threading.Thread(target=compile_all, name="warming")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 if __name__ == "__main__":

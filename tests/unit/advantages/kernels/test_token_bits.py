@@ -14,7 +14,7 @@ from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import KlTerm
 from experience_buffer_server.advantages.kernels import cpu_kernels
 from experience_buffer_server.advantages.kernels.cpu_tokens import Precision, deal
-from experience_buffer_server.advantages.kernels.devices import token_stages, warm_up
+from experience_buffer_server.advantages.kernels.devices import token_stages
 from tests.unit.advantages.token_rows import COLUMNS, make_batch, make_rows, make_stages
 
 DEVICES = ("cpu", "torch:cpu")
@@ -127,11 +127,3 @@ def test_parts_are_shares_of_all_rows(lengths: list[int], threads: int) -> None:
         assert max(loads) <= max(lengths) + sum(lengths) / threads / 4
     else:
         assert len(parts) == 1
-
-
-def test_warm_up_resolves_and_checks_the_device() -> None:
-    assert warm_up("cpu", threads=2) == "cpu"
-    assert warm_up("torch:cpu", threads=2) == "torch:cpu"
-    assert warm_up("auto", threads=1) in ("cpu", "cuda")
-    with pytest.raises(RuntimeError):
-        warm_up("nonsense", threads=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from experience_buffer_server.buffer.compute.worker import batch_id
 from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.batch_assembly import read_payload
+from experience_buffer_server.runtime.child_process import Child
 from tests.unit.buffer_verbs import change, entry_of, leased, push_and_settle, pushed
-from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid
+from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid, until
 
 BATCH: dict[str, Any] = {
     "group_size": 1,
@@ -237,3 +239,43 @@ async def test_a_leased_group_of_a_raw_consumer_is_withheld_too(world: World) ->
     await buffer.ack(lease.id)
     await buffer.drain()
     assert len(buffer.state.contents) == 0
+
+
+async def test_what_is_being_computed_is_no_reason_to_say_that_nothing_is_stored(
+    world: World,
+) -> None:
+    buffer = await world.create(group_size=2, advantage={"estimator": "rloo"})
+    for task in range(2):
+        await buffer.push(rewarded([(task, run, run) for run in range(2)]))
+    consumer = buffer.state.consumers["trainer"]
+    words = buffer.flow.line.explain_wait(consumer, 1)
+    assert "nothing is stored" not in words
+    assert words.endswith("; the advantages of 2 groups are being computed")
+    await world.computer.close()
+
+
+@pytest.mark.parametrize("is_trouble", [False, True])
+async def test_why_nothing_is_computed_yet_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_trouble: bool
+) -> None:
+    started = asyncio.Event()
+
+    async def spawn() -> Child:
+        started.set()
+        if is_trouble:
+            raise OSError("no processes left")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(world.computer, "_spawn", spawn)
+    buffer = await world.create(advantage={"estimator": "reinforce"})
+    world.computer.start()
+    await buffer.push(rewarded([(0, 0, 1.0)]))
+    await started.wait()
+    await until(lambda: "process" in buffer.flow.describe_computing())
+    words = buffer.flow.describe_computing()
+    assert words.startswith("the advantages of 1 experience are being computed (the process that ")
+    reason = (
+        "can't start, and is tried again: no processes left)" if is_trouble else "starting for 0"
+    )
+    assert reason in words
