@@ -16,9 +16,13 @@ import pytest
 import torch
 
 from experience_buffer import (
+    BufferConfig,
     BufferFullError,
     Client,
     ClientOptions,
+    ConsumerConfig,
+    Limiter,
+    PushRefusedError,
     ResourceExhaustedError,
     RetryOptions,
     UnavailableError,
@@ -87,6 +91,73 @@ def test_pushes_wait_in_line_until_acks_make_room(
     assert waiting[1].result(20).num_stored == 2
     assert [one.uid.split("/")[1] for one in summaries(stub, name)] == ["1", "2", "2"]
     assert num_waiting(client, name) == 0
+
+
+QUEUE_OF_8 = ConsumerConfig("trainer", limiter=Limiter(min_diff=0, max_diff=8))
+NARROW: dict[str, dict[str, Any]] = {
+    "max_items": {"max_items": 14},
+    "max_items, waiting": {"max_items": 10, "on_full": "block"},
+    "max_items, evicting": {"max_items": 10, "on_full": "evict"},
+    "max_bytes": {"max_bytes": 10_000, "on_full": "block"},
+    "limiter": {"consumers": (QUEUE_OF_8,)},
+    "limiter of bytes": {
+        "consumers": (ConsumerConfig("trainer", limiter=Limiter(max_ahead_bytes=3_000)),)
+    },
+}
+
+
+@pytest.mark.parametrize("by", ["push", "writer"])
+@pytest.mark.parametrize("narrow", NARROW)
+def test_what_is_too_much_at_once_goes_in_parts(
+    client: Client, shared_server: Server, connect: Any, name: str, narrow: str, by: str
+) -> None:
+    """Nothing is lost, whoever makes the requests, as long as somebody takes from the buffer."""
+    client.create_buffer(BufferConfig(name, group_by="none", **NARROW[narrow]))
+    rollouts = group(0, 28)
+    got: set[str] = set()
+    done = threading.Event()
+
+    def train() -> None:
+        batch = None
+        while batch or not done.is_set():
+            batch = client.sample(7, buffer=name, min_batch_size=1, timeout=0.2)
+            got.update(batch.uids)
+            batch.ack()
+
+    trainer = threading.Thread(target=train)
+    if "evict" not in narrow:
+        trainer.start()
+    with connect(shared_server.address, timeout=60) as pusher:
+        if by == "writer":
+            with pusher.writer(buffer=name) as writer:
+                writer.append(rollouts[:13])
+                for each in rollouts[13:]:
+                    writer.append(each)
+            assert writer.counts.num_stored == 28
+        else:
+            assert pusher.push(rollouts, buffer=name).num_stored == 28
+    done.set()
+    if "evict" in narrow:
+        return
+    trainer.join(60)
+    assert got == {each.eid.uid for each in rollouts}
+
+
+@pytest.mark.parametrize("by", ["push", "writer"])
+def test_one_that_never_fits_is_named_with_the_limit(
+    shared_server: Server, connect: Any, name: str, by: str
+) -> None:
+    with connect(shared_server.address, timeout=20) as client:
+        client.create_buffer(BufferConfig(name, group_by="none", max_bytes=6_000))
+        large = experience(0, 1, response_text="x" * 7_000)
+        pushed = [experience(0, 0), large, experience(0, 2)]
+        words = r"7/0/1/0/c0ffee\).*exceed max_bytes = 6000; .*never fits.*raise max_bytes"
+        writer = client.writer(buffer=name)
+        if by == "writer":
+            writer.append(pushed)
+        with pytest.raises(PushRefusedError, match=words):
+            writer.close() if by == "writer" else client.push(pushed, buffer=name)
+        assert stats(client, name).num_items == 2
 
 
 def test_the_wait_ends_with_the_time_and_with_the_call(

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from experience_buffer import (
+    BufferConfig,
     Client,
     ClientOptions,
     InvalidRequestError,
-    MessageTooLargeError,
-    ResourceExhaustedError,
+    PushRefusedError,
+    Tombstone,
+    WriterOptions,
+    trxp,
 )
 from experience_buffer.v1 import service_pb2
 from tests.integration.buffers import config
@@ -67,17 +70,54 @@ def test_a_message_over_the_limit_names_limit_and_setting(small: Server, name: s
         code, message, _ = error_of(lambda: list(stub.PushStream(iter([request]))))
         assert (code, "max_message_bytes is 1000000" in message) == ("RESOURCE_EXHAUSTED", True)
         assert statuses(push(stub, name, [big(1, 900_001)])) == [STORED]
-    with (
-        Client(small.address, timeout=10) as client,
-        pytest.raises(ResourceExhaustedError, match="max_message_bytes"),
-    ):
-        client.push([big(2, 9_000_011)], buffer=name)
-    options = ClientOptions(max_message_bytes=1_000_000)
-    with (
-        Client(small.address, options=options) as client,
-        pytest.raises(MessageTooLargeError, match="max_message_bytes"),
-    ):
-        client.push([big(2, 2_000_003)], buffer=name)
+
+
+@pytest.mark.parametrize("by", ["push", "raw push", "writer"])
+@pytest.mark.parametrize(
+    ("num_bytes", "max_message_bytes"),
+    [(2_000_003, 1_000_000), (1_000_003, 1 << 26), (9_000_011, 1 << 26)],
+)
+def test_one_over_the_message_limit_is_named_and_its_neighbours_are_stored(
+    small: Server, name: str, connect: Any, by: str, num_bytes: int, max_message_bytes: int
+) -> None:
+    options = ClientOptions(max_message_bytes=max_message_bytes, max_push_bytes=32 * 1024 * 1024)
+    pushed = [experience(0, 0), big(1, num_bytes), experience(0, 2)]
+    with connect(small.address, timeout=20, options=options) as client:
+        writer = client.writer(buffer=name, options=WriterOptions(max_batch_bytes=32 * 1024 * 1024))
+
+        def push_all() -> None:
+            if by == "writer":
+                with writer:
+                    writer.append(pushed)
+            else:
+                client.push(trxp.encode(pushed) if by == "raw push" else pushed, buffer=name)
+
+        with pytest.raises(PushRefusedError, match=r"7/0/1/0/c0ffee.*max_message_bytes") as caught:
+            push_all()
+        assert [each.index for each in caught.value.result.refused] == [1]
+        assert client.get_stats(name).buffers[0].num_items == 2
+
+
+@pytest.mark.parametrize("by", ["push", "raw push", "tombstones", "writer"])
+def test_more_than_the_server_takes_at_once_goes_in_parts(
+    small: Server, name: str, connect: Any, by: str
+) -> None:
+    pushed = group(0, 23)
+    with connect(small.address, timeout=20) as client:
+        if by == "writer":
+            with client.writer(buffer=name) as writer:
+                writer.append(pushed)
+        elif by == "tombstones":
+            name += "-grouped"
+            client.create_buffer(BufferConfig(name, group_size=30))
+            dead = [Tombstone(each.eid, "gone") for each in pushed]
+            assert client.push([], buffer=name, tombstones=dead).num_stored == 23
+        else:
+            raw = trxp.encode(pushed) if by == "raw push" else pushed
+            result = client.push(raw, buffer=name)
+            assert [each.uid for each in result.outcomes] == [each.eid.uid for each in pushed]
+        found = [each.uid for each in client.list(buffer=name)]
+        assert sorted(found) == sorted(each.eid.uid for each in pushed)
 
 
 def test_too_many_items_in_a_push(small: Server, name: str) -> None:

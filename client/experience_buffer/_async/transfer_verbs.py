@@ -10,13 +10,15 @@ from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
 from experience_buffer._async.primitives import in_thread
 from experience_buffer._async.stream import AsyncSampleStream
 from experience_buffer._async.writer import AsyncWriter
-from experience_buffer._messages import delivery_calls, push_split
+from experience_buffer._messages import delivery_calls
 from experience_buffer._messages.names import FORMAT
+from experience_buffer._messages.push_plan import Push
 from experience_buffer._transport.retry import Deadline
 from experience_buffer._transport.sample_plan import StreamPlan
 from experience_buffer.consumer_options import SampleFormat
+from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.options import WriterOptions
-from experience_buffer.outcomes import PushOutcome, PushResult
+from experience_buffer.outcomes import PushResult
 from experience_buffer.values import Tombstone
 
 if TYPE_CHECKING:
@@ -38,8 +40,10 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
     ) -> PushResult:
         """Store experiences; returns when all of them are durable. Idempotent.
 
-        Long sequences go in several requests. After an error, what was sent before is stored:
-        pushing the same again is safe.
+        Long sequences go in several requests, and what the buffer, its limiters or the server take
+        no more than a part of at once goes in smaller ones. An experience that can't be written, or
+        is beyond a limit alone, is refused, and its neighbours are stored. After an error, what was
+        sent before is stored: pushing the same again is safe.
 
         Args:
             experiences: To encode, or one TRXP payload of any number, sent as it is.
@@ -53,21 +57,19 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             One outcome per experience, then one per tombstone.
 
         Raises:
-            PushRefusedError: The server refused items; all others are stored.
-            MessageTooLargeError: One experience, or the raw payload, is over the message limit.
+            PushRefusedError: Items were refused; all others are stored.
+            InvalidRequestError: An argument is malformed; its text names it, and nothing is sent.
+            MessageTooLargeError: A raw payload is over the message limit, and can't be read.
             BufferFullError: The buffer stayed full until the timeout.
         """
         deadline = Deadline(self._seconds(timeout))
-        outcomes: list[PushOutcome] = []
-        version = None
-        pushes = push_split.split(
-            experiences, tombstones, self._options, buffer=buffer, group_size=group_size
-        )
-        while (push := await in_thread(next, pushes, None)) is not None:
-            part = await self._run(push, deadline.remaining())
-            outcomes += part.outcomes
-            version = part.policy_version
-        result = PushResult(outcomes=tuple(outcomes), policy_version=version)
+        push = Push(experiences, tombstones, self._options, buffer=buffer, group_size=group_size)
+        while (call := await in_thread(push.next_call)) is not None:
+            try:
+                push.answered(await self._run(call, deadline.remaining()))
+            except ExperienceBufferError as error:
+                await in_thread(push.failed, error)
+        result = push.result()
         if raise_on_refused:
             result.raise_for_refused()
         return result

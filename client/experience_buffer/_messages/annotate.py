@@ -57,7 +57,8 @@ def requests(
     for uid, fields in annotations.items():
         annotation = _annotation(uid, fields)
         size = annotation.ByteSize()
-        push_split.check_size(size, f"the annotation of {uid}", options)
+        if size > push_split.max_payload_bytes(options):
+            raise push_split.too_large(size, f"the annotation of {uid}", options)
         is_full = found and (
             num_bytes + size > most_bytes or len(found[-1].annotations) == MAX_ANNOTATIONS
         )

@@ -66,6 +66,12 @@ def tombstone_to_message(tombstone: Tombstone) -> types_pb2.Tombstone:
     return types_pb2.Tombstone(id=identity, reason=tombstone.reason)
 
 
+def uid_of(message: types_pb2.ExperienceId) -> str:
+    """The uid of an identity."""
+    parts = (message.batch, message.task, message.run, message.step, message.suffix)
+    return "/".join(map(str, parts))
+
+
 def push_result(message: service_pb2.PushResponse, *, positions: Sequence[int]) -> PushResult:
     """Translate what became of a push's items.
 

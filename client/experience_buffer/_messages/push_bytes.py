@@ -7,18 +7,15 @@ both. It writes and reads everything else of these messages. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from experience_buffer._codec import memory
-from experience_buffer._messages import convert, sample_bytes
+from experience_buffer._messages import sample_bytes
 from experience_buffer._messages.calls import build
 from experience_buffer._messages.sample_bytes import tag, varint
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 from experience_buffer.v1.service_pb2_grpc import ExperienceBufferStub
-
-if TYPE_CHECKING:
-    from experience_buffer.values import Tombstone
 
 Pieces: TypeAlias = Sequence[bytes | memoryview]
 """A payload as what it is joined of; views are of bytes."""
@@ -33,7 +30,9 @@ _MORE: Final = varint(tag(pb.PushRequest, "payloads"))
 _PUSH: Final = varint(tag(pb.PushStreamRequest, "push"))
 
 
-def push_fields(*, buffer: str, group_size: int, tombstones: Sequence[Tombstone] = ()) -> bytes:
+def push_fields(
+    *, buffer: str, group_size: int, tombstones: Sequence[types_pb2.Tombstone] = ()
+) -> bytes:
     """Everything of a `PushRequest` but its payloads.
 
     Raises:
@@ -42,7 +41,7 @@ def push_fields(*, buffer: str, group_size: int, tombstones: Sequence[Tombstone]
     return build(
         pb.PushRequest,
         buffer=buffer,
-        tombstones=[convert.tombstone_to_message(item) for item in tombstones],
+        tombstones=tombstones,
         group_size=group_size,
     ).SerializeToString()
 

@@ -1,20 +1,23 @@
-"""Splitting a push into requests below the limits, and joining their outcomes. Pure."""
+"""Cutting what is pushed into payloads below the limits, and further where less at once may go. Pure."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from experience_buffer._codec import payload as _payload
 from experience_buffer._codec.codec_error import trxp_error
-from experience_buffer._messages import convert, push_bytes
-from experience_buffer._messages.calls import Call
-from experience_buffer._messages.push_bytes import Pieces
-from experience_buffer.errors import InvalidRequestError, MessageTooLargeError, TrxpError
+from experience_buffer._messages.push_bytes import Payload, Pieces
+from experience_buffer.errors import (
+    ExperienceBufferError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    ResourceExhaustedError,
+    TrxpError,
+)
 from experience_buffer.options import ClientOptions, WriterOptions
-from experience_buffer.outcomes import PushResult
-from experience_buffer.values import Tombstone
+from experience_buffer.outcomes import PushOutcome
 
 if TYPE_CHECKING:
     from experience_buffer.experience import Experience
@@ -41,59 +44,13 @@ def writer_limits(
     )
 
 
-def split(
-    experiences: Sequence[Experience] | bytes,
-    tombstones: Sequence[Tombstone],
-    options: ClientOptions,
-    *,
-    buffer: str,
-    group_size: int,
-) -> Iterator[Call[PushResult]]:
-    """Divide a push into calls, encoding each one's share only when it is asked for.
-
-    Args:
-        experiences: To encode, or one TRXP payload that is sent as it is.
-        tombstones: Sent after all experiences.
-        options: The limits.
-        buffer: Where to push.
-        group_size: Expected members of every group pushed; 0: the buffer's default.
-
-    Raises:
-        InvalidRequestError: `experiences` is neither, such as a single one.
-        MessageTooLargeError: One experience, or the raw payload, is over the message limit.
-    """
-    fields = functools.partial(push_bytes.push_fields, buffer=buffer, group_size=group_size)
-    if isinstance(experiences, (bytes, bytearray, memoryview)):
-        payload = bytes(experiences)
-        check_size(len(payload), "the payload", options)
-        yield _push(push_bytes.push_request(fields(tombstones=tombstones), [[payload]]), ())
-        return
-    if not hasattr(experiences, "__len__"):
-        kind = type(experiences).__name__
-        raise InvalidRequestError(
-            f"push takes a list of experiences or one payload, not {kind}; give [experience]",
-            subject="experiences",
-        )
-    alike = fields()
-    for start, end, pieces in encode_pieces(experiences, options):
-        yield _push(push_bytes.push_request(alike, [pieces]), range(start, end))
-    for start in range(0, len(tombstones), options.max_push_items):
-        part = tombstones[start : start + options.max_push_items]
-        first = len(experiences) + start
-        yield _push(fields(tombstones=part), range(first, first + len(part)))
-
-
-def _push(request: bytes, positions: Sequence[int]) -> Call[PushResult]:
-    """Push one request's share, whose items have these positions in what the caller pushed."""
-    return Call("Push", request, functools.partial(convert.push_result, positions=positions))
-
-
 def encode_pieces(
     experiences: Sequence[Experience],
     options: ClientOptions,
     *,
+    most: Callable[[], int] | None = None,
     encode: Callable[[Sequence[Experience]], Pieces] = encode,
-) -> Iterator[tuple[int, int, Pieces]]:
+) -> Iterator[tuple[int, int, Pieces] | PushOutcome]:
     """Encode experiences as payloads below the limits: (start, end, payload) of each.
 
     A payload's pieces may be the experiences' own memory: to be copied before these change.
@@ -101,49 +58,115 @@ def encode_pieces(
     Sizes are known only after encoding, so each payload's size guides how many experiences the
     next one takes, and one that came out too large is halved.
 
-    Raises:
-        MessageTooLargeError: One experience is over the message limit.
-        TrxpError: One can't be written.
+    Args:
+        experiences: What is pushed.
+        options: The limits.
+        most: Says how many may be in the next payload, where that is less than the options say.
+        encode: Makes one payload.
+
+    Returns:
+        Between the payloads an outcome for each experience that can't be written, or is over the
+        message limit alone: its neighbours go all the same.
     """
-    start, most = 0, options.max_push_items
-    step = most
+    start, few = 0, options.max_push_items
+    step = few
     while start < len(experiences):
-        end = min(start + step, len(experiences))
+        end = min(start + step, len(experiences), start + (few if most is None else most()))
         num_items = end - start
         try:
             pieces = encode(experiences[start:end])
         except TrxpError as error:
-            if error.item is not None and start:
-                raise _moved(error, error.item, start) from None
-            if error.item is not None:
-                raise
-            if num_items == 1:
-                where = f"items[{start}]"
-                reason = f"it can't be written, though it is alone: {error}"
-                raise trxp_error(reason, where=where, item=start) from None
-            # Together they are beyond a limit, such as the number of values. Sizes don't tell of it:
-            # those that follow would be, too.
-            step = most = (num_items + 1) // 2
+            if error.item:
+                step = error.item  # Those before it can be written.
+            elif error.item == 0 or num_items == 1:
+                yield _unwritten(error, experiences[start], start)
+                start, step = start + 1, (num_items + 1) // 2
+            else:
+                # Together they are beyond a limit, such as the number of values. Sizes don't tell of
+                # it: those that follow would be, too.
+                step = few = (num_items + 1) // 2
             continue
         num_bytes = sum(map(len, pieces))
         if num_bytes > max_payload_bytes(options) or (
             num_bytes > 2 * options.max_push_bytes and num_items > 1
         ):
             if num_items == 1:
-                check_size(num_bytes, f"experience {start}", options)
+                larger = too_large(num_bytes, f"experience {start}", options)
+                yield refused(start, larger, _uid_of(experiences[start]))
+                start += 1
             step = (num_items + 1) // 2
             continue
         yield start, end, pieces
         start = end
         fitting = options.max_push_bytes * num_items // max(num_bytes, 1)
-        step = min(max(fitting, 1), most)
+        step = min(max(fitting, 1), few)
 
 
-def _moved(error: TrxpError, item: int, start: int) -> TrxpError:
+def may_go_in_parts(error: ExperienceBufferError) -> bool:
+    """Whether less at once may go where all of a push can't, however long it waits.
+
+    So the server answers what is beyond a limit of a buffer, of a consumer's limiter, of the pacing
+    or of its own: without a delay.
+    """
+    if error.retry_delay_seconds is not None:
+        return False
+    is_of_payload = isinstance(error, InvalidRequestError) and error.subject == "payload"
+    return is_of_payload or isinstance(error, (ResourceExhaustedError, TrxpError))
+
+
+def singles(payloads: Sequence[Payload], num_items: int | None) -> Sequence[Payload]:
+    """The same experiences with a payload for each.
+
+    Args:
+        payloads: Of one or several experiences each.
+        num_items: Experiences in all; None: as many as there are.
+
+    Raises:
+        TrxpError: They can't be taken apart.
+    """
+    if len(payloads) == num_items:
+        return payloads
+    return [single for payload in payloads for single in _payload.split(payload)]
+
+
+def refused(position: int, error: ExperienceBufferError, uid: str) -> PushOutcome:
+    """The outcome of an item that can't go in, not even alone.
+
+    Args:
+        position: Of the item in what was pushed.
+        error: Why.
+        uid: Its own; empty where it has none that can be read.
+    """
+    return PushOutcome(
+        index=position, uid=uid, status="refused", reason="invalid", message=str(error)
+    )
+
+
+def uid_in(payload: Payload) -> str:
+    """The uid of a payload's only experience; empty where it can't be read."""
+    try:
+        [item] = _payload.read(payload)
+    except (TrxpError, ValueError):
+        return ""
+    return "" if isinstance(item, TrxpError) else item.eid.uid
+
+
+def _uid_of(experience: Any) -> str:
+    try:
+        return str(experience.eid.uid)
+    except AttributeError:
+        return ""
+
+
+def _unwritten(error: TrxpError, experience: Experience, position: int) -> PushOutcome:
     """What is wrong with an experience, at its place in all that is pushed."""
-    reason = str(error).removeprefix(f"{error.subject}: ")
-    where = error.subject.replace(f"items[{item}]", f"items[{start + item}]", 1)
-    return trxp_error(reason, where=where, item=start + item)
+    reason, where = str(error), f"items[{position}]"
+    if error.item is None:
+        reason = f"it can't be written, though it is alone: {reason}"
+    else:
+        reason = reason.removeprefix(f"{error.subject}: ")
+        where = error.subject.replace("items[0]", where, 1)
+    return refused(position, trxp_error(reason, where=where), _uid_of(experience))
 
 
 def max_payload_bytes(options: ClientOptions) -> int:
@@ -151,16 +174,10 @@ def max_payload_bytes(options: ClientOptions) -> int:
     return options.max_message_bytes - ENVELOPE_BYTES
 
 
-def check_size(num_bytes: int, what: str, options: ClientOptions) -> None:
-    """Refuse what a message can't hold.
-
-    Raises:
-        MessageTooLargeError: It can't.
-    """
-    limit = max_payload_bytes(options)
-    if num_bytes > limit:
-        raise MessageTooLargeError(
-            f"{what} takes {num_bytes} bytes; a message holds at most {limit}. Raise "
-            "max_message_bytes in ClientOptions and on the server, or send less at once",
-            subject=what,
-        )
+def too_large(num_bytes: int, what: str, options: ClientOptions) -> MessageTooLargeError:
+    """Make the error of what a message can't hold."""
+    return MessageTooLargeError(
+        f"{what} takes {num_bytes} bytes; a message holds at most {max_payload_bytes(options)}. "
+        "Raise max_message_bytes in ClientOptions and on the server, or send less at once",
+        subject=what,
+    )

@@ -18,6 +18,7 @@ from experience_buffer._transport.push_memory import PushMemory
 from experience_buffer._transport.settings import closed_error
 from experience_buffer.errors import ExperienceBufferError, InvalidRequestError, WrongStateError
 from experience_buffer.options import WriterOptions
+from experience_buffer.outcomes import PushOutcome
 from experience_buffer.v1 import service_pb2
 from experience_buffer.values import WriterCounts
 
@@ -84,9 +85,9 @@ class BackgroundPush(Closing):
 
         Raises:
             DeadlineExceededError: No room in time; the text says how many were queued.
-            PushRefusedError: Experiences appended earlier were refused; nothing was queued now.
-            MessageTooLargeError: One experience is over the message limit; those before it
-                are queued.
+            PushRefusedError: Experiences appended earlier were refused, and nothing was queued now;
+                or some of these can't be written or are over the message limit, and all others are
+                queued.
             WrongStateError: This process was forked off from one that had used the writer.
             ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
         """
@@ -100,8 +101,14 @@ class BackgroundPush(Closing):
             self._raise_errors()
             if self._closing:
                 raise closed_error("writer")
-        encoded = push_split.encode_pieces(many, self._limits)
+        is_refused = False
+        encoded = push_split.encode_pieces(many, self._limits, most=lambda: self._queue.most_items)
         while (found := in_thread(next, encoded, None)) is not None:
+            if isinstance(found, PushOutcome):
+                is_refused = True
+                with self._lock:
+                    self._queue.refuse(found)
+                continue
             start, end, pieces = found
             # Before the lock is taken, since it copies.
             memory = self._memory
@@ -121,6 +128,9 @@ class BackgroundPush(Closing):
             except BaseException:
                 memory.settled([payload])
                 raise
+        if is_refused:
+            with self._lock:
+                self._raise_errors()
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything appended before has its outcome.
@@ -220,11 +230,15 @@ class BackgroundPush(Closing):
                 error = stream.hear(call, self._receive)
                 with self._lock:
                     self._connection += 1
+                    settled = self._queue.broke(error)
+                    self._memory.settled(settled or ())
                     self._queue.rewind()
                     self._work.notify_all()
+                    self._progress.notify_all()
                     if self._done:
                         return
-                    self._work.wait_for(lambda: self._done, stream.delay_after(error))
+                    if settled is None:
+                        self._work.wait_for(lambda: self._done, stream.delay_after(error))
         except ExperienceBufferError as failure:
             with self._lock:
                 failure.add_note(f"{self._queue.counts().num_pending} experiences are not stored")

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experience_buffer._messages import delivery_calls, push_split
+from experience_buffer._messages import delivery_calls
 from experience_buffer._messages.names import FORMAT
+from experience_buffer._messages.push_plan import Push
 from experience_buffer._sync.batch import Batch
 from experience_buffer._sync.delivery_verbs import DeliveryVerbs
 from experience_buffer._sync.primitives import in_thread
@@ -16,8 +17,9 @@ from experience_buffer._sync.writer import Writer
 from experience_buffer._transport.retry import Deadline
 from experience_buffer._transport.sample_plan import StreamPlan
 from experience_buffer.consumer_options import SampleFormat
+from experience_buffer.errors import ExperienceBufferError
 from experience_buffer.options import WriterOptions
-from experience_buffer.outcomes import PushOutcome, PushResult
+from experience_buffer.outcomes import PushResult
 from experience_buffer.values import Tombstone
 
 if TYPE_CHECKING:
@@ -39,8 +41,10 @@ class TransferVerbs(DeliveryVerbs):
     ) -> PushResult:
         """Store experiences; returns when all of them are durable. Idempotent.
 
-        Long sequences go in several requests. After an error, what was sent before is stored:
-        pushing the same again is safe.
+        Long sequences go in several requests, and what the buffer, its limiters or the server take
+        no more than a part of at once goes in smaller ones. An experience that can't be written, or
+        is beyond a limit alone, is refused, and its neighbours are stored. After an error, what was
+        sent before is stored: pushing the same again is safe.
 
         Args:
             experiences: To encode, or one TRXP payload of any number, sent as it is.
@@ -54,21 +58,19 @@ class TransferVerbs(DeliveryVerbs):
             One outcome per experience, then one per tombstone.
 
         Raises:
-            PushRefusedError: The server refused items; all others are stored.
-            MessageTooLargeError: One experience, or the raw payload, is over the message limit.
+            PushRefusedError: Items were refused; all others are stored.
+            InvalidRequestError: An argument is malformed; its text names it, and nothing is sent.
+            MessageTooLargeError: A raw payload is over the message limit, and can't be read.
             BufferFullError: The buffer stayed full until the timeout.
         """
         deadline = Deadline(self._seconds(timeout))
-        outcomes: list[PushOutcome] = []
-        version = None
-        pushes = push_split.split(
-            experiences, tombstones, self._options, buffer=buffer, group_size=group_size
-        )
-        while (push := in_thread(next, pushes, None)) is not None:
-            part = self._run(push, deadline.remaining())
-            outcomes += part.outcomes
-            version = part.policy_version
-        result = PushResult(outcomes=tuple(outcomes), policy_version=version)
+        push = Push(experiences, tombstones, self._options, buffer=buffer, group_size=group_size)
+        while (call := in_thread(push.next_call)) is not None:
+            try:
+                push.answered(self._run(call, deadline.remaining()))
+            except ExperienceBufferError as error:
+                in_thread(push.failed, error)
+        result = push.result()
         if raise_on_refused:
             result.raise_for_refused()
         return result

@@ -5,12 +5,13 @@ requests over a stream.
 
     add -> waiting -> next_request -> under way -> answered: settled
                          ^                |
-                         +--- rewind / postpone (broken stream, retry later)
+                         +--- rewind / postpone / divide (broken stream, retry later, less at once)
 """
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,12 +19,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from experience_buffer import status
-from experience_buffer._messages import convert, push_bytes
+from experience_buffer._messages import convert, push_bytes, push_split
 from experience_buffer._messages.push_bytes import Payload
 from experience_buffer.errors import (
     DeadlineExceededError,
     ExperienceBufferError,
     InternalServerError,
+    TrxpError,
 )
 from experience_buffer.options import WriterOptions
 from experience_buffer.outcomes import PushOutcome, PushResult, refusal
@@ -34,6 +36,8 @@ logger = logging.getLogger("experience_buffer")
 
 MAX_KEPT_REFUSALS: Final = 1000
 """Refused outcomes kept for the next call to raise; more are only counted."""
+_FEWER_SECONDS: Final = 30.0
+"""For how long requests stay as small as they had to become: limits may be raised meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class PushQueue:
         self._under_way_bytes = 0
         self._next_sequence = 1
         self._not_before = 0.0
+        self._most = options.max_batch_items
+        self._most_until = 0.0
         self._hurry_until = 0
         self._refused: list[PushOutcome] = []
         self._errors: list[ExperienceBufferError] = []
@@ -124,6 +130,11 @@ class PushQueue:
         """Payload bytes that have no outcome yet."""
         return self._waiting_bytes + self._under_way_bytes
 
+    @property
+    def most_items(self) -> int:
+        """Experiences of one request; fewer than the options say once so many were too much."""
+        return self._most if self._clock() < self._most_until else self._options.max_batch_items
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether this many more bytes fit; an empty queue takes a payload of any size."""
         pending = self.pending_bytes
@@ -139,6 +150,12 @@ class PushQueue:
         self.num_appended += num_items
         return was_empty or self._is_due()
 
+    def refuse(self, outcome: PushOutcome) -> None:
+        """Count an experience that can't be sent, instead of adding it."""
+        outcome = dataclasses.replace(outcome, index=self.num_appended)
+        self.num_appended += 1
+        self._note_refusal(outcome)
+
     def hurry(self) -> int:
         """Send everything added so far without lingering; the mark for `is_settled`."""
         self._hurry_until = self.num_appended
@@ -147,7 +164,7 @@ class PushQueue:
     def is_settled(self, mark: int) -> bool:
         """Whether everything added before the mark has an outcome."""
         first_waiting = self._waiting[0].start if self._waiting else self.num_appended
-        first_sent = next((sent.positions.start for sent in self._under_way.values()), mark)
+        first_sent = min((sent.positions.start for sent in self._under_way.values()), default=mark)
         return min(first_waiting, first_sent) >= mark
 
     def next_request(self) -> Request | None:
@@ -193,9 +210,9 @@ class PushQueue:
             if error.retry_delay_seconds is not None:
                 self.last_delay = error
                 self._not_before = self._clock() + max(delay, error.retry_delay_seconds)
-                bisect.insort(self._resend, message.sequence)
+                self._send_again(message.sequence)
                 return ()
-            return self._fail(message.sequence, error)
+            return self._failed(message.sequence, error)
         self.last_delay = None
         outcomes = message.response.outcomes
         num_items = len(self._under_way[message.sequence].positions)
@@ -216,7 +233,18 @@ class PushQueue:
 
     def rewind(self) -> None:
         """The stream broke: send everything unanswered again, in the order of the first time."""
-        self._resend = deque(self._under_way)
+        self._resend = deque(sorted(self._under_way, key=self._place))
+
+    def broke(self, error: ExperienceBufferError) -> Sequence[Payload] | None:
+        """The stream broke by an error for all of it, which may mean the largest request alone.
+
+        Returns:
+            None where that can't be; else what `answered` returns, and the stream is to be opened again.
+        """
+        if not self._under_way or not push_split.may_go_in_parts(error):
+            return None
+        largest = max(self._under_way.values(), key=lambda sent: sent.num_bytes)
+        return self._failed(largest.sequence, error)
 
     def take_error(self, late: ExperienceBufferError | None = None) -> ExperienceBufferError | None:
         """What went wrong since the last call, as one error; None when nothing did.
@@ -242,7 +270,7 @@ class PushQueue:
         oldest = self._waiting[0]
         return (
             oldest.start < self._hurry_until
-            or self._waiting_items >= self._options.max_batch_items
+            or self._waiting_items >= self.most_items
             or self._waiting_bytes >= self._options.max_batch_bytes
             or self._clock() - oldest.time >= self._options.linger_seconds
         )
@@ -251,10 +279,12 @@ class PushQueue:
         start = self._waiting[0].start
         payloads: list[Payload] = []
         num_items = num_bytes = 0
+        most = self.most_items
         while self._waiting:
             piece = self._waiting[0]
             if payloads and (
-                num_items + piece.num_items > self._options.max_batch_items
+                piece.start != start + num_items
+                or num_items + piece.num_items > most
                 or num_bytes + len(piece.payload) > self._options.max_batch_bytes
             ):
                 break
@@ -263,13 +293,43 @@ class PushQueue:
             num_bytes += len(piece.payload)
         self._waiting_items -= num_items
         self._waiting_bytes -= num_bytes
-        request = Request(
-            self._next_sequence, self.fields, payloads, range(start, start + num_items), num_bytes
-        )
+        return self._begin(payloads, range(start, start + num_items))
+
+    def _begin(self, payloads: Sequence[Payload], positions: range) -> Request:
+        num_bytes = sum(map(len, payloads))
+        request = Request(self._next_sequence, self.fields, payloads, positions, num_bytes)
         self._under_way[request.sequence] = request
         self._under_way_bytes += num_bytes
         self._next_sequence += 1
         return request
+
+    def _place(self, sequence: int) -> int:
+        return self._under_way[sequence].positions.start
+
+    def _send_again(self, sequence: int) -> None:
+        waiting = [each for each in self._resend if each in self._under_way]
+        bisect.insort(waiting, sequence, key=self._place)
+        self._resend = deque(waiting)
+
+    def _failed(self, sequence: int, error: ExperienceBufferError) -> Sequence[Payload]:
+        """Send the same in two requests; where that can't help, count it as failed or refused."""
+        sent = self._under_way[sequence]
+        if not push_split.may_go_in_parts(error):
+            return self._fail(sequence, error)
+        try:
+            each = push_split.singles(sent.payloads, len(sent.positions))
+        except TrxpError:
+            return self._fail(sequence, error)
+        self._pop(sequence)
+        if len(each) == 1:
+            place = sent.positions.start
+            self._note_refusal(push_split.refused(place, error, push_split.uid_in(each[0])))
+            return sent.payloads
+        self._most = middle = (len(each) + 1) // 2
+        self._most_until = self._clock() + _FEWER_SECONDS
+        for part in (slice(middle), slice(middle, None)):
+            self._send_again(self._begin(each[part], sent.positions[part]).sequence)
+        return () if each is sent.payloads else sent.payloads
 
     def _fail(self, sequence: int, error: ExperienceBufferError) -> Sequence[Payload]:
         sent = self._pop(sequence)

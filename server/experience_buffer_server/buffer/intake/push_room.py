@@ -221,7 +221,9 @@ class PushRoom:
         kept = sum(consumer.timeline.num_retained for consumer in self._state.consumers.values())
         cure = "acknowledge batches or drop groups that can't complete"
         cure += f", declare a step safe ({kept} are kept for a rewind)" if kept else ""
-        cure = cure if fits else "split the push"
+        if not fits:
+            is_one = shortage.num_items == 1
+            cure = "one experience of this size never fits" if is_one else "split the push"
         waited = f" after {waited_seconds:.1f} s in line" if waited_seconds else ""
         return self._full(
             shortage.label,

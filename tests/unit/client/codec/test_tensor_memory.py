@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experience_buffer import EID, Experience, trxp
+from experience_buffer import EID, Experience, PushOutcome, trxp
 from experience_buffer._messages import push_split
 from experience_buffer._transport.push_memory import PushMemory
 from experience_buffer.options import ClientOptions
@@ -21,7 +21,9 @@ def made(tokens: Tensor) -> Experience:
 def test_what_a_writer_was_given_can_be_changed_afterwards() -> None:
     given = made(torch.arange(7))
     before = trxp.encode([given])
-    [(start, end, pieces)] = push_split.encode_pieces([given], ClientOptions())
+    [found] = push_split.encode_pieces([given], ClientOptions())
+    assert not isinstance(found, PushOutcome)
+    start, end, pieces = found
     payload = PushMemory(b"", is_wanted=False).place(pieces, pending_bytes=0)
     given.tokens += 1
     given.info["x"] = 1

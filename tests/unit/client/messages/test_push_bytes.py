@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experience_buffer import EID, Experience, PushResult, Tombstone, trxp
-from experience_buffer._messages import push_bytes, push_split
+from experience_buffer._messages import convert, push_bytes
 from experience_buffer._messages.calls import Call
+from experience_buffer._messages.push_plan import Push
 from experience_buffer._transport.push_queue import Request
 from experience_buffer.options import ClientOptions
 from experience_buffer.v1 import service_pb2 as pb
@@ -46,7 +47,7 @@ def test_protobuf_reads_what_was_meant(
     fields = push_bytes.push_fields(
         buffer=buffer,
         group_size=group_size,
-        tombstones=[Tombstone(eid, reason) for reason in reasons],
+        tombstones=[convert.tombstone_to_message(Tombstone(eid, each)) for each in reasons],
     )
     views = [[memoryview(piece) for piece in pieces] for pieces in payloads]
     written = push_bytes.push_request(fields, views)
@@ -75,22 +76,26 @@ def rollout(run: int) -> Experience:
     )
 
 
-def request_of(push: Call[PushResult]) -> pb.PushRequest:
-    assert isinstance(push.request, bytes)
-    return pb.PushRequest.FromString(push.request)
+def request_of(call: Call[PushResult] | None) -> pb.PushRequest:
+    assert call is not None
+    assert isinstance(call.request, bytes)
+    return pb.PushRequest.FromString(call.request)
 
 
 def test_a_split_push_is_what_was_given_in_order() -> None:
     pushed = [rollout(run) for run in range(7)]
     tombstones = [Tombstone(EID(1, 2, run), "gone") for run in range(7, 11)]
     options = ClientOptions(max_push_items=3)
-    pushes = list(push_split.split(pushed, tombstones, options, buffer="math", group_size=11))
+    push = Push(pushed, tombstones, options, buffer="math", group_size=11)
+    pushes = list(iter(push.next_call, None))
     requests = [request_of(push) for push in pushes]
     assert {(one.buffer, one.group_size) for one in requests} == {("math", 11)}
     sizes = (3, 3, 1, 3, 1)
     answers = [pb.PushResponse(outcomes=[types_pb2.PushOutcome()] * size) for size in sizes]
-    results = [push.parse(answer) for push, answer in zip(pushes, answers, strict=True)]
-    assert [each.index for result in results for each in result.outcomes] == list(range(11))
+    for call, answer in zip(pushes, answers, strict=True):
+        assert call is not None
+        push.answered(call.parse(answer))
+    assert [each.index for each in push.result().outcomes] == list(range(11))
     assert [one.payload for one in requests] == [
         trxp.encode(pushed[:3]),
         trxp.encode(pushed[3:6]),
@@ -105,17 +110,19 @@ def test_a_split_push_is_what_was_given_in_order() -> None:
 def test_a_raw_payload_is_sent_as_it_is_with_all_tombstones() -> None:
     raws: list[Any] = [b"raw", bytearray(b"raw"), memoryview(b"r.a.w")[::2]]
     for raw in raws:
-        [push] = push_split.split(
+        push = Push(
             raw,
             [Tombstone(EID(), "gone")] * 3,
             ClientOptions(max_push_items=2),
             buffer="b",
             group_size=0,
         )
-        request = request_of(push)
+        call = push.next_call()
+        request = request_of(call)
         assert (request.payload, len(request.tombstones)) == (b"raw", 3)
         answer = pb.PushResponse(
             outcomes=[types_pb2.PushOutcome(index=7, uid="a", status=types_pb2.PUSH_STATUS_STORED)]
         )
-        [outcome] = push.parse(answer).outcomes
+        assert call is not None
+        [outcome] = call.parse(answer).outcomes
         assert (outcome.index, outcome.status) == (7, "stored"), "the index is the server's"

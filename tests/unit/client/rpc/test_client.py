@@ -60,12 +60,47 @@ def test_push_to_a_full_buffer_waits_as_long_as_the_server_says(
     assert len(script.requests) == 2
 
 
-def test_full_without_a_delay_is_final(script: Any, buffer: Client) -> None:
-    script.failures.append(BufferFullError("larger than the buffer", subject="math"))
-    with pytest.raises(BufferFullError, match="larger than the buffer") as caught:
-        buffer.push([experience(1)], buffer="math")
-    assert caught.value.subject == "math"
-    assert len(script.requests) == 1
+def test_what_never_fits_is_refused_by_name_and_its_neighbours_are_stored(
+    script: Any, buffer: Client
+) -> None:
+    script.failures += [BufferFullError("larger than the buffer", subject="math")] * 2
+    with pytest.raises(
+        PushRefusedError, match=r"item 0 \(3/5/1/0/abcdef\): .*larger than"
+    ) as caught:
+        buffer.push([experience(1), experience(2)], buffer="math")
+    assert [each.status for each in caught.value.result.outcomes] == ["refused", "stored"]
+    assert len(script.requests) == 3
+
+
+def test_what_cannot_be_written_is_refused_and_its_neighbours_are_stored(
+    script: Any, buffer: Client
+) -> None:
+    bad = experience(2)
+    bad.info["when"] = object()
+    pushed = [experience(1), bad, experience(3)]
+    result = buffer.push(pushed, raise_on_refused=False)
+    assert [each.status for each in result.outcomes] == ["stored", "refused", "stored"]
+    assert result.refused[0].uid == bad.eid.uid
+    with pytest.raises(PushRefusedError, match=r"item 1 \(3/5/2/0/abcdef\): .*items\[1\]\.info"):
+        buffer.push(pushed)
+    writer = buffer.writer()
+    with pytest.raises(PushRefusedError, match=r"item 1 \(3/5/2/0/abcdef\): .*items\[1\]\.info"):
+        writer.append(pushed)
+    writer.append(experience(4))
+    writer.close()
+    counts = writer.counts
+    assert (counts.num_stored, counts.num_duplicates, counts.num_refused) == (1, 2, 1)
+
+
+def test_a_writer_sends_less_at_once_where_all_is_too_much(script: Any, buffer: Client) -> None:
+    script.push_errors += [BufferFullError("at most 3 fit at once; split it")] * 3
+    with buffer.writer(options=WriterOptions(linger_seconds=30)) as writer:
+        writer.append([experience(run) for run in range(9)])
+        writer.append(experience(9))
+    assert writer.counts.num_stored == len(script.stored) == 10
+    sizes = [len(script.singles(request.push)) for request in script.requests]
+    assert sizes[:3] == [10, 5, 5]
+    assert sum(sizes[3:]) == 10
 
 
 def test_retries_end_at_the_deadline_with_the_cause(script: Any, buffer: Client) -> None:

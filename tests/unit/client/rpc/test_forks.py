@@ -50,7 +50,7 @@ import os, sys
 from experience_buffer import Client, Experience, WrongStateError
 with Client("127.0.0.1:1") as client:
     unused, used = client.writer(), client.writer()
-    one = Experience(tokens=[1, 2])
+    one = Experience(tokens=[1, 2], prompt_length=1)
     used.append(one)
     child = os.fork()
     if child == 0:

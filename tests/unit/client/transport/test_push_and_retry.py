@@ -3,8 +3,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from experience_buffer import trxp
 from experience_buffer._messages import push_split
+from experience_buffer._messages.push_plan import Push
 from experience_buffer._transport.retry import Attempts
 from experience_buffer.errors import (
     BufferFullError,
@@ -24,8 +26,9 @@ from experience_buffer.errors import (
     TrxpError,
     UnavailableError,
 )
-from experience_buffer.experience import Experience
+from experience_buffer.experience import EID, Experience
 from experience_buffer.options import ClientOptions, RetryOptions
+from experience_buffer.outcomes import PushOutcome
 
 LIMIT = 64 * 1024 - push_split.ENVELOPE_BYTES
 
@@ -33,6 +36,13 @@ LIMIT = 64 * 1024 - push_split.ENVELOPE_BYTES
 def encode_sizes(sizes: Sequence[Any]) -> list[bytes | memoryview]:
     """Stands for a codec: an "experience" is its size, the payload a piece of each."""
     return [bytes(size) for size in sizes]
+
+
+def payloads(found: Iterable[Any]) -> list[tuple[int, int, Any]]:
+    """All of them; no experience is refused."""
+    pieces = list(found)
+    assert not any(isinstance(each, PushOutcome) for each in pieces)
+    return pieces
 
 
 @given(
@@ -46,7 +56,7 @@ def test_pieces_cover_everything_in_order_below_the_limits(
     options = ClientOptions(
         max_message_bytes=64 * 1024, max_push_items=max_push_items, max_push_bytes=max_push_bytes
     )
-    pieces = list(push_split.encode_pieces(sizes, options, encode=encode_sizes))
+    pieces = payloads(push_split.encode_pieces(sizes, options, encode=encode_sizes))
     covered = [index for start, end, _ in pieces for index in range(start, end)]
     assert covered == list(range(len(sizes)))
     for start, end, payload in pieces:
@@ -76,15 +86,18 @@ def test_one_over_the_limit_is_named_and_the_ones_before_are_not_lost() -> None:
     options = ClientOptions(max_message_bytes=64 * 1024, max_push_items=100)
     sizes: list[Any] = [10, 20, LIMIT + 1, 30]
     pieces = push_split.encode_pieces(sizes, options, encode=encode_sizes)
-    assert next(pieces)[:2] == (0, 2)
-    with pytest.raises(MessageTooLargeError, match=f"experience 2 takes {LIMIT + 1} .*{LIMIT}"):
-        next(pieces)
+    found = list(pieces)
+    assert [each[:2] for each in found if not isinstance(each, PushOutcome)] == [(0, 2), (3, 4)]
+    [large] = (each for each in found if isinstance(each, PushOutcome))
+    assert (large.index, large.status, large.reason) == (2, "refused", "invalid")
+    assert re.match(f"experience 2 takes {LIMIT + 1} .*{LIMIT}.*max_message_bytes", large.message)
 
 
 def test_raw_payload_over_the_limit_is_refused() -> None:
     options = ClientOptions(max_message_bytes=64 * 1024)
+    push = Push(b"x" * (LIMIT + 1), (), options, buffer="math", group_size=0)
     with pytest.raises(MessageTooLargeError, match="the payload takes"):
-        list(push_split.split(b"x" * (LIMIT + 1), (), options, buffer="math", group_size=0))
+        push.next_call()
 
 
 class Clock:
@@ -229,7 +242,8 @@ def test_what_is_refused_together_is_rarely_tried_again() -> None:
         return [bytes(one) for one in many]
 
     many: list[Any] = [7] * 100
-    pieces = list(push_split.encode_pieces(many, ClientOptions(max_push_items=40), encode=encode))
+    options = ClientOptions(max_push_items=40)
+    pieces = payloads(push_split.encode_pieces(many, options, encode=encode))
     assert [end - start for start, end, _ in pieces] == [5] * 20
     assert [size for size in tried if size > 5] == [40, 20, 10]
 
@@ -238,22 +252,56 @@ def test_what_is_too_much_for_one_payload_is_pushed_in_parts() -> None:
     many = [Experience(tokens=[1, 2], prompt_length=1, info={"a": []}) for _ in range(3)]
     for one in many:
         one.info["a"] += [[] for _ in range(200_000)]
-    pieces = list(push_split.encode_pieces(many, ClientOptions()))
+    pieces = payloads(push_split.encode_pieces(many, ClientOptions()))
     assert [(start, end) for start, end, _ in pieces] == [(0, 2), (2, 3)]
     for start, end, payload in pieces:
         assert [one.info for one in trxp.decode(b"".join(payload))] == [
             one.info for one in many[start:end]
         ]
     many[1].info["a"] *= 3
-    with pytest.raises(TrxpError, match=r"^items\[1\]: .*max_metadata_nodes"):
-        list(push_split.encode_pieces(many, ClientOptions()))
+    found = list(push_split.encode_pieces(many, ClientOptions()))
+    [refused] = (each for each in found if isinstance(each, PushOutcome))
+    assert re.match(r"items\[1\]: .*max_metadata_nodes", refused.message)
+    assert [each[:2] for each in found if not isinstance(each, PushOutcome)] == [(0, 1), (2, 3)]
 
 
-@pytest.mark.parametrize("max_push_items", [2, 100])
-def test_what_cannot_be_written_is_named_by_its_place_in_the_push(max_push_items: int) -> None:
-    many = [Experience(tokens=[1, 2], prompt_length=1) for _ in range(6)]
-    many[5].info["when"] = object()
-    with pytest.raises(TrxpError, match=r"^items\[5\]\.info") as refused:
-        list(push_split.encode_pieces(many, ClientOptions(max_push_items=max_push_items)))
-    assert refused.value.item == 5
-    assert refused.value.subject.startswith("items[5]")
+@pytest.mark.parametrize("max_push_items", [1, 2, 100])
+@pytest.mark.parametrize("bad", [{0}, {5}, {2, 3}, {0, 1, 4, 5}, set(range(6))])
+def test_what_cannot_be_written_is_refused_at_its_place_and_its_neighbours_go(
+    max_push_items: int, bad: set[int]
+) -> None:
+    many = [
+        Experience(eid=EID(1, 2, run, 0, "s"), tokens=[1, 2], prompt_length=1) for run in range(6)
+    ]
+    for place in bad:
+        many[place].info["when"] = object()
+    found = list(push_split.encode_pieces(many, ClientOptions(max_push_items=max_push_items)))
+    refused = {each.index: each for each in found if isinstance(each, PushOutcome)}
+    assert refused.keys() == bad
+    for place, outcome in refused.items():
+        assert outcome.message.startswith(f"items[{place}].info")
+        assert outcome.uid == many[place].eid.uid
+    written = [
+        experience.eid.run
+        for each in found
+        if not isinstance(each, PushOutcome)
+        for experience in trxp.decode(b"".join(each[2]))
+    ]
+    assert written == sorted(set(range(6)) - bad)
+    places = [each.index if isinstance(each, PushOutcome) else each[0] for each in found]
+    assert places == sorted(places)
+
+
+def test_many_that_cannot_be_written_cost_little_each() -> None:
+    tried: list[int] = []
+
+    def encode(many: Sequence[Any]) -> list[bytes | memoryview]:
+        tried.append(len(many))
+        error = TrxpError("no")
+        error.item = 0
+        raise error
+
+    many: list[Any] = [7] * 500
+    found = list(push_split.encode_pieces(many, ClientOptions(), encode=encode))
+    assert len(found) == 500
+    assert sum(tried) < 2_000

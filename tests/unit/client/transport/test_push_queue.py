@@ -4,9 +4,17 @@ from typing import Any
 
 import pytest
 
+from experience_buffer import EID, Experience, trxp
 from experience_buffer._transport.push_queue import PushQueue, Request
-from experience_buffer.errors import InternalServerError, InvalidRequestError, PushRefusedError
+from experience_buffer.errors import (
+    InternalServerError,
+    InvalidRequestError,
+    PushRefusedError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from experience_buffer.options import WriterOptions
+from experience_buffer.outcomes import PushOutcome
 from experience_buffer.v1 import service_pb2, types_pb2
 
 
@@ -227,3 +235,127 @@ def test_refusals_can_be_counted_only() -> None:
     queue.answered(answer(1, 3), delay=0)
     assert queue.take_error() is None
     assert queue.counts().num_refused == 1
+
+
+def encoded(run: int, **fields: Any) -> bytes:
+    eid = EID(1, 2, run, 0, "s")
+    return trxp.encode([Experience(eid=eid, tokens=[1, 2], prompt_length=1, **fields)])
+
+
+def stored_by(queue: PushQueue, clock: Clock, most: int, *, bad: int = -1) -> list[int]:
+    """Answer all requests as a server that takes no more than so many at once; the sizes of all."""
+    sizes: list[int] = []
+    while True:
+        request = queue.next_request()
+        if request is None:
+            if not queue.pending_bytes:
+                return sizes
+            clock.now += 1
+            continue
+        runs = [each.eid.run for payload in request.payloads for each in trxp.decode(payload)]
+        assert runs == list(request.positions)
+        sizes.append(len(runs))
+        if len(runs) > most or bad in runs:
+            queue.answered(failure(request.sequence, 8, 0), delay=0)
+        else:
+            queue.answered(answer(request.sequence, *[1] * len(runs)), delay=0)
+
+
+@pytest.mark.parametrize("together", [1, 3, 40])
+def test_what_is_too_much_at_once_is_sent_in_halves_until_it_goes(together: int) -> None:
+    queue, clock = make(linger_seconds=0, max_batch_items=40)
+    runs = range(80)
+    for start in range(0, 80, together):
+        part = runs[start : start + together]
+        queue.add(trxp.merge([encoded(run) for run in part]), len(part))
+    mark = queue.hurry()
+    sizes = stored_by(queue, clock, 7)
+    assert (queue.num_stored, queue.num_failed, queue.pending_bytes) == (80, 0, 0)
+    assert queue.is_settled(mark)
+    assert queue.take_error() is None
+    assert max(sizes) > 7
+    assert sum(size <= 7 for size in sizes) <= 80 / 3
+
+
+def test_requests_stay_small_for_a_while() -> None:
+    queue, clock = make(linger_seconds=0, max_batch_items=8)
+    for run in range(8):
+        queue.add(encoded(run), 1)
+    stored_by(queue, clock, 4)
+    assert queue.most_items == 4
+    assert not queue.add(encoded(8), 1) or queue.next_request() is not None
+    clock.now += 31
+    assert queue.most_items == 8
+
+
+def test_one_that_can_never_go_is_refused_by_name_and_its_neighbours_go_in() -> None:
+    queue, clock = make(linger_seconds=0, max_batch_items=40)
+    for run in range(9):
+        queue.add(encoded(run), 1)
+    stored_by(queue, clock, 100, bad=5)
+    assert (queue.num_stored, queue.num_refused, queue.num_failed) == (8, 1, 0)
+    error = queue.take_error()
+    assert isinstance(error, PushRefusedError)
+    [outcome] = error.result.refused
+    assert (outcome.index, outcome.uid, outcome.message) == (5, "1/2/5/0/s", "text")
+
+
+def test_parts_that_wait_go_again_in_the_order_of_the_first_time() -> None:
+    queue, clock = make(linger_seconds=0, max_batch_items=4)
+    for run in range(8):
+        queue.add(encoded(run), 1)
+    first, second = queue.next_request(), queue.next_request()
+    assert first is not None
+    assert second is not None
+    queue.answered(failure(second.sequence, 8, 1), delay=0)
+    queue.answered(failure(first.sequence, 8, 0), delay=0)
+    queue.rewind()
+    clock.now += 1
+    order = [queue.next_request() for _ in range(3)]
+    assert [each.positions for each in order if each] == [range(2), range(2, 4), range(4, 8)]
+    assert queue.next_request() is None
+
+
+def test_payloads_leave_their_place_when_they_are_taken_apart() -> None:
+    queue, _ = make(linger_seconds=0)
+    pair, single = trxp.merge([encoded(0), encoded(1)]), encoded(2)
+    queue.add(pair, 2)
+    queue.add(single, 1)
+    assert queue.next_request() is not None
+    assert queue.answered(failure(1, 8, 0), delay=0) == [pair, single]
+    assert queue.next_request() is not None
+    assert queue.answered(failure(2, 8, 0), delay=0) == (), "both are single now"
+
+
+def test_a_stream_that_ends_by_its_largest_request_goes_on_without_it() -> None:
+    queue, _ = make(linger_seconds=0, max_batch_items=1)
+    large = encoded(1, response_text="x" * 500)
+    sent(queue, encoded(0), large, encoded(2))
+    limit = ResourceExhaustedError("a message of 900 bytes is over the limit")
+    assert queue.broke(UnavailableError("gone")) is None
+    assert queue.broke(limit) == [large]
+    assert (queue.num_refused, queue.counts().num_pending) == (1, 2)
+    for _ in range(2):
+        assert queue.broke(limit) is not None
+    assert queue.broke(limit) is None, "nothing is under way"
+
+
+def test_what_cannot_be_taken_apart_has_failed() -> None:
+    queue, _ = make(linger_seconds=0)
+    [request] = sent(queue, b"damaged", num_items=2)
+    assert request is not None
+    assert queue.answered(failure(1, 8, 0), delay=0) == [b"damaged"]
+    assert queue.counts().num_failed == 2
+    assert isinstance(queue.take_error(), ResourceExhaustedError)
+
+
+def test_what_cannot_be_written_counts_at_its_place() -> None:
+    queue, _ = make(linger_seconds=0)
+    queue.add(encoded(0), 1)
+    outcome = PushOutcome(index=0, uid="u", status="refused", reason="invalid", message="why")
+    queue.refuse(outcome)
+    queue.add(encoded(2), 1)
+    assert [queue.next_request().positions for _ in range(2)] == [range(1), range(2, 3)]  # type: ignore[union-attr]
+    error = queue.take_error()
+    assert isinstance(error, PushRefusedError)
+    assert [each.index for each in error.result.refused] == [1]
