@@ -16,6 +16,23 @@ def _random_suffix() -> str:
     return secrets.token_hex(3)
 
 
+def task_in_key(task: int | str) -> str:
+    """How a task stands in the key of a group: as its text, in which a `/` is written `%2F`.
+
+    So the last `/` of a tid ends the batch, and no two pairs of batch and task have the same tid. A
+    text that would be taken for one so written is changed as well: its `%` are written `%25`.
+    """
+    text = str(task)
+    if "/" not in text and ("%2" not in text or ("%2F" not in text and "%25" not in text)):
+        return text
+    return text.replace("%", "%25").replace("/", "%2F")
+
+
+def text_of_key(key: str) -> str:
+    """The key of a group with its task as it was given: several groups may have this text."""
+    return key.replace("%2F", "/").replace("%25", "%")
+
+
 @dataclass(slots=True)
 class EID:
     """Identity of one experience.
@@ -46,17 +63,18 @@ class EID:
     @property
     def tid(self) -> str:
         """Name of the task: what all its runs and steps share."""
-        return f"{self.batch}/{self.task}"
+        task = self.task
+        return f"{self.batch}/{task if type(task) is int else task_in_key(task)}"
 
     @property
     def rid(self) -> str:
         """Name of the run: what all its steps share."""
-        return f"{self.batch}/{self.task}/{self.run}"
+        return f"{self.tid}/{self.run}"
 
     @property
     def sid(self) -> str:
         """Name of the step: what all runs of the task share at one step."""
-        return f"{self.batch}/{self.task}/{self.step}"
+        return f"{self.tid}/{self.step}"
 
     def __str__(self) -> str:
         return self.uid

@@ -105,7 +105,7 @@ def test_their_payloads_come_back_with_advantages(
         with Client(shared_server.address) as client:
             assert client.push(payload, buffer=name).num_stored == 7
     response = sample(stub, name, 1)
-    assert [one.group for one in response.experiences] == ["0/eval_x/a/b"] * 7
+    assert [one.group for one in response.experiences] == ["0/eval_x/a%2Fb"] * 7
     for one, original, reward in zip(response.experiences, GROUP, REWARDS, strict=True):
         assert one.uid == original.eid.uid
         check(trinity.Experience.deserialize(one.payload), original, reward)
@@ -135,7 +135,7 @@ def test_our_client_writes_what_their_class_reads(shared_server: Server, name: s
 def test_their_dpo_pairs_pass_through(stub: Stub, name: str) -> None:
     create(stub, name)
     pair = trinity.Experience(
-        eid=trinity.EID(suffix="dpo"),
+        eid=trinity.EID(task=0, suffix="dpo"),
         tokens=torch.arange(3),
         chosen=torch.arange(5),
         rejected=torch.arange(7),

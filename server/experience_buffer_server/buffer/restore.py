@@ -19,6 +19,7 @@ from experience_buffer_server.buffer.restore_damage import (
     rebuild_groups,
     reserve_numbers,
 )
+from experience_buffer_server.buffer.restore_keys import name_groups
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.entries import COUNTED, Entry, key_of
 from experience_buffer_server.runtime import clock
@@ -37,6 +38,7 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
     contents = flow.state.contents
     _go_on_in_time(state)
     rebuild_groups(flow, state)
+    name_groups(flow, state)
     groups = {
         row.id: contents.groups.restore(row, flow.state.settings)
         for row in sorted(state.groups, key=lambda row: row.id)

@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 
+from experience_buffer.eid import EID
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.entries import Group
-from experience_buffer_server.buffer.state.group_table import group_key
+from experience_buffer_server.buffer.state.group_keys import group_key
 from experience_buffer_server.store.interface import GroupRow, Record, Store, StoredBuffer
 
 _log = logging.getLogger(__name__)
@@ -73,10 +74,10 @@ def miss_members(flow: Flow, state: StoredBuffer, store: Store) -> None:
         return
     known = {record.uid for record in state.records}
     lost = [uid for uid in store.payload_uids(flow.state.id) if uid not in known]
-    keys = [_group_key(uid, flow.state.settings.group_by) for uid in lost]
-    missing = dict(zip(keys, lost, strict=True))
+    keys = [_group_keys(uid, flow.state.settings.group_by) for uid in lost]
+    missing = {key: uid for uid, possible in zip(lost, keys, strict=True) for key in possible}
     known_keys = {group.row.key for group in flow.state.contents.groups}
-    num_unexplained = len(state.damaged.records) - sum(key in known_keys for key in keys)
+    num_unexplained = len(state.damaged.records) - sum(not known_keys.isdisjoint(k) for k in keys)
     batch = flow.state.changes.batch()
     for group in _lacking(flow):
         if group.row.key in missing:
@@ -97,14 +98,18 @@ def miss_members(flow: Flow, state: StoredBuffer, store: Store) -> None:
     flow.state.changes.spawn(batch)
 
 
-def _group_key(uid: str, group_by: str) -> str:
-    """The key of the group that the experience with this uid belongs to.
+def _group_keys(uid: str, group_by: str) -> list[str]:
+    """The keys of the groups that the experience with this uid may belong to.
 
-    A uid ends with run, step and suffix. Of one with another `/` in its suffix the key is no group's.
+    A uid ends with run, step and suffix; where its batch ends isn't known if its task may hold a
+    `/`. Of one with another `/` in its suffix the keys are no group's.
     """
-    tid, run, step, _ = ("///" + uid).rsplit("/", 3)
-    tid = tid.removeprefix("///")
-    return {"task": tid, "run": f"{tid}/{run}", "step": f"{tid}/{step}"}[group_by]
+    text, run, step, _ = ("///" + uid).rsplit("/", 3)
+    parts = text.removeprefix("///").split("/")
+    last = {"task": "", "run": f"/{run}", "step": f"/{step}"}[group_by]
+    return [
+        EID("/".join(parts[:end]), "/".join(parts[end:])).tid + last for end in range(1, len(parts))
+    ]
 
 
 def _lacking(flow: Flow) -> list[Group]:

@@ -117,14 +117,15 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
 def _matching(
     buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Entry]
 ) -> Iterator[Entry]:
+    tid, rid, sid = wanted.tid, wanted.rid, wanted.sid
     for entry in entries:
         record = entry.record
         if (
             entry.durable
             and not entry.leaving
-            and wanted.tid in ("", record.tid)
-            and wanted.rid in ("", record.rid)
-            and wanted.sid in ("", record.sid)
+            and (not tid or tid == record.tid)
+            and (not rid or rid == record.rid)
+            and (not sid or sid == record.sid)
             and (not wanted.state or wanted.state == messages.state_number(buffer.state_of(entry)))
         ):
             yield entry

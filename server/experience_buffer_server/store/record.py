@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from experience_buffer.eid import task_in_key
+
 OTHER_DIGEST = 1 << 60
 """Bit of `Record.fields`: `digest` isn't that of its payload, which was replaced since it was pushed,
 or holds sets, whose order in it is chance."""
@@ -79,9 +81,9 @@ class Record:
         if len(parts) == _NUM_PARTS:
             batch, task, run, step, _ = parts
         else:
-            batch, task = self.uid[: self.cut >> _CUT_BITS], self.tid
-            run, step, _ = self.uid[len(task) + 1 :].split("/", 2)
-            task = task[len(batch) + 1 :]
+            begin, end = self.cut >> _CUT_BITS, self.cut & _CUT_MASK
+            batch, task = self.uid[:begin], self.uid[begin + 1 : end]
+            run, step, _ = self.uid[end + 1 :].split("/", 2)
         return batch, task, int(run), int(step)
 
     @property
@@ -101,8 +103,13 @@ class Record:
 
     @property
     def tid(self) -> str:
-        """Task key."""
-        return self.uid[: self.cut & _CUT_MASK]
+        """Task key; see `EID.tid`."""
+        end = self.cut & _CUT_MASK
+        text = self.uid[:end]
+        if text.count("/") == 1 and "%2" not in text:
+            return text
+        begin = self.cut >> _CUT_BITS
+        return f"{text[:begin]}/{task_in_key(text[begin + 1 :])}"
 
     @property
     def rid(self) -> str:

@@ -3,7 +3,13 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from experience_buffer.eid import EID
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experience_buffer.eid import EID, text_of_key
+
+PARTS = st.text("/%2F5a", max_size=7)
 
 
 def test_the_four_texts() -> None:
@@ -32,3 +38,42 @@ def test_it_can_be_filled_in_later() -> None:
     assert eid.uid == "2/3/5/7/x"
     assert eid.to_dict() == asdict(eid)
     assert list(eid.to_dict()) == ["batch", "task", "run", "step", "suffix"]
+
+
+@pytest.mark.parametrize(
+    ("task", "tid"),
+    [
+        (7, "0/7"),
+        ("7", "0/7"),
+        ("eval/1", "0/eval%2F1"),
+        ("100%", "0/100%"),
+        ("a%20b", "0/a%20b"),
+        ("a%2Fb", "0/a%252Fb"),
+        ("a%25", "0/a%2525"),
+        ("openai/gsm8k", "0/openai%2Fgsm8k"),
+    ],
+)
+def test_a_task_has_no_slash_in_keys(task: int | str, tid: str) -> None:
+    eid = EID(0, task, 3, 5, "a")
+    assert (eid.tid, eid.rid, eid.sid) == (tid, f"{tid}/3", f"{tid}/5")
+    assert eid.uid == f"0/{task}/3/5/a"
+    assert text_of_key(tid) == f"0/{task}"
+
+
+def test_a_batch_is_in_keys_as_it_is() -> None:
+    assert EID("0/eval%2F", 1).tid == "0/eval%2F/1"
+
+
+@given(batch=PARTS, task=PARTS, other_batch=PARTS, other_task=PARTS)
+def test_other_pairs_have_other_keys(
+    batch: str, task: str, other_batch: str, other_task: str
+) -> None:
+    one, other = EID(batch, task), EID(other_batch, other_task)
+    assert (one.tid == other.tid) == ((batch, task) == (other_batch, other_task))
+
+
+@given(text=PARTS)
+def test_cutting_one_text_elsewhere_gives_another_key(text: str) -> None:
+    cuts = [place for place, char in enumerate(text) if char == "/"]
+    keys = [EID(text[:cut], text[cut + 1 :]).tid for cut in cuts]
+    assert len(set(keys)) == len(keys)

@@ -17,7 +17,7 @@ from experience_buffer_server.store.row_codec import decode_record, encode_recor
 from experience_buffer_server.store.rows import share_with_group
 from tests.unit.store.conftest import make_record
 
-TEXTS = ("", "3", "a/b", "/", "//7/", "0/eval_gsm8k", "é/ß")
+TEXTS = ("", "3", "a/b", "/", "//7/", "0/eval_gsm8k", "é/ß", "a%2Fb", "%25", "%2F/")
 NUMBERS = (0, 7, -(2**63), 2**63 - 1)
 
 

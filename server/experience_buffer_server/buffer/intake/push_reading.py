@@ -19,7 +19,7 @@ from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.buffer.intake.admission import PayloadReader, entomb
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
-from experience_buffer_server.buffer.state.group_table import group_key
+from experience_buffer_server.buffer.state.group_keys import group_key, key_problem
 from experience_buffer_server.runtime.loop_turns import Turn
 from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE, BufferSettings
 
@@ -171,7 +171,8 @@ class Reading:
             each_alone(admitted, pushed_bytes=push.num_bytes, limits=self._payloads.limits),
             starmap(entomb, push.tombstones),
         )
-        return map(_without_tombstone, found) if self._state.settings.group_by == "none" else found
+        group_by = self._state.settings.group_by
+        return map(_without_tombstone, found) if group_by == "none" else _of_groups(found, group_by)
 
     def _admitted(self, push: Push) -> Iterator[Candidate | Refusal | None]:
         """What all payloads hold, each experience at the gate as soon as its payload is read.
@@ -268,6 +269,17 @@ def _without_tombstone(candidate: Candidate | Refusal | None) -> Candidate | Ref
         '"none"; leave it out',
         candidate.uid,
     )
+
+
+def _of_groups(
+    found: Iterable[Candidate | Refusal | None], group_by: str
+) -> Iterator[Candidate | Refusal | None]:
+    """Refuse what no group could be told of."""
+    for candidate in found:
+        if isinstance(candidate, Candidate) and (problem := key_problem(candidate.eid, group_by)):
+            yield Refusal(Reason.INVALID, problem, candidate.uid)
+        else:
+            yield candidate
 
 
 def each_alone(

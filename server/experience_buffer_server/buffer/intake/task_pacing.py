@@ -14,7 +14,7 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import num_deliverable
 from experience_buffer_server.buffer.state.entries import Candidate, check_uid
-from experience_buffer_server.buffer.state.group_table import group_key
+from experience_buffer_server.buffer.state.group_keys import group_key
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 from experience_buffer_server.settings.consumer import PacingSettings
 

@@ -13,6 +13,7 @@ from experience_buffer import errors
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry, Group, check_uid
+from experience_buffer_server.buffer.state.group_keys import namesake
 from experience_buffer_server.buffer.state.group_table import Closing, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
@@ -46,7 +47,9 @@ class Grouping:
         name = self._state.name
         if group is None:
             raise errors.GroupNotFoundError(
-                f"buffer {name!r} holds no member of group {key!r}", subject=key
+                f"buffer {name!r} holds no member of group {key!r}"
+                f"{namesake(key, self._contents.groups)}",
+                subject=key,
             )
         num_members = group.num_members
         if group.row.closed == "dropped":
@@ -83,6 +86,7 @@ class Grouping:
 
         Raises:
             InvalidRequestError: No group can have this key.
+            GroupNotFoundError: Nothing is here of it, but of one that may be meant.
             StoreFullError: It can't be stored. Members that came are not offered any more, and
                 removed when there is room again.
         """
@@ -94,6 +98,10 @@ class Grouping:
         group = self._contents.groups.get(key)
         if group is not None:
             return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
+        if other := namesake(key, self._contents.groups):
+            raise errors.GroupNotFoundError(
+                f"buffer {self._state.name!r} holds no member of group {key!r}{other}", subject=key
+            )
         batch = self._changes.batch()
         batch.remember(self._state.id, "group", key, b"dropped", clock.now())
         await self._changes.submit(batch)

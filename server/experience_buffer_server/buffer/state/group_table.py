@@ -11,10 +11,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
-from experience_buffer.eid import EID
 from experience_buffer_server.buffer.state.entries import Entry, Group, Reason, Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import GroupRow, Record, WriteBatch
+from experience_buffer_server.store.interface import GroupRow, WriteBatch
 
 Closing = Literal["whole", "sealed", "deadline", "dropped"]
 
@@ -336,14 +335,6 @@ def _room(group: Group, stated_size: int, count: int) -> int:
     at_least = size - len(group.members) - group.row.num_consumed
     # Only where that isn't enough is it worth while to look who is leaving.
     return at_least if at_least >= count else max(size - group.num_members, 1)
-
-
-_KEY_NAMES = {"task": "tid", "run": "rid", "step": "sid"}
-
-
-def group_key(of: Record | EID, group_by: str) -> str:
-    """The key of the group that an experience belongs to, by its record or its identity."""
-    return str(getattr(of, _KEY_NAMES[group_by]))
 
 
 _CLOSED_WORDS = {

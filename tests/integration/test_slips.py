@@ -1,0 +1,98 @@
+"""What is left out, mistyped or of another kind ends in a sentence that says what to do, not in training."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from experience_buffer import (
+    EID,
+    AdvantageConfig,
+    AsyncClient,
+    BufferConfig,
+    Client,
+    ConsumerConfig,
+    Experience,
+    GroupNotFoundError,
+    PushRefusedError,
+    Tombstone,
+)
+from tests.integration.server import Server
+
+TRAINER = (ConsumerConfig("trainer", "group"),)
+NAME = "slips"
+
+
+@pytest.fixture
+def client(shared_server: Server) -> Iterator[Client]:
+    with Client(shared_server.address, timeout=30.0) as client:
+        yield client
+
+
+def create(client: Client, **settings: Any) -> str:
+    """A buffer with a name of its own."""
+    config = BufferConfig(f"{NAME}-{secrets.token_hex(4)}", **settings)
+    client.create_buffer(config)
+    return config.name
+
+
+def rollout(*eid: Any, **fields: Any) -> Experience:
+    content: dict[str, Any] = {"tokens": [5, 6, 7], "prompt_length": 1, "reward": 0.5}
+    return Experience(eid=EID(*eid), **(content | fields))
+
+
+def refusals(client: Client, members: list[Experience], buffer: str) -> Iterator[list[str]]:
+    """Why those that are refused are, however they are pushed."""
+    result = client.push(members, buffer=buffer, raise_on_refused=False)
+    yield [outcome.message for outcome in result.refused]
+    with client.writer(buffer=buffer) as writer:
+        for member in members:
+            writer.append(member)
+        with pytest.raises(PushRefusedError) as raised:
+            writer.flush()
+    yield [outcome.message for outcome in raised.value.result.refused]
+
+    async def pushed() -> list[str]:
+        async with AsyncClient(client.address, timeout=30.0) as own:
+            result = await own.push(members, buffer=buffer, raise_on_refused=False)
+            return [outcome.message for outcome in result.refused]
+
+    yield asyncio.run(pushed())
+
+
+@pytest.mark.parametrize("group_by", ["task", "run", "step"])
+def test_unrelated_prompts_are_no_group(client: Client, group_by: str) -> None:
+    grpo = AdvantageConfig("grpo")
+    buffer = create(client, group_by=group_by, group_size=4, advantage=grpo, consumers=TRAINER)
+    prompts = [rollout(reward=float(number)) for number in range(4)]
+    for messages in refusals(client, prompts, buffer):
+        assert len(messages) == 4
+        assert {message.partition(",")[0] for message in messages} == {
+            "eid has neither batch nor task"
+        }
+    with pytest.raises(PushRefusedError, match=r"set eid = EID\(batch=..., task=...\)"):
+        client.push([], tombstones=[Tombstone(EID(run=3), "gone")], buffer=buffer)
+    assert client.get_buffer(buffer).num_items == 0
+
+
+def test_one_text_of_two_tasks_is_two_groups(client: Client) -> None:
+    grpo = AdvantageConfig("grpo")
+    buffer = create(client, group_size=2, advantage=grpo, consumers=TRAINER)
+    pairs: list[tuple[Any, Any]] = [("0/eval", 1), (0, "eval/1"), ("0/eval", "1"), ("0", "eval/1")]
+    members = [rollout(*pair, number, reward=float(number)) for number, pair in enumerate(pairs)]
+    client.push(members, buffer=buffer)
+    batch = client.sample(2, buffer=buffer)
+    assert {(one.eid.tid, one.reward) for one in batch.experiences} == {
+        ("0/eval/1", 0.0), ("0/eval/1", 2.0), ("0/eval%2F1", 1.0), ("0/eval%2F1", 3.0),
+    }  # fmt: skip
+    found = [summary.uid for summary in client.list(buffer=buffer, tid=EID(0, "eval/1").tid)]
+    assert sorted(found) == sorted(one.eid.uid for one in members[1::2])
+    client.ack(batch.lease_id, buffer=buffer)
+    client.push([rollout(3, "openai/gsm8k")], buffer=buffer)
+    with pytest.raises(GroupNotFoundError, match=r"'3/openai%2Fgsm8k' is here"):
+        client.seal_group("3/openai/gsm8k", buffer=buffer)
+    client.seal_group(EID(3, "openai/gsm8k").tid, buffer=buffer)
