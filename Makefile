@@ -41,7 +41,7 @@ sync: install-dev ## Generate the sync client from the async one, after a change
 
 proto: install-dev ## Generate the Python code after a change in proto/ (run and test do so too).
 
-demo: install-dev ## Train a small model through the server; DEMO_KILL=1 kills the server, then the trainer.
+demo: install-dev ## Train a small model through a server; DEMO_KILL=1 kills it and the trainer, ARGS=--keep keeps it.
 	@exec $(RUN) $(DEMO_MODULE) $(if $(filter-out 0,$(DEMO_KILL)),--kill) $(ARGS)
 
 bench: install-dev ## Measure throughput and latency of this server alone, then what each push costs.

@@ -1,70 +1,72 @@
 """The demo's command line: `python -m examples.demo`.
 
-Exit status 0 if the held-out accuracy reached its target and everything that the server
-acknowledged was trained exactly once or is still in the buffer; 1 otherwise.
+Exit status 0 if the held-out accuracy reached its target, no batch was staler than its bound, every
+planned kill happened, and everything that the server acknowledged is accounted for; 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
-import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from examples.demo.display import Display
-from examples.demo.processes import DemoError
-from examples.demo.report import summary
-from examples.demo.runner import Runner
-from examples.demo.server import Server, ServerError
 from examples.demo.settings import DemoSettings
+
+NEEDED = ("torch", "rich", "grpc_health", "experience_buffer_server")
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+CURE = "`make demo` installs what it needs, or: .venv/bin/pip install -e '.[dev]'"
 
 
 def main() -> int:
     """Run the demo; the exit status."""
     arguments = _parse()
-    signal.signal(signal.SIGTERM, _terminate)
-    output: Path = arguments.output.resolve()
-    output.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=output))
-    plot_path = output / "demo.png"
-    server = Server(folder)
-    settings = DemoSettings(
-        address=server.address, folder=folder, seed=arguments.seed, num_updates=arguments.updates
-    )
-    with Display(num_updates=settings.num_updates) as display:
-        try:
-            outcome = Runner(settings, server, kills=arguments.kill).run(
-                display, plot_path=plot_path
-            )
-        except (DemoError, ServerError) as error:
-            display.say(f"demo: {error}; the files of this run are in {folder}")
-            return 1
-        except KeyboardInterrupt:
-            display.say(f"demo: interrupted; the files of this run are in {folder}")
-            return 130
-    for line in summary(outcome):
-        print(line)
-    print(f"curves: {plot_path}")
-    if not outcome.is_success:
-        print(f"journals, weights, and the server's log and store: {folder}")
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        print(f"demo: not installed: {', '.join(missing)}. {CURE}", file=sys.stderr)
         return 1
-    shutil.rmtree(folder)
-    return 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
+    draws = find_spec("matplotlib") is not None
+    if not draws:
+        print(f"demo: no picture will be drawn, matplotlib isn't installed. {CURE}")
+    try:
+        # What is imported there may be missing.
+        from examples.demo.session import play
+
+        return play(
+            output=arguments.output.resolve(),
+            num_updates=arguments.updates,
+            seed=arguments.seed,
+            port=arguments.port,
+            kills=arguments.kill,
+            keeps=arguments.keep,
+            draws=draws,
+        )
+    except KeyboardInterrupt:
+        print("\ndemo: interrupted; all its processes have ended", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parse() -> argparse.Namespace:
     defaults = DemoSettings.__dataclass_fields__
-    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.demo",
+        description="Train a small transformer by reinforcement alone, through a real server.",
+        epilog=(__doc__ or "").partition("\n\n")[2],
+    )
     parser.add_argument("--seed", type=int, default=0, help="same seed, similar curve [0]")
     parser.add_argument(
         "--updates",
-        type=int,
+        type=_at_least(1),
         default=defaults["num_updates"].default,
-        help="policy updates of the run [%(default)s]",
+        metavar="N",
+        help="policy updates at most; it ends when the target has held [%(default)s]",
     )
     parser.add_argument(
         "--kill",
@@ -73,9 +75,27 @@ def _parse() -> argparse.Namespace:
         help="kill the server, then the trainer, with SIGKILL and restart them; also DEMO_KILL=1",
     )
     parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave the server running afterwards, until Ctrl-C, and say what to do with it",
+    )
+    parser.add_argument(
+        "--port", type=_at_least(0), default=0, help="of the server; 0: a free one [0]"
+    )
+    parser.add_argument(
         "--output", type=Path, default=Path("demo-output"), help="folder of the PNG [%(default)s]"
     )
     return parser.parse_args()
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    return number
 
 
 def _terminate(signum: int, _frame: object) -> NoReturn:

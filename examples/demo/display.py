@@ -1,22 +1,47 @@
-"""What a person sees while the demo runs: a progress bar on a terminal, plain lines elsewhere."""
+"""What a person sees while the demo runs: rows of a table, and on a terminal a progress bar below."""
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.theme import Theme
 
-from examples.demo.history import History
-from examples.demo.trainer import Update
+from examples.demo.history import History, Update
+from examples.demo.settings import DemoSettings
+
+LEGEND: Final = (
+    "update: policy versions made so far, each from one batch",
+    "reward: share of digits that the rollouts of the batch got right",
+    "solved: share of held-out problems that the policy solves, all six digits",
+    "waiting: experiences in the buffer that the trainer has still to learn from",
+    "staleness: versions by which the policy that sampled is behind, mean and most",
+)
+LOOK: Final = Theme(
+    {
+        "bar.back": "dim",
+        "bar.complete": "cyan",
+        "bar.finished": "cyan",
+        "progress.download": "default",
+        "progress.elapsed": "default",
+    }
+)
+"""Readable on dark and on light ground."""
+HEADER: Final = "    time   update   reward   solved   waiting   staleness"
 
 
 class Display:
-    """Prints lines, and on a terminal keeps a progress bar below them; a context manager."""
+    """Prints lines, and on a terminal keeps a progress bar below them; a context manager.
 
-    def __init__(self, *, num_updates: int) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+    Args:
+        settings: The run's.
+    """
+
+    def __init__(self, settings: DemoSettings) -> None:
+        self._settings = settings
+        self._console = Console(highlight=False, soft_wrap=True, theme=LOOK)
         self._progress = Progress(
             TextColumn("update"),
             MofNCompleteColumn(),
@@ -27,7 +52,7 @@ class Display:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._bar = self._progress.add_task("", total=num_updates, figures="")
+        self._bar = self._progress.add_task("", total=settings.num_updates, figures="")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -45,16 +70,26 @@ class Display:
         """Print a line."""
         self._console.print(line, markup=False)
 
+    def explain(self) -> None:
+        """Print what the columns of `show` are."""
+        for line in (*LEGEND, "", HEADER):
+            self.say(line)
+
     def show(self, update: Update, history: History) -> None:
-        """Move the bar; print a line for an update whose accuracy was measured."""
-        reward = "" if update.reward is None else f"reward {update.reward:.2f}   "
-        figures = f"{reward}accuracy {history.last_accuracy:6.1%}"
+        """Move the bar; print a row for an update whose accuracy was measured."""
+        reward = "" if update.reward is None else f"{update.reward:.2f}"
+        figures = f"reward {reward or '-'}   solved {history.last_accuracy:.1%}"
         self._progress.update(self._bar, completed=update.version, figures=figures)
         if update.accuracy is not None:
-            seconds = update.time - history.start_time
-            waiting = history.depths[-1].waiting if history.depths else 0
-            staleness = "" if update.staleness is None else f"   staleness {update.staleness:.1f}"
+            seconds = f"{update.time - history.start_time:.1f} s"
+            waiting = f"{history.depths[-1].waiting:,}" if history.depths else ""
+            mean = "" if update.staleness is None else f"{update.staleness:.1f}"
+            most = "" if update.max_staleness is None else f"{update.max_staleness}"
             self.say(
-                f"{seconds:6.1f} s   update {update.version:4d}   {figures}   "
-                f"buffer {waiting:4d}{staleness}"
+                f"{seconds:>8}   {update.version:6d}   {reward:>6}   {update.accuracy:6.1%}   "
+                f"{waiting:>7}   {mean:>6} {most:>2}"
             )
+
+    def finish(self, history: History) -> None:
+        """Fill the bar: it is enough."""
+        self._progress.update(self._bar, total=history.version, completed=history.version)

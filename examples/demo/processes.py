@@ -1,21 +1,51 @@
-"""The demo's processes besides the server: the trainer's ranks and the workers."""
+"""The demo's processes besides the server: the trainer's ranks and the workers.
+
+They are forked from one process that has imported what they need, which takes seconds once and not
+for each of them. Ctrl-C, which a terminal sends to all, reaches none of them: whoever started them
+ends them.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
 
-from examples.demo import trainer, worker
+from examples.demo.history import Update, Verdict
 from examples.demo.settings import DemoSettings
-from examples.demo.trainer import Update
 
 EXIT_TIMEOUT_SECONDS = 90.0
 """How long a process may take to end; longer than its calls may be repeated."""
-_CONTEXT = multiprocessing.get_context("spawn")
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class DemoError(RuntimeError):
     """A process of the demo ended that should not have, or didn't end that should have."""
+
+
+@contextmanager
+def no_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C from what is started meanwhile; for this process it waits until the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare() -> None:
+    """Begin to import what the processes need; returns at once."""
+    _CONTEXT.set_forkserver_preload(["examples.demo.trainer", "examples.demo.worker"])
+    # It allows interrupts when it has started, so it can't be started below.
+    resource_tracker.ensure_running()
+    with no_interrupts():
+        forkserver.ensure_running()
 
 
 class RankProcesses:
@@ -30,31 +60,38 @@ class RankProcesses:
         """Start all ranks; they find their checkpoint by themselves."""
         self._num_lives += 1
         rendezvous = self._settings.folder / f"ranks-{self._num_lives}"
-        self._reports, first_end = _CONTEXT.Pipe(duplex=False)
+        self._first, end = _CONTEXT.Pipe()
         self._processes = [
             _CONTEXT.Process(
-                target=trainer.run,
-                args=(self._settings, rank, rendezvous, first_end if rank == 0 else None),
+                target=_run_rank,
+                args=(self._settings, rank, rendezvous, end if rank == 0 else None),
                 name=f"rank {rank} of the trainer",
                 daemon=True,
             )
             for rank in range(self._settings.num_ranks)
         ]
-        for process in self._processes:
-            process.start()
+        _start(self._processes)
         # Held by the first rank alone, its end of the pipe closes when that rank ends.
-        first_end.close()
+        end.close()
 
-    def receive(self, timeout_seconds: float) -> Update | None:
-        """Wait for the next update; None when the time is over.
+    def receive(self, timeout_seconds: float) -> Update | Verdict | None:
+        """Wait for the next news of the first rank; None when the time is over.
 
         Raises:
             EOFError: The first rank has ended.
         """
-        if not self._reports.poll(timeout_seconds):
-            return None
-        update: Update = self._reports.recv()
-        return update
+        try:
+            if not self._first.poll(timeout_seconds):
+                return None
+            news: Update | Verdict = self._first.recv()
+        except ConnectionError:
+            raise EOFError from None
+        return news
+
+    def end(self) -> None:
+        """Tell them that it is enough: they end after the update that they are at."""
+        with suppress(ConnectionError):  # They have ended.
+            self._first.send(None)
 
     def check(self) -> None:
         """Raise DemoError if one has failed."""
@@ -78,7 +115,7 @@ class WorkerProcesses:
         self._stop = _CONTEXT.Event()
         self._processes: list[BaseProcess] = [
             _CONTEXT.Process(
-                target=worker.run,
+                target=_run_worker,
                 args=(settings, index, self._stop),
                 name=f"worker {index}",
                 daemon=True,
@@ -88,8 +125,7 @@ class WorkerProcesses:
 
     def start(self) -> None:
         """Start all workers."""
-        for process in self._processes:
-            process.start()
+        _start(self._processes)
 
     def check(self) -> None:
         """Raise DemoError if one has ended."""
@@ -105,6 +141,27 @@ class WorkerProcesses:
     def kill(self) -> None:
         """End all that still run with SIGKILL."""
         _kill(self._processes)
+
+
+def _run_rank(
+    settings: DemoSettings, rank: int, rendezvous: Path, parent: Connection | None
+) -> None:
+    # Imported in the processes alone: this one needs no torch.
+    from examples.demo import trainer
+
+    trainer.run(settings, rank, rendezvous, parent)
+
+
+def _run_worker(settings: DemoSettings, index: int, stop: Event) -> None:
+    from examples.demo import worker
+
+    worker.run(settings, index, stop)
+
+
+def _start(processes: list[BaseProcess]) -> None:
+    with no_interrupts():
+        for process in processes:
+            process.start()
 
 
 def _join(processes: list[BaseProcess]) -> None:

@@ -1,23 +1,16 @@
-"""Runs the demo: starts and kills its processes, watches them, and judges what came of them."""
+"""Runs the whole demo: starts its processes, watches them, says when it is enough."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-
-from examples.demo import task, weights
 from examples.demo.display import Display
-from examples.demo.history import Depth, History, Kill
+from examples.demo.history import Depth, History, Kill, Update, Verdict
 from examples.demo.journal import Audit, audit
-from examples.demo.model import Policy, accuracy
-from examples.demo.plot import write_plot
 from examples.demo.processes import EXIT_TIMEOUT_SECONDS, DemoError, RankProcesses, WorkerProcesses
 from examples.demo.server import Server
 from examples.demo.settings import BUFFER, CONSUMER, DemoSettings
-from examples.demo.trainer import Update
 from experience_buffer import (
     AdvantageConfig,
     BufferConfig,
@@ -28,11 +21,10 @@ from experience_buffer import (
     Staleness,
     UnavailableError,
 )
+from experience_buffer.values import ConsumerStats
 
-NUM_JUDGED = 1000
-"""Held-out problems that decide whether the run succeeded."""
 DEPTH_INTERVAL_SECONDS = 0.25
-KILL_SERVER_AFTER, KILL_TRAINER_AFTER = 0.4, 0.7
+KILL_SERVER_AFTER, KILL_TRAINER_AFTER = 0.2, 0.45
 """Parts of the updates."""
 
 
@@ -40,16 +32,11 @@ KILL_SERVER_AFTER, KILL_TRAINER_AFTER = 0.4, 0.7
 class Outcome:
     """How a run went."""
 
-    accuracy: float
-    """Of the last policy on `NUM_JUDGED` held-out problems, 0 to 1."""
+    settings: DemoSettings
     audit: Audit
     history: History
-    target_accuracy: float
-
-    @property
-    def is_success(self) -> bool:
-        """True when the policy is good enough and nothing acknowledged is lost."""
-        return self.accuracy >= self.target_accuracy and self.audit.is_clean
+    not_killed: tuple[str, ...] = ()
+    """What was to be killed, and the training ended before."""
 
 
 class Runner:
@@ -57,7 +44,7 @@ class Runner:
 
     Args:
         settings: The run's.
-        server: Not started yet.
+        server: Not started yet; still serves after a run without errors.
         kills: Whether the server and, later, the trainer are killed on the way.
     """
 
@@ -66,13 +53,16 @@ class Runner:
         self._server = server
         self._history = History()
         self._last_depth_time = 0.0
+        self._num_stale_units = 0
+        """That the server has counted in this life of it."""
         self._ranks = RankProcesses(settings)
         self._workers = WorkerProcesses(settings)
         self._planned = ["server", "trainer"] if kills else []
         """What is still to be killed, in order."""
+        self._is_ending = False
 
-    def run(self, display: Display, *, plot_path: Path) -> Outcome:
-        """Run to the end; leaves no process behind, whatever happens.
+    def run(self, display: Display) -> Outcome:
+        """Run to the end; leaves no worker and no rank behind, whatever happens.
 
         Raises:
             DemoError: A process died, or one is stuck.
@@ -80,48 +70,73 @@ class Runner:
         """
         settings = self._settings
         try:
-            seconds = self._server.start()
-            display.say(f"server on {settings.address}, serving after {seconds:.1f} s")
             with (
                 Client(settings.address) as client,
                 # Short-tempered, so that a killed server doesn't hold up the watch.
                 Client(settings.address, timeout=1.0) as observer,
             ):
+                seconds = self._server.start()
+                display.say(f"server: serves on {settings.address} after {seconds:.1f} s")
                 client.create_buffer(buffer_config(settings))
+                display.say(
+                    f"starting {settings.num_workers} rollout workers and a trainer of "
+                    f"{settings.num_ranks} ranks; the first update follows within seconds"
+                )
+                display.say("")
                 self._ranks.start()
                 self._workers.start()
+                display.explain()
                 self._watch(display, observer)
                 self._ranks.join()
                 self._workers.join()
+                display.finish(self._history)
+                self._note_stats(client)
                 stored = [summary.uid for summary in client.list(buffer=BUFFER, page_size=1000)]
-            self._server.stop()
         finally:
             # Nothing runs any more after a run without errors.
             self._ranks.kill()
             self._workers.kill()
-            self._server.kill()
-        write_plot(self._history, plot_path, target_accuracy=settings.target_accuracy)
-        return self._judge(stored)
+        return self._outcome(stored)
 
     def _watch(self, display: Display, observer: Client) -> None:
         """Follow the training until the trainer ends."""
-        num_lives = 1 + len(self._planned)
-        end_time = time.monotonic() + num_lives * self._settings.max_seconds + EXIT_TIMEOUT_SECONDS
+        begin_time = time.monotonic()
         while True:
             try:
-                update = self._ranks.receive(DEPTH_INTERVAL_SECONDS / 2)
+                news = self._ranks.receive(DEPTH_INTERVAL_SECONDS / 2)
             except EOFError:
                 return
-            if update is not None:
-                self._note_update(update, display)
-            self._kill_what_is_due(display)
+            if isinstance(news, Verdict):
+                self._history.verdict = news
+            elif news is not None:
+                self._note_update(news, display)
+            self._kill_what_is_due(display, observer)
             self._note_depth(observer)
             self._ranks.check()
             self._workers.check()
             if self._server.has_ended:
-                raise DemoError("the server ended by itself, see its server.log")
-            if time.monotonic() > end_time:
-                raise DemoError("the training is stuck")
+                raise DemoError(f"the server ended by itself: {self._server.last_words()}")
+            self._end_when_enough(time.monotonic() - begin_time, display)
+
+    def _end_when_enough(self, seconds: float, display: Display) -> None:
+        settings, history = self._settings, self._history
+        if seconds > settings.max_seconds + EXIT_TIMEOUT_SECONDS:
+            raise DemoError("the training is stuck")
+        if self._is_ending:
+            return
+        has_recovered = all(kill.recovery_seconds is not None for kill in history.kills)
+        has_held = history.has_held(settings.target_accuracy, num_held=settings.num_held)
+        if has_held and has_recovered and not self._planned:
+            display.say(
+                f"enough: at least {settings.target_accuracy:.0%} solved in {settings.num_held} "
+                "measurements in a row"
+            )
+        elif seconds > settings.max_seconds:
+            display.say(f"time is up: {settings.max_seconds:.0f} s")
+        else:
+            return
+        self._is_ending = True
+        self._ranks.end()
 
     def _note_update(self, update: Update, display: Display) -> None:
         history = self._history
@@ -131,30 +146,34 @@ class Runner:
             last.recovery_seconds = time.time() - last.time
             last.resumed_version = update.version
             display.say(
-                f"the trainer resumed from its checkpoint of update {update.version}, "
+                f"trainer: resumed from its checkpoint of update {update.version}, "
                 f"{last.recovery_seconds:.1f} s after the kill"
             )
         display.show(update, history)
 
-    def _kill_what_is_due(self, display: Display) -> None:
+    def _kill_what_is_due(self, display: Display, observer: Client) -> None:
         done = self._history.version / self._settings.num_updates
+        if self._history.verdict is not None:
+            return
         if self._planned == ["server", "trainer"] and done >= KILL_SERVER_AFTER:
-            self._kill_server(display)
+            self._kill_server(display, observer)
         elif self._planned == ["trainer"] and done >= KILL_TRAINER_AFTER:
             self._kill_trainer(display)
 
-    def _kill_server(self, display: Display) -> None:
-        kill = self._note_kill("server")
-        display.say("killing the server (SIGKILL); workers and trainer are not told")
+    def _kill_server(self, display: Display, observer: Client) -> None:
+        display.say("server: killed (SIGKILL); workers and trainer are not told")
+        self._note_stats(observer)
         self._server.kill()
+        kill = self._note_kill("server")
+        self._num_stale_units = 0
         self._server.start()
         kill.recovery_seconds = time.time() - kill.time
-        display.say(f"serving again {kill.recovery_seconds:.1f} s after the kill")
+        display.say(f"server: serves again, {kill.recovery_seconds:.1f} s after the kill")
 
     def _kill_trainer(self, display: Display) -> None:
-        self._note_kill("trainer")
-        display.say("killing the ranks of the trainer (SIGKILL); server and workers are not told")
+        display.say("trainer: both ranks killed (SIGKILL); server and workers are not told")
         self._ranks.kill()
+        self._note_kill("trainer")
         self._ranks.start()
 
     def _note_kill(self, what: str) -> Kill:
@@ -170,54 +189,56 @@ class Runner:
             return
         self._last_depth_time = time.monotonic()
         try:
-            (stats,) = observer.get_stats(BUFFER).buffers
+            trainer = self._note_stats(observer)
         except (UnavailableError, DeadlineExceededError):
             # A gap in the curve, no more.
             return
-        (trainer,) = stats.consumers
         groups = trainer.num_ready_units + trainer.num_leased_units + trainer.num_held_units
         waiting = groups * self._settings.group_size
         self._history.depths.append(Depth(time.time(), waiting, trainer.num_retained_experiences))
 
-    def _judge(self, stored: list[str]) -> Outcome:
+    def _note_stats(self, client: Client) -> ConsumerStats:
+        """What the server says of the trainer, with what it left out since it was asked last."""
+        (stats,) = client.get_stats(BUFFER).buffers
+        (trainer,) = stats.consumers
+        new = trainer.num_stale_units - self._num_stale_units
+        self._num_stale_units = trainer.num_stale_units
+        self._history.num_stale += new * self._settings.group_size
+        return trainer
+
+    def _outcome(self, stored: list[str]) -> Outcome:
         settings = self._settings
-        torch.set_num_threads(1)
-        policy = Policy()
-        weights.load(policy, path=settings.weights_path)
-        problems = task.held_out_problems(NUM_JUDGED, seed=settings.seed + 1)
         acked = [settings.acked_path(index) for index in range(settings.num_workers)]
         trained = [settings.trained_path(rank) for rank in range(settings.num_ranks)]
         return Outcome(
-            accuracy=accuracy(policy, problems),
+            settings=settings,
             audit=audit(acked, trained=trained, in_buffer=stored),
             history=self._history,
-            target_accuracy=settings.target_accuracy,
+            not_killed=tuple(self._planned),
         )
 
 
 def buffer_config(settings: DemoSettings) -> BufferConfig:
-    """Describe the buffer: whole groups for the trainer, GRPO, fresh tasks only, a bound."""
+    """Describe the buffer: whole groups for the trainer, GRPO, fresh ones only, a bound."""
     # What waits for the trainer, and what is kept until its next checkpoint; twice that is never
     # reached.
     num_batches = settings.max_staleness + 1 + settings.checkpoint_every
     max_groups = 2 * num_batches * settings.groups_per_update
+    # Freshness is judged when a batch is sent.
+    max_lag = settings.max_staleness - settings.prefetch
     return BufferConfig(
         BUFFER,
         group_by="task",
         group_size=settings.group_size,
         consumers=(
             ConsumerConfig(
-                CONSUMER,
-                unit="group",
-                # The pacing keeps experiences fresher; what a crash delayed comes marked.
-                staleness=Staleness(max_lag=2 * settings.max_staleness, on_stale="mark"),
+                CONSUMER, unit="group", staleness=Staleness(max_lag=max_lag, on_stale="drop")
             ),
         ),
         advantage=AdvantageConfig("grpo"),
+        # So that nothing is dropped, workers begin no more than can be used in time.
         pacing=Pacing(
-            consumer=CONSUMER,
-            max_staleness=settings.max_staleness,
-            batch_size=settings.groups_per_update,
+            consumer=CONSUMER, max_staleness=max_lag, batch_size=settings.groups_per_update
         ),
         max_items=max_groups * settings.group_size,
     )

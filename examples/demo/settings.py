@@ -26,7 +26,7 @@ class DemoSettings:
     """Where weights, journals, the server's log and its store go."""
     seed: int = 0
     num_updates: int = 280
-    """Policy updates of the whole run; the learning rate decays over them."""
+    """Policy updates at most; the learning rate decays over them."""
     num_workers: int = 2
     num_ranks: int = 2
     """Processes of the trainer; each learns from its part of every batch."""
@@ -35,15 +35,20 @@ class DemoSettings:
     group_size: int = 8
     """Responses to one problem."""
     max_staleness: int = 2
-    """Policy versions from the start of a task to its use, kept by the buffer's pacing."""
+    """Most policy versions between the one that sampled an experience and the one that learns from
+    it, more than `prefetch`; the buffer gives the trainer nothing that would be older."""
+    prefetch: int = 1
+    """Batches that each rank reads ahead; they age by as many versions until they are used."""
     evaluate_every: int = 10
     """Updates between two evaluations on held-out problems."""
     checkpoint_every: int = 10
     """Updates between two checkpoints."""
-    max_seconds: float = 200.0
-    """Training ends here even if updates are left, counted from the trainer's (last) start."""
+    max_seconds: float = 300.0
+    """Training ends here even if updates are left."""
     target_accuracy: float = 0.9
-    """Exact-match accuracy on held-out problems that makes the run a success."""
+    """Share of held-out problems solved in every digit that makes the run a success."""
+    num_held: int = 3
+    """Evaluations in a row that must reach the target before training ends early."""
 
     @property
     def groups_per_round(self) -> int:

@@ -6,7 +6,6 @@ started again. All they know of the task comes in the experiences; held-out prob
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from statistics import fmean
 import torch
 
 from examples.demo import task, weights
+from examples.demo.history import Update, Verdict
 from examples.demo.journal import RESUMED, Journal
 from examples.demo.learner import Learner, collate
 from examples.demo.model import accuracy
@@ -25,27 +25,10 @@ from examples.demo.settings import BUFFER, CLIENT_OPTIONS, CONSUMER, DemoSetting
 from experience_buffer import Batch, Client
 
 NUM_HELD_OUT = 300
+NUM_JUDGED = 1000
+"""Held-out problems that decide, at the end, whether the run succeeded."""
 CALL_TIMEOUT_SECONDS = 60.0
 """For how long a call is repeated, and the first batch waited for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """What one policy update was made of; or that the trainer started, from a checkpoint or not."""
-
-    version: int
-    """The policy that came of it; 0: the untrained one."""
-    time: float
-    """Seconds since the Unix epoch."""
-    accuracy: float | None
-    """On held-out problems, 0 to 1; None where it wasn't measured."""
-    reward: float | None = None
-    """Mean over the experiences; None for a start, as below."""
-    staleness: float | None = None
-    """Mean number of versions by which the experiences were behind."""
-    max_staleness: int | None = None
-    num_stale: int = 0
-    """Experiences that the server marked as too stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,29 +39,27 @@ class Part:
     """Of each experience."""
     staleness: list[int]
     """By how many versions each was behind."""
-    num_stale: int
-    """Experiences that the server marked as too stale."""
-    is_late: bool
-    """Whether the time is used up."""
+    is_last: bool
+    """Whether this rank was told to end the training; the first one is."""
 
 
-def run(settings: DemoSettings, rank: int, rendezvous: Path, reports: Connection | None) -> None:
-    """Train until the updates or the time are used up; sends an `Update` at the start and after each.
+def run(settings: DemoSettings, rank: int, rendezvous: Path, parent: Connection | None) -> None:
+    """Train until the updates are used up or the parent says that it is enough.
 
     Args:
         settings: The run's.
         rank: Which rank this process is, from 0.
         rendezvous: File by which the ranks of this life find each other.
-        reports: Where the first rank's `Update`s go; closed at the end. None for the others.
+        parent: Of the first rank. It sends an `Update` at the start and after each update, and a
+            `Verdict` at the end; anything that comes back means that it is enough.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with (
         Client(settings.address, timeout=CALL_TIMEOUT_SECONDS, options=CLIENT_OPTIONS) as client,
         Journal(settings.trained_path(rank)) as journal,
         Ranks(rank, settings.num_ranks, rendezvous=rendezvous) as ranks,
     ):
-        Trainer(settings, client, journal, ranks, reports).train()
+        Trainer(settings, client, journal, ranks, parent).train()
 
 
 class Trainer:
@@ -90,44 +71,44 @@ class Trainer:
         client: Client,
         journal: Journal,
         ranks: Ranks,
-        reports: Connection | None,
+        parent: Connection | None,
     ) -> None:
         self._settings = settings
         self._client = client
         self._journal = journal
         self._ranks = ranks
-        self._reports = reports
+        self._parent = parent
         self._learner = Learner(num_updates=settings.num_updates, seed=settings.seed)
         self._held_out = task.held_out_problems(NUM_HELD_OUT, seed=settings.seed)
         self._version = 0
         """Of the policy; also the training step that made it."""
 
     def train(self) -> None:
-        """Go back to the last checkpoint, then stream, learn, acknowledge and publish in turn."""
+        """Go back to the last checkpoint, then stream, learn, publish and acknowledge in turn."""
         settings, ranks = self._settings, self._ranks
-        end_time = time.monotonic() + settings.max_seconds
         self._resume()
-        is_late = False
+        is_enough = False
         with self._client.stream(
             settings.groups_per_update,
             buffer=BUFFER,
             consumer=CONSUMER,
-            prefetch=1,
+            prefetch=settings.prefetch,
             rank=ranks.rank,
             world_size=ranks.world_size,
             format="packed",
             first_timeout=CALL_TIMEOUT_SECONDS,
         ) as batches:
-            while self._version < settings.num_updates and not is_late:
-                part = self._learn(next(batches), end_time=end_time)
+            while self._version < settings.num_updates and not is_enough:
+                part = self._learn(next(batches))
                 # All have acknowledged the batch now.
                 parts = ranks.gather(part)
-                is_late = any(part.is_late for part in parts)
+                is_enough = any(part.is_last for part in parts)
                 if ranks.is_first:
-                    self._publish()
                     self._report(parts)
                     if self._version % settings.checkpoint_every == 0:
                         self._save()
+        if ranks.is_first:
+            self._judge()
 
     def _resume(self) -> None:
         """Load the last checkpoint, and make all that was learned after it come again."""
@@ -145,11 +126,17 @@ class Trainer:
         # No rank may sample before the buffer is rewound.
         self._ranks.meet()
 
-    def _learn(self, batch: Batch, *, end_time: float) -> Part:
-        """Make one update of this rank's part and the others', and acknowledge it."""
+    def _learn(self, batch: Batch) -> Part:
+        """Make one update of this rank's part and the others', publish it, acknowledge the batch.
+
+        Workers may begin new tasks when a batch is acknowledged. They find the policy that it made
+        if that is published first, and so no task is begun with an older one than need be.
+        """
         packed, version = batch.packed, self._version
         self._learner.update(collate(packed), add_up=self._ranks.add_up)
         self._version = version + 1
+        if self._ranks.is_first:
+            self._publish()
         self._journal.append(f"{self._version} {uid}" for uid in packed.uids)
         batch.ack(self._version)
         # A batch that was read ahead has aged since the server said how stale it was.
@@ -157,8 +144,7 @@ class Trainer:
         return Part(
             rewards=packed.column("reward").tolist(),
             staleness=(packed.column("staleness") + aged).tolist(),
-            num_stale=sum("stale" in flags for flags in packed.flags),
-            is_late=time.monotonic() > end_time,
+            is_last=self._parent is not None and self._parent.poll(),
         )
 
     def _save(self) -> None:
@@ -175,24 +161,29 @@ class Trainer:
 
     def _report(self, parts: Sequence[Part]) -> None:
         """Send an `Update`; without parts, of a start."""
-        assert self._reports is not None
         rewards = [reward for part in parts for reward in part.rewards]
         staleness = [versions for part in parts for versions in part.staleness]
-        self._reports.send(
+        is_end = self._version == self._settings.num_updates
+        is_evaluated = not parts or is_end or self._version % self._settings.evaluate_every == 0
+        self._send(
             Update(
                 version=self._version,
                 time=time.time(),
-                accuracy=self._accuracy() if self._is_evaluated() or not parts else None,
+                accuracy=self._accuracy(self._held_out) if is_evaluated else None,
                 reward=fmean(rewards) if parts else None,
                 staleness=fmean(staleness) if parts else None,
                 max_staleness=max(staleness) if parts else None,
-                num_stale=sum(part.num_stale for part in parts),
             )
         )
 
-    def _is_evaluated(self) -> bool:
-        last = self._version == self._settings.num_updates
-        return last or self._version % self._settings.evaluate_every == 0
+    def _judge(self) -> None:
+        """Send the `Verdict`, on other problems than those that said when it is enough."""
+        problems = task.held_out_problems(NUM_JUDGED, seed=self._settings.seed + 1)
+        self._send(Verdict(accuracy=self._accuracy(problems), num_problems=NUM_JUDGED))
 
-    def _accuracy(self) -> float:
-        return accuracy(self._learner.policy, self._held_out)
+    def _accuracy(self, problems: list[task.Problem]) -> float:
+        return accuracy(self._learner.policy, problems)
+
+    def _send(self, news: Update | Verdict) -> None:
+        assert self._parent is not None
+        self._parent.send(news)

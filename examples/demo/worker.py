@@ -6,7 +6,6 @@ It knows the server and the weights' file; it never talks to the trainer.
 from __future__ import annotations
 
 import random
-import signal
 from collections.abc import Sequence
 from multiprocessing.synchronize import Event
 
@@ -36,7 +35,6 @@ def run(settings: DemoSettings, index: int, stop: Event) -> None:
         index: Which worker this is, from 0.
         stop: Set when training has ended.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     roller = Roller(settings, index)
     follower = Follower(settings.weights_path)

@@ -1,10 +1,9 @@
-"""The parts of the demo that need no server: task, policy, learner, audit, plot, summary."""
+"""The parts of the demo that need no server: task, policy, learner, ranks, weights, audit."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,29 +11,14 @@ import torch
 from torch import Tensor
 
 from examples.demo import task, weights
-from examples.demo.history import Depth, History, Kill
-from examples.demo.journal import Audit, Journal, audit
+from examples.demo.journal import Journal, audit
 from examples.demo.learner import Learner, collate
 from examples.demo.model import Policy, accuracy, generate, pad_prompts
-from examples.demo.plot import write_plot
 from examples.demo.ranks import Ranks
-from examples.demo.report import summary
-from examples.demo.runner import Outcome
 from examples.demo.settings import DemoSettings
-from examples.demo.trainer import Update
 from examples.demo.worker import Roller, group_keys
 from experience_buffer import Experience
 from experience_buffer.packed import PackedBatch, PackedRow, pack
-
-CLEAN = Audit(
-    num_acked=23,
-    num_trained=19,
-    num_undone=7,
-    num_in_buffer=4,
-    missing=(),
-    unknown=(),
-    repeated=(),
-)
 
 
 @pytest.mark.parametrize(
@@ -240,62 +224,3 @@ def test_the_audit_follows_the_timeline_that_survives(tmp_path: Path) -> None:
         journal.append(["3 resumed", "4 c"])
     assert audit([acked], trained=[trained], in_buffer=["e"]).missing == ("d",)
     assert audit([acked], trained=[trained], in_buffer=["e"]).repeated == ("c",)
-
-
-def make_history() -> History:
-    history = History()
-    history.kills += [
-        Kill(what="server", time=1003.0, version=3, recovery_seconds=0.7),
-        Kill(what="trainer", time=1006.0, version=6, recovery_seconds=0.4, resumed_version=5),
-    ]
-    history.updates.append(Update(version=0, time=1000.0, accuracy=0.0))
-    for version in range(1, 8):
-        history.updates.append(
-            Update(
-                version=version,
-                time=1000.0 + version,
-                accuracy=version / 8 if version % 2 else None,
-                reward=version / 10,
-                staleness=1.5,
-                max_staleness=2,
-            )
-        )
-        history.depths.append(Depth(1000.0 + version, 64 * version, 128 * (version % 3)))
-    return history
-
-
-@pytest.mark.parametrize("num_updates", [8, 1])
-def test_the_plot_is_a_png(tmp_path: Path, num_updates: int) -> None:
-    history = make_history()
-    del history.updates[num_updates:]
-    path = tmp_path / "curves.png"
-    write_plot(history, path, target_accuracy=0.9)
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    assert int.from_bytes(content[16:20], "big") > 1000
-
-
-@pytest.mark.parametrize(
-    ("reached", "audited", "verdict"),
-    [
-        (0.9, CLEAN, "success"),
-        (0.89, CLEAN, "FAILED: accuracy 89.0% is under 90%"),
-        (0.97, replace(CLEAN, missing=("0/1-2/3/0/0",)), "0/1-2/3/0/0"),
-        (0.97, replace(CLEAN, repeated=("u",)), "trained more than once"),
-        (0.97, replace(CLEAN, unknown=("u",)), "never acknowledged"),
-    ],
-)
-def test_the_verdict_needs_the_target_and_a_clean_audit(
-    reached: float, audited: Audit, verdict: str
-) -> None:
-    outcome = Outcome(accuracy=reached, audit=audited, history=make_history(), target_accuracy=0.9)
-    assert outcome.is_success == (verdict == "success")
-    assert verdict in summary(outcome)[-1]
-
-
-def test_the_summary_says_who_was_killed_and_what_became_of_it() -> None:
-    outcome = Outcome(accuracy=1.0, audit=CLEAN, history=make_history(), target_accuracy=0.9)
-    text = "\n".join(summary(outcome))
-    assert "23 experiences acknowledged = 19 trained + 4 in the buffer; 0 missing" in text
-    assert "server killed after 3 s, serving again 0.7 s later" in text
-    assert "trainer killed after 6 s at update 6, resumed 0.4 s later from update 5: 7 exp" in text
