@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import Floats, TokenStages
 from experience_buffer_server.advantages.arrays.values import GroupDetails
+from experience_buffer_server.advantages.kernels.devices import NEEDS_TORCH
 from experience_buffer_server.advantages.plan.custom import custom_spec
 from experience_buffer_server.advantages.plan.parameters import RewardParameters
 from experience_buffer_server.advantages.plan.specs import EstimatorSpec
@@ -90,9 +91,9 @@ def _load(name: str, path: str) -> Function:
             target = getattr(target, attribute)
     except (Exception, SystemExit) as error:
         # A module may raise anything while it is imported.
+        cure = "; its module must be installed, on PYTHONPATH or in the server's working directory"
         raise CustomLoadError(
-            f"{key}: can't load {path!r}: {_describe(error)}; its module must be installed, on "
-            "PYTHONPATH or in the server's working directory"
+            f"{key}: can't load {path!r}: {_describe(error)}{'' if _lacks_torch(error) else cure}"
         ) from error
     if not callable(target):
         raise CustomLoadError(
@@ -215,10 +216,14 @@ def _fits(numbers: Floats) -> NDArray[np.bool_]:
     return fits
 
 
+def _lacks_torch(error: BaseException) -> bool:
+    return isinstance(error, ModuleNotFoundError) and error.name == "torch"
+
+
 def _describe(error: BaseException) -> str:
     """An exception in one line: its type, its text, and where it was raised."""
     try:
-        text = str(error)
+        text = f"it needs {NEEDS_TORCH}" if _lacks_torch(error) else str(error)
     except Exception:  # The estimator's own code: its exception may have no text that can be made.
         text = ""
     text = text.encode("utf-8", "backslashreplace").decode()
