@@ -64,7 +64,7 @@ class Flow:
         self.timelines = Timelines(state, self.offers, self.leasing, self.acks)
         self.removal = Removal(state, self.offers)
         self.grouping = Grouping(state, self.removal)
-        self.eviction = Eviction(state, self.removal)
+        self.eviction = Eviction(state, self.removal, self.grouping)
         self.retention = Retention(state, self.offers, self.removal, self.grouping)
         self.pacing = Pacing(state)
         self.push_room = PushRoom(state, self.eviction, self.pacing)
@@ -214,7 +214,12 @@ class Flow:
 
     def describe_wait(self) -> str:
         """What keeps experiences from being sampled; empty when nothing does."""
-        waits = (self.grouping.describe(), self.describe_computing(), self.state.changes.describe())
+        waits = (
+            self.grouping.describe(),
+            self.describe_computing(),
+            self.push_room.describe_full(),
+            self.state.changes.describe(),
+        )
         return "; ".join(wait for wait in waits if wait)
 
     def describe_computing(self) -> str:

@@ -93,6 +93,8 @@ class Registry:
                     "or deleted"
                 ) from error
             restore(buffer, state, self._store)
+            if problem := buffer.settings.impossible():
+                _log.warning("stored buffer %r: %s", buffer.name, problem)
         self._last_id = max(self._last_id, self._store.last_buffer_id)
         await asyncio.gather(*(self._store.claim(buffer.id) for buffer in self._buffers.values()))
         for state in deleted:

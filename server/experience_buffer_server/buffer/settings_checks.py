@@ -40,12 +40,15 @@ def checked_settings(values: Mapping[str, object]) -> BufferSettings:
     """Settings from plain values.
 
     Raises:
-        InvalidRequestError: A key is unknown or out of bounds; the message names it.
+        InvalidRequestError: A key is unknown or out of bounds, or nothing could ever come of them
+            together; the message names it.
     """
     try:
         settings = BufferSettings.model_validate(values)
     except ValidationError as error:
         raise errors.InvalidRequestError(explain(error), subject="config") from error
+    if problem := settings.impossible():
+        raise errors.InvalidRequestError(problem, subject="config")
     check_size(len(settings.model_dump_json()))
     return settings
 

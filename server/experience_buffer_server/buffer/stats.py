@@ -48,7 +48,7 @@ def buffer_stats(flow: Flow) -> BufferStats:
         num_unused=usage.num_unused,
         keep_ratio=usage.keep_ratio,
         num_waiting_pushes=flow.push_room.num_waiting,
-        pushes_wait_for=flow.push_room.describe_line(),
+        pushes_wait_for=flow.push_room.describe_line() or flow.push_room.describe_full(),
     )
 
 

@@ -67,6 +67,13 @@ class LimiterPlan:
             f"{_text(enough)}, or lower min_diff as much"
         )
 
+    def first_sample(self) -> int:
+        """How many items have to be inserted before any can be sampled."""
+        if not isfinite(self.min_diff):
+            return self.min_size
+        least = (_exact(self.min_diff) + 1) / _exact(self.samples_per_insert)
+        return max(self.min_size, ceil(least))
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:

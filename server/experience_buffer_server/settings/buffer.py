@@ -23,6 +23,8 @@ KIBI = 1024
 MEBI = 1024 * KIBI
 GIBI = 1024 * MEBI
 MAX_GROUP_SIZE = 1_000_000
+MIN_PAYLOAD_BYTES = 200
+"""No payload of an experience is smaller: its metadata alone takes about as much."""
 MAX_CONSUMERS = 64
 
 
@@ -172,8 +174,72 @@ class BufferSettings(Section):
             return f'advantage: {name!r} compares the runs of a task; set group_by = "task"'
         return ""
 
+    def group_size_problem(self, size: int) -> str:
+        """Why no group can have so many members; empty when one can."""
+        if size > MAX_GROUP_SIZE:
+            return f"group_size {size} is over the limit of {MAX_GROUP_SIZE}"
+        # Where nobody waits for whole groups, members can leave before the others come.
+        if self.max_items and size > self.max_items and self.waits_for_groups:
+            return (
+                f"group_size = {size} is over max_items = {self.max_items}: no group could ever be "
+                "whole; raise max_items, or state a smaller size"
+            )
+        return ""
+
+    def impossible(self) -> str:
+        """Why no group could ever be whole, or a consumer never get anything; empty if nothing is.
+
+        What is stored stays readable: whoever sets or changes settings asks, not who restores them.
+        """
+        size, most = self.group_size, self.max_items
+        if self.max_bytes < MIN_PAYLOAD_BYTES:
+            return (
+                f"max_bytes = {self.max_bytes} has no room for any experience: the smallest takes "
+                f"{MIN_PAYLOAD_BYTES}"
+            )
+        if problem := self.group_size_problem(size):
+            return problem
+        if size * MIN_PAYLOAD_BYTES > self.max_bytes and self.waits_for_groups:
+            return (
+                f"group_size = {size} is too large for max_bytes = {self.max_bytes}: no group could "
+                "ever be whole; raise max_bytes, or lower group_size"
+            )
+        least = self.min_group_size if self.on_group_deadline == "use_partial" else 0
+        if least > (size or most or least):
+            name = "group_size" if size else "max_items"
+            return (
+                f"min_group_size = {least} is over {name} = {size or most}: no group could ever be "
+                "used at its deadline; lower min_group_size"
+            )
+        for consumer in self.consumers:
+            if most and (problem := self._starved(consumer, most)):
+                return f"consumers: {consumer.name!r}: {problem}; raise max_items, or lower it"
+        return ""
+
+    def _starved(self, consumer: ConsumerSettings, most: int) -> str:
+        """Why a consumer's limiter would never let it sample, with so many experiences at most."""
+        if (limiter := consumer.limiter) is None:
+            return ""
+        per_unit = max(self.group_size, 1) if consumer.unit == "group" else 1
+        units = "items" if per_unit == 1 else f"groups of {per_unit}"
+        if limiter.min_size * per_unit > most:
+            return (
+                f"limiter.min_size = {limiter.min_size} {units} never fit into max_items = {most}"
+            )
+        if limiter.plan.first_sample() > most // per_unit:
+            return (
+                f"limiter.min_diff = {limiter.min_diff:g} lets nothing be sampled before "
+                f"{limiter.plan.first_sample()} {units} are stored, over max_items = {most}"
+            )
+        return ""
+
     @property
     def needs_groups(self) -> bool:
         """True when the members of a group are computed together."""
         plan = self.advantage.plan
         return plan is not None and plan.scope == "group"
+
+    @property
+    def waits_for_groups(self) -> bool:
+        """True when somebody gets nothing of a group before it is whole."""
+        return self.needs_groups or any(consumer.unit == "group" for consumer in self.consumers)

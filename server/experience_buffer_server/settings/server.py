@@ -198,6 +198,14 @@ class Settings(BaseSettings):
     estimators: Estimators = {}
     """The operator's own estimators, by name."""
 
+    @field_validator("buffers")
+    @classmethod
+    def _possible(cls, buffers: dict[Name, BufferSettings]) -> dict[Name, BufferSettings]:
+        for name, buffer in buffers.items():
+            if problem := buffer.impossible():
+                raise ValueError(f"{name}: {problem}")
+        return buffers
+
     @classmethod
     def settings_customise_sources(
         cls,

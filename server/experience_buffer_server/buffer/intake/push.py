@@ -13,6 +13,7 @@ from functools import partial
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.admission import PayloadReader
+from experience_buffer_server.buffer.intake.placement import completing, forecast
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
     Arrived,
@@ -21,7 +22,13 @@ from experience_buffer_server.buffer.intake.push_reading import (
     PushStatus,
     Reading,
 )
-from experience_buffer_server.buffer.intake.push_room import Patience, Place, PushRoom, refuse_full
+from experience_buffer_server.buffer.intake.push_room import (
+    Patience,
+    Place,
+    PushRoom,
+    Shortage,
+    refuse_full,
+)
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Entry, Group, Refusal
 from experience_buffer_server.buffer.state.group_table import groups_of, put_row
@@ -59,10 +66,11 @@ class Ingest:
         Raises:
             TrxpError: A payload as a whole can't be read; nothing is stored.
             InvalidRequestError: More items than a push may hold; nothing is stored.
-            BufferFullError: No room; nothing of this push is stored.
+            BufferFullError: No room; nothing of this push is stored but what completes groups that
+                have room already (`placement.completing`).
             ResourceExhaustedError: A limiter or the pacing holds it back, or too much is under way;
-                nothing of it is stored.
-            UnavailableError: The server stops while it waits; nothing of it is stored.
+                the same.
+            UnavailableError: The server stops while it waits; the same.
             BufferNotFoundError: The buffer was deleted while it waited.
         """
         self._state.metrics.pushed_bytes(self._state.name, push.num_bytes)
@@ -71,9 +79,10 @@ class Ingest:
         del admitted
         batch = self._state.changes.batch()
         place: Place | None = None
+        ahead: set[int] = set()
         try:
-            while shortage := self._room.check(
-                arrived.forecast, place, may_wait=patience is not None
+            while shortage := self._check(
+                arrived, place, ahead, push.group_size, may_wait=patience is not None
             ):
                 assert patience is not None
                 charge.waits()
@@ -89,7 +98,56 @@ class Ingest:
         if self._room.num_waiting:
             self._room.stored([entry.record.uid for entry in entries])
         await self._make_durable(batch, entries, arrived.outcomes)
-        return self._count([outcome for outcome in arrived.outcomes if outcome is not None])
+        outcomes = [outcome for outcome in arrived.outcomes if outcome is not None]
+        for index in ahead:
+            # A duplicate of what this push itself has stored while the rest waited.
+            outcomes[index] = outcomes[index]._replace(status=_STORED)
+        return self._count(outcomes)
+
+    def _check(
+        self,
+        arrived: Arrived,
+        place: Place | None,
+        ahead: set[int],
+        group_size: int,
+        *,
+        may_wait: bool,
+    ) -> Shortage | None:
+        """See whether a push may go in; what of it completes groups doesn't wait for the rest."""
+        try:
+            shortage = self._room.check(arrived.forecast, place, may_wait=may_wait)
+        except errors.ResourceExhaustedError as error:
+            if not (gone := self._go_ahead(arrived, group_size)):
+                raise
+            raise type(error)(
+                f"{error}; {len(gone)} of it complete groups and are stored, push the rest again",
+                subject=error.subject,
+                retry_delay_seconds=error.retry_delay_seconds,
+            ) from None
+        if shortage is not None:
+            ahead |= self._go_ahead(arrived, group_size)
+        return shortage
+
+    def _go_ahead(self, arrived: Arrived, group_size: int) -> set[int]:
+        """Store what of a push completes groups, where that is a part of it; its indices."""
+        part = completing(self._state, arrived.forecast)
+        if not part:
+            return set()
+        placed = forecast(self._state, part, group_size)
+        try:
+            if self._room.check(placed, None, may_wait=False) is not None:
+                return set()
+        except errors.ResourceExhaustedError:
+            return set()  # A limiter counts each experience.
+        batch = self._state.changes.batch()
+        entries = self._enter(batch, Arrived(arrived.outcomes, {}, placed), group_size)
+        self._room.stored([entry.record.uid for entry in entries])
+        self._state.changes.log(
+            self._state.changes.submit(
+                batch, partial(self._stored, entries), partial(self._refused, entries)
+            )
+        )
+        return {index for index, _ in part}
 
     def _read(self, push: Push, charge: Charge, admitted: Admitted | None = None) -> Arrived:
         """Read a push as it is now: what is stored, and the settings, change while it waits."""

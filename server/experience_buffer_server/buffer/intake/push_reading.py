@@ -5,8 +5,7 @@ Nothing is changed here. Belongs to one buffer and its event loop.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, starmap
@@ -17,11 +16,12 @@ from experience_buffer.eid import EID
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.buffer.intake.admission import PayloadReader, entomb
+from experience_buffer_server.buffer.intake.placement import Forecast, forecast
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
 from experience_buffer_server.buffer.state.group_keys import group_key, key_problem
 from experience_buffer_server.runtime.loop_turns import Turn
-from experience_buffer_server.settings.buffer import MAX_GROUP_SIZE, BufferSettings
+from experience_buffer_server.settings.buffer import BufferSettings
 
 
 class PushStatus(StrEnum):
@@ -70,22 +70,6 @@ class Admitted:
     """The policy version that was published then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Where the new experiences of a push are going to go, as things are now."""
-
-    keys: Sequence[str | None]
-    """The key of each one's group; None where the buffer has no groups."""
-    closed_before: Mapping[str, str]
-    """How groups that aren't here any more were closed, by key."""
-    joining: Sequence[Candidate]
-    """Those that join a group, or need none; the others are going to be refused."""
-    opening: Sequence[Candidate]
-    """Of these, the ones in groups that the push opens; where there are no groups, all."""
-    opened: Mapping[str, int]
-    """How many groups the push opens, by key."""
-
-
 @dataclass(slots=True)
 class Arrived:
     """A push that was read and compared with what is known."""
@@ -94,10 +78,13 @@ class Arrived:
     """One per item; None for what is new."""
     repeats: dict[int, int]
     """Items that repeat an earlier one of the push, whose fate they share."""
-    fresh: list[tuple[int, Candidate]]
-    """What is new, with its index."""
     forecast: Forecast
-    """Where that would go."""
+    """What is new, and where it would go."""
+
+    @property
+    def fresh(self) -> Sequence[tuple[int, Candidate]]:
+        """What is new, with its index."""
+        return self.forecast.fresh
 
 
 class Reading:
@@ -162,7 +149,7 @@ class Reading:
         else:
             candidates = admitted.candidates
         outcomes, repeats, fresh = self._compared(candidates)
-        return Arrived(outcomes, repeats, fresh, forecast(self._state, fresh, push.group_size))
+        return Arrived(outcomes, repeats, forecast(self._state, fresh, push.group_size))
 
     def _candidates(self, push: Push) -> Iterator[Candidate | Refusal | None]:
         """What the push holds; None: a payload was read in which nothing is, which takes time, too."""
@@ -200,11 +187,8 @@ class Reading:
         Raises:
             InvalidRequestError: More items than a push may hold, or a size that no group may have.
         """
-        if group_size > MAX_GROUP_SIZE:
-            raise errors.InvalidRequestError(
-                f"group_size {group_size} is over the limit of {MAX_GROUP_SIZE}",
-                subject="group_size",
-            )
+        if problem := self._state.settings.group_size_problem(group_size):
+            raise errors.InvalidRequestError(problem, subject="group_size")
         self.check_count(num_tombstones, "experiences")
 
     def check_count(self, count: int, what: str) -> None:
@@ -226,6 +210,7 @@ class Reading:
         """Tell refusals, repeats and conflicts from what is new."""
         uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
         remembered = iter(self._state.store.recall(self._state.id, "uid", uids))
+        most_bytes = self._state.settings.max_bytes
         in_this_push: dict[str, tuple[int, bytes]] = {}
         outcomes: list[Outcome | None] = []
         repeats: dict[int, int] = {}
@@ -242,7 +227,13 @@ class Reading:
             is_repeat = known is None and first != index
             if is_repeat:
                 known = first_digest
-            if known is None:
+            if known is None and len(candidate.payload) > most_bytes:
+                message = (
+                    f"uid {uid!r}: its payload of {len(candidate.payload)} bytes is over max_bytes = "
+                    f"{most_bytes} of the buffer, alone; shorten it, or raise max_bytes"
+                )
+                outcomes.append(Outcome(uid, PushStatus.REFUSED, Reason.INVALID, message))
+            elif known is None:
                 outcomes.append(None)
                 fresh.append((index, candidate))
             elif known == candidate.digest:
@@ -309,47 +300,3 @@ def each_alone(
                 subject="payload",
             )
         yield candidate
-
-
-def forecast(
-    state: BufferState, fresh: Sequence[tuple[int, Candidate]], stated_size: int
-) -> Forecast:
-    """See where new candidates would go: what is to be refused needs no room, and no place."""
-    candidates = [candidate for _, candidate in fresh]
-    keys: list[str | None] = [None] * len(fresh)
-    if (group_by := state.settings.group_by) != "none":
-        keys = [group_key(candidate.eid, group_by) for candidate in candidates]
-    closed_before = _closed_before(state, keys)
-    by_key: dict[str, tuple[int, int, int]] = {}
-    for key, count in Counter(keys).items():
-        if key is not None:
-            closed = closed_before.get(key, "")
-            by_key[key] = state.contents.groups.forecast(
-                key, count, stated_size, settings=state.settings, remembered=closed
-            )
-    opened = {key: num_opened for key, (_, _, num_opened) in by_key.items() if num_opened}
-    if not by_key or sum(number for _, number, _ in by_key.values()) == len(candidates):
-        # Mostly groups come whole, and all of them are new.
-        return Forecast(keys, closed_before, candidates, candidates, opened)
-    num_before: Counter[str | None] = Counter()
-    joining, opening = [], []
-    for candidate, key in zip(candidates, keys, strict=True):
-        assert key is not None
-        num_joining, num_opening, _ = by_key[key]
-        place = num_before[key]
-        num_before[key] = place + 1
-        if place < num_joining + num_opening:
-            joining.append(candidate)
-            if place >= num_joining:
-                opening.append(candidate)
-    return Forecast(keys, closed_before, joining, opening, opened)
-
-
-def _closed_before(state: BufferState, keys: Iterable[str | None]) -> Mapping[str, str]:
-    """How groups that aren't here any more were closed, by key."""
-    groups = state.contents.groups
-    unknown = [key for key in dict.fromkeys(keys) if key is not None and groups.get(key) is None]
-    if not unknown:
-        return {}
-    values = state.store.recall(state.id, "group", unknown)
-    return {key: value.decode() for key, value in zip(unknown, values, strict=True) if value}

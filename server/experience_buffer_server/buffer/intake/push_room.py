@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.push_reading import Forecast
+from experience_buffer_server.buffer.intake.placement import Forecast, completing
 from experience_buffer_server.buffer.intake.task_pacing import Pacing
 from experience_buffer_server.buffer.leaving.eviction import Eviction
 from experience_buffer_server.buffer.state.buffer_state import BufferState
@@ -89,6 +89,8 @@ class PushRoom:
     def check(self, forecast: Forecast, place: Place | None, *, may_wait: bool) -> Shortage | None:
         """Refuse a push as a whole when the buffer takes no more, or make room for it.
 
+        What only completes groups that have room already always has it (`placement.completing`).
+
         Args:
             forecast: Where what is new in it would go.
             place: Where it stands in line; None: it has just come.
@@ -111,8 +113,9 @@ class PushRoom:
             self._pacing.check(forecast)
         self._check_tombstones(len(candidates) - len(fresh))
         may_wait = may_wait and self._state.settings.on_full == "block"
-        shortage = self._check_room(len(fresh), num_bytes, may_wait=may_wait)
-        if shortage is None and may_wait and fresh and self._places and self._places[0] != place:
+        shortage = self._check_room(forecast, len(fresh), num_bytes, may_wait=may_wait)
+        is_last = may_wait and fresh and self._places and self._places[0] != place
+        if shortage is None and is_last and not self._only_completes(forecast):
             shortage = Shortage("line", "others came earlier", len(fresh), num_bytes)
         if shortage is None and self._pacing.reservations:
             self._pacing.arrived(candidates)
@@ -185,15 +188,27 @@ class PushRoom:
         over_bytes -= settings.max_bytes
         return over_items if num_items else 0, over_bytes if num_bytes else 0
 
-    def _check_room(self, num_items: int, num_bytes: int, *, may_wait: bool) -> Shortage | None:
+    def _only_completes(self, forecast: Forecast) -> bool:
+        return len(completing(self._state, forecast)) == len(forecast.joining)
+
+    def _check_room(
+        self, forecast: Forecast, num_items: int, num_bytes: int, *, may_wait: bool
+    ) -> Shortage | None:
         settings, contents = self._state.settings, self._contents
         fits = self._fits(num_items, num_bytes)
         over_items, over_bytes = self._over(num_items, num_bytes)
-        if settings.on_full == "evict" and fits and (over_items > 0 or over_bytes > 0):
+        if over_items <= 0 and over_bytes <= 0:
+            return None
+        completes = self._only_completes(forecast)
+        if settings.on_full == "evict" and fits:
             # As much as it brings: what a lowered limit has left beyond it goes by the clock.
             over_items, over_bytes = min(over_items, num_items), min(over_bytes, num_bytes)
-            freed = self._eviction.make_room(over_items, over_bytes)
+            # What completes a group doesn't tear another one.
+            stay = None if completes else {key for key in forecast.keys if key is not None}
+            freed = self._eviction.make_room(over_items, over_bytes, but_for=stay)
             over_items, over_bytes = over_items - freed.num_items, over_bytes - freed.num_bytes
+        if completes:
+            return None
         for what, limit, over, new, have in (
             ("max_items", settings.max_items, over_items, num_items, contents.num_items),
             ("max_bytes", settings.max_bytes, over_bytes, num_bytes, contents.num_bytes),
@@ -218,9 +233,7 @@ class PushRoom:
             waited_seconds: How long it has waited.
         """
         what = "the limits" if shortage.label == "line" else shortage.label
-        kept = sum(consumer.timeline.num_retained for consumer in self._state.consumers.values())
-        cure = "acknowledge batches or drop groups that can't complete"
-        cure += f", declare a step safe ({kept} are kept for a rewind)" if kept else ""
+        cure = self._cure()
         if not fits:
             is_one = shortage.num_items == 1
             cure = "one experience of this size never fits" if is_one else "split the push"
@@ -230,6 +243,14 @@ class PushRoom:
             f"buffer {self._state.name!r} is full{waited}: {shortage.words}; {cure}, or raise {what}",
             can_wait=fits,
         )
+
+    def _cure(self) -> str:
+        """What makes room."""
+        kept = sum(consumer.timeline.num_retained for consumer in self._state.consumers.values())
+        num_open = len(self._contents.groups.open_groups)
+        cure = "acknowledge batches or drop groups that can't complete"
+        cure += f" ({num_open} are open)" if num_open else ""
+        return cure + (f", declare a step safe ({kept} are kept for a rewind)" if kept else "")
 
     def _full(self, label: str, words: str, *, can_wait: bool = True) -> errors.BufferFullError:
         self._state.metrics.push_refused(self._state.name, label)
@@ -337,6 +358,21 @@ class PushRoom:
             f"{len(self._places)} pushes of {num_bytes} bytes wait for room, the first for "
             f"{time.monotonic() - first.since:.1f} s: {first.shortage.words}"
         )
+
+    def describe_full(self) -> str:
+        """What keeps pushes from being accepted for lack of room; empty when nothing does."""
+        settings, contents = self._state.settings, self._contents
+        # As large as they are on average.
+        num_bytes = contents.num_bytes // max(contents.num_items, 1)
+        over_items, over_bytes = self._over(1, num_bytes)
+        if max(over_items, over_bytes) <= 0 or self._eviction.can_make_room:
+            return ""
+        have, limit = f"{contents.num_items} experiences", f"max_items = {settings.max_items}"
+        if over_items <= 0:
+            have, limit = f"{contents.num_bytes} bytes", f"max_bytes = {settings.max_bytes}"
+        fate = "wait for room" if settings.on_full == "block" else "are refused"
+        but = " that complete no open group" if settings.waits_for_groups else ""
+        return f"the buffer is full: {have} of {limit}, pushes{but} {fate}; {self._cure()}"
 
     def describe(self, consumer: Consumer) -> str:
         """What keeps pushes from being accepted for this consumer's sake; empty when nothing does."""

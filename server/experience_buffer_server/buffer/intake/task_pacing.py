@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.push_reading import Forecast
+from experience_buffer_server.buffer.intake.placement import Forecast
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import num_deliverable

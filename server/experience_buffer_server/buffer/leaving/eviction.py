@@ -1,16 +1,18 @@
 """Making room in a full buffer: which units leave before anybody asked for it.
 
-Whole groups leave where there are groups, and only closed ones: an open group would be torn apart.
-Damaged units, which nobody can get, leave before all others. What is leased, kept for a rewind or
-brought back by one, or on its way somewhere stays. Belongs to one buffer and its event loop.
+Whole groups leave where there are groups. Damaged units, which nobody can get, leave before all
+others; open groups come last, the oldest first, and are dropped as a whole: where they fill the buffer,
+nothing else makes room. What is leased, kept for a rewind or brought back by one, or on its way
+somewhere stays. Belongs to one buffer and its event loop.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from experience_buffer_server.buffer.leaving.group_closing import Grouping
 from experience_buffer_server.buffer.leaving.removal import (
     Parked,
     Removal,
@@ -19,7 +21,7 @@ from experience_buffer_server.buffer.leaving.removal import (
     unit_key,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import Entry, value_of
+from experience_buffer_server.buffer.state.entries import Entry, Group, value_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.selectors import Selector
@@ -35,6 +37,16 @@ class Freed:
     num_items: int = 0
     num_bytes: int = 0
 
+    def add(self, members: Iterable[Entry]) -> None:
+        """These leave, too."""
+        votes = [entry.record for entry in members if not entry.record.tombstone]
+        self.num_items += len(votes)
+        self.num_bytes += sum(record.payload_bytes for record in votes)
+
+    def covers(self, num_items: int, num_bytes: int) -> bool:
+        """Whether it is as much."""
+        return self.num_items >= num_items and self.num_bytes >= num_bytes
+
 
 @dataclass(slots=True)
 class _Chosen:
@@ -47,21 +59,21 @@ class _Chosen:
     """Experiences of damaged units, of those that are freed."""
 
     def add(self, key: int, members: Sequence[Entry]) -> None:
-        votes = [entry.record for entry in members if not entry.record.tombstone]
         self.keys.append(key)
         self.entries += members
-        self.freed.num_items += len(votes)
-        self.freed.num_bytes += sum(record.payload_bytes for record in votes)
-        self.num_damaged += len(votes) if _is_damaged(members) else 0
+        self.freed.add(members)
+        if _is_damaged(members):
+            self.num_damaged += sum(not entry.record.tombstone for entry in members)
 
 
 class Eviction:
     """Chooses and removes units. Not thread-safe."""
 
-    def __init__(self, state: BufferState, removal: Removal) -> None:
+    def __init__(self, state: BufferState, removal: Removal, grouping: Grouping) -> None:
         self._state = state
         self._contents = state.contents
         self._removal = removal
+        self._grouping = grouping
         self._units: Selector | None = None
         """By number, the sound units that may be chosen."""
         self._damaged: dict[int, None] = {}
@@ -123,31 +135,75 @@ class Eviction:
         self._damaged.pop(key, None)
         self._parked.pop(key, None)
 
-    def make_room(self, num_items: int, num_bytes: int, *, partly: bool = False) -> Freed:
+    @property
+    def can_make_room(self) -> bool:
+        """Whether anything is known that may leave, if the settings let it."""
+        groups = self._contents.groups
+        return self._units is not None and bool(self._units or self._damaged or groups.open_groups)
+
+    def make_room(
+        self,
+        num_items: int,
+        num_bytes: int,
+        *,
+        partly: bool = False,
+        but_for: Collection[str] | None = None,
+    ) -> Freed:
         """Remove units until so many experiences and bytes are freed.
 
-        They are on their way out when this returns, before whatever is stored next. Where that can't
-        be, or takes too many looks at units that can't leave, as many as can leave do with `partly`,
-        but not many more than a tick may remove; else none.
+        They are on their way out when this returns. Where that can't be, or takes too many looks at
+        units that can't leave, as many as can leave do with `partly`, but not many more than a tick may
+        remove; else none.
+
+        Args:
+            num_items: Experiences.
+            num_bytes: Their payload.
+            partly: Less is better than nothing.
+            but_for: Keys of open groups that stay; None: all of them.
         """
         chosen = self._choose(num_items, num_bytes, most=TUNING.shed_per_tick if partly else 0)
-        is_enough = chosen.freed.num_items >= num_items and chosen.freed.num_bytes >= num_bytes
-        if not is_enough and not partly:
+        freed = Freed(chosen.freed.num_items, chosen.freed.num_bytes)
+        torn = [] if but_for is None else self._tear(freed, num_items, num_bytes, but_for)
+        if not freed.covers(num_items, num_bytes) and not partly:
             self._put_back(chosen.keys)
             return Freed()
         if chosen.entries:
-            self.num_items += chosen.freed.num_items
-            self.num_bytes += chosen.freed.num_bytes
+            self._begin(chosen.freed)
             self._removal.remove_now(
                 chosen.entries, lambda: self._gone(chosen), lambda: self._stay(chosen)
             )
-        return chosen.freed
+        for group in torn:
+            self._drop(group)
+        return freed
+
+    def _tear(
+        self, freed: Freed, num_items: int, num_bytes: int, but_for: Collection[str]
+    ) -> list[Group]:
+        """Open groups that free the rest of so much, the oldest first."""
+        torn, num_looks = [], 0
+        for group in self._contents.groups.open_groups:
+            if freed.covers(num_items, num_bytes) or num_looks >= TUNING.vain_looks:
+                break
+            if group.row.key in but_for or not group.members:
+                continue
+            num_looks += len(group.members)
+            if not is_held(self._state, group.members):
+                freed.add(group.members)
+                torn.append(group)
+        return torn
+
+    def _drop(self, group: Group) -> None:
+        """Drop an open group."""
+        (freed := Freed()).add(group.members)
+        self._begin(freed)
+        dropping = self._grouping.evict_open(group, "evicted: the buffer was full")
+        dropping.add_done_callback(lambda _: self._end(freed))
 
     def _choose(self, num_items: int, num_bytes: int, *, most: int) -> _Chosen:
         """Units that free so much, or less; with `most`, none after so many experiences."""
         chosen, now, num_vain = _Chosen(), clock.now(), 0
         freed = chosen.freed
-        while freed.num_items < num_items or freed.num_bytes < num_bytes:
+        while not freed.covers(num_items, num_bytes):
             if num_vain >= TUNING.vain_looks or (most and len(chosen.entries) >= most):
                 break
             if (key := self._take_next()) is None:
@@ -213,7 +269,7 @@ class Eviction:
                 self._units.add(key, self._value(members))
 
     def _gone(self, chosen: _Chosen) -> None:
-        self._end(chosen)
+        self._end(chosen.freed)
         num_sound = chosen.freed.num_items - chosen.num_damaged
         for reason, count in (("evicted", num_sound), ("damaged", chosen.num_damaged)):
             if count:
@@ -221,11 +277,15 @@ class Eviction:
 
     def _stay(self, chosen: _Chosen) -> None:
         self._put_back(chosen.keys)
-        self._end(chosen)
+        self._end(chosen.freed)
 
-    def _end(self, chosen: _Chosen) -> None:
-        self.num_items -= chosen.freed.num_items
-        self.num_bytes -= chosen.freed.num_bytes
+    def _begin(self, freed: Freed) -> None:
+        self.num_items += freed.num_items
+        self.num_bytes += freed.num_bytes
+
+    def _end(self, freed: Freed) -> None:
+        self.num_items -= freed.num_items
+        self.num_bytes -= freed.num_bytes
 
     def _can_leave(self, members: Sequence[Entry]) -> bool:
         group = members[0].group

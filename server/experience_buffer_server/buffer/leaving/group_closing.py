@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.leaving.removal import Removal
@@ -39,10 +40,13 @@ class Grouping:
         """Close a group with the members it has, or with `size` members once they are there.
 
         Raises:
+            InvalidRequestError: No group of the buffer may have so many members.
             GroupNotFoundError: No group with this key has members.
             WrongStateError: The group was dropped, or has more than `size` members.
             StoreFullError: It can't be stored; the group stays as it was.
         """
+        if problem := self._state.settings.group_size_problem(size):
+            raise errors.InvalidRequestError(problem, subject="group_size")
         group = self._contents.groups.get(key)
         name = self._state.name
         if group is None:
@@ -135,6 +139,10 @@ class Grouping:
         """Drop a group that can't be kept for longer; `label` is one of the metrics'."""
         self._tasks.spawn(self._drop(group, note, label))
 
+    def evict_open(self, group: Group, note: str) -> asyncio.Task[int]:
+        """Drop a group whose room is needed, here and now; the task ends when it is off the disk."""
+        return self._tasks.start(self._drop_now(group, note, "evicted"))
+
     def _use_partial(self, group: Group, lacking: Sequence[Entry]) -> None:
         """Close a group with the members it has, without those that lack fields."""
         was_open, previous_size = group.is_open, group.row.size
@@ -224,25 +232,33 @@ class Grouping:
         return self._changes.submit(batch, stored, failed)
 
     async def _drop(self, group: Group, reason: str, label: str) -> int:
+        return await self._drop_now(group, reason, label)
+
+    def _drop_now(self, group: Group, reason: str, label: str) -> Coroutine[Any, Any, int]:
+        """Nobody is offered any of it from this moment; what is returned sees to the rest."""
         is_new = self._close_dropped(group, reason) or group.row.id in self._undone
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
         self._state.withdraw(members)
-        stored = self._submit_row(group)
-        try:
-            await self._removal.remove_free(members)
-            await stored
-        except StoreFullError:
-            # Nobody is offered it any more: it can't stay half dropped until the next start.
-            self._undone.add(group.row.id)
-            self._changes.owe_again(self._drop_again, [(group, reason, label)])
-            raise
-        self._undone.discard(group.row.id)
-        self._contents.groups.left(group)
-        num_dropped = sum(not entry.record.tombstone for entry in members)
-        if is_new:
-            # Else somebody still holds what was counted before.
-            self._metrics.dropped(self._state.name, label, num_dropped)
-        return num_dropped
+        commits = (self._submit_row(group), self._removal.remove_free(members))
+
+        async def finish() -> int:
+            try:
+                for commit in commits:
+                    await commit
+            except StoreFullError:
+                # Nobody is offered it any more: it can't stay half dropped until the next start.
+                self._undone.add(group.row.id)
+                self._changes.owe_again(self._drop_again, [(group, reason, label)])
+                raise
+            self._undone.discard(group.row.id)
+            self._contents.groups.left(group)
+            num_dropped = sum(not entry.record.tombstone for entry in members)
+            if is_new:
+                # Else somebody still holds what was counted before.
+                self._metrics.dropped(self._state.name, label, num_dropped)
+            return num_dropped
+
+        return finish()
 
     def _close_dropped(self, group: Group, reason: str) -> bool:
         """Whether it wasn't dropped before."""

@@ -74,17 +74,16 @@ class Removal:
         self._contents = state.contents
         self._changes = state.changes
 
-    async def remove_free(self, entries: Sequence[Entry]) -> None:
+    def remove_free(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
         """Remove those of the entries that nobody holds, and let nobody else have the others.
 
-        Raises:
-            StoreFullError: The removal can't be stored; nothing is removed.
+        The future raises StoreFullError where the removal can't be stored; nothing is removed.
         """
         held = [entry for entry in entries if self._state.is_leased(entry)]
         if held:
             departure.give_up(self._state, held)
         free = [entry for entry in entries if not self._state.is_leased(entry)]
-        await self._submit_removal(free, "discarded")
+        return self._submit_removal(free, "discarded")
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.intake.push_reading import Forecast, Outcome, Push, forecast
+from experience_buffer_server.buffer.intake.placement import Forecast, forecast
+from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.buffer.intake.push_room import Patience
 from tests.unit.buffer.leaving.test_retention import sample
 from tests.unit.buffer_verbs import entry_of

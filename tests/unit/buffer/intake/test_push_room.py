@@ -9,9 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from experience_buffer import errors
-from tests.unit.buffer_verbs import consume, leased, pushed, sampled, take
-from tests.unit.builders import NUM_RESPONSE, World, begun, eid, push, settings, settle
+from experience_buffer import errors, trxp
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
+from experience_buffer_server.buffer.intake.push_room import Patience
+from tests.unit.buffer_verbs import consume, leased, pushed, sampled, stored, take
+from tests.unit.builders import (
+    NUM_RESPONSE,
+    World,
+    begun,
+    eid,
+    experience,
+    payload,
+    push,
+    settings,
+    settle,
+)
 from tests.unit.work import counted_lines
 
 FIVE = {"info": {"model_version": 5}}
@@ -54,6 +67,161 @@ async def test_what_could_leave_stays_when_that_is_not_enough(world: World) -> N
     await buffer.push(pushed((7, 1), (8, 1)))
     await buffer.drain()
     assert [entry.record.task for entry in buffer.state.contents] == ["0", "1", "2", "7", "8"]
+
+
+# --- open groups
+
+POLICIES = ["refuse", "block", "evict"]
+TRAINER = [{"name": "trainer", "unit": "group"}]
+
+
+async def filled(world: World, on_full: str, **changes: Any) -> Buffer:
+    """A buffer that the first members of four groups of two have filled."""
+    given: dict[str, Any] = {"group_size": 2, "max_items": 4, "consumers": TRAINER}
+    buffer = await world.create(**(given | {"on_full": on_full} | changes))
+    await buffer.push(push(*((task, 0) for task in range(4))))
+    return buffer
+
+
+def patience(seconds: float = 60.0) -> Patience:
+    return Patience(deadline=time.monotonic() + seconds, stop=asyncio.Event())
+
+
+def statuses(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.status.value for outcome in outcomes]
+
+
+SIZE = len(payload((1, 0)))
+
+
+@pytest.mark.parametrize("on_full", POLICIES)
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {},
+        {"max_items": 0, "max_bytes": 4 * SIZE + 9},
+        {"consumers": [{"name": "trainer"}], "advantage": {"estimator": "rloo"}},
+        {"group_by": "run"},
+    ],
+)
+async def test_what_completes_a_group_goes_in_when_open_groups_fill_the_buffer(
+    world: World, on_full: str, limit: dict[str, Any]
+) -> None:
+    buffer = await filled(world, on_full, **limit)
+    completing = push((0, 1), (2, 1))
+    if "group_by" in limit:
+        completing = Push(payloads=[trxp.encode([experience(task, 0, step=1) for task in (0, 2)])])
+    assert statuses(await buffer.push(completing, patience())) == ["stored"] * 2
+    await buffer.drain()
+    assert sorted(group.num_members for group in buffer.state.contents.groups) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("on_full", ["refuse", "block"])
+async def test_what_completes_a_group_does_not_wait_for_the_rest_of_its_push(
+    world: World, on_full: str
+) -> None:
+    buffer = await filled(world, on_full)
+    with pytest.raises(errors.BufferFullError, match="1 of it complete groups and are stored"):
+        await buffer.push(push((7, 0), (0, 1), (8, 0)))
+    await buffer.drain()
+    assert stored(buffer)[4:] == [(0, 1)]
+    waiting = await begun(buffer.push(push((7, 0), (1, 1), (0, 1)), patience()))
+    if on_full == "refuse":
+        with pytest.raises(errors.BufferFullError):
+            await waiting
+        return
+    await buffer.drain()
+    assert stored(buffer)[5:] == [(1, 1)]
+    await consume(buffer, 2)
+    assert statuses(await asyncio.wait_for(waiting, 10)) == ["stored", "stored", "duplicate"]
+    assert stored(buffer) == [(2, 0), (3, 0), (7, 0)]
+
+
+async def test_a_limiter_keeps_no_members_because_of_their_neighbours(world: World) -> None:
+    buffer = await world.create(group_size=2, consumers=[TRAINER[0] | limited(max_diff=2.0)[0]])
+    await buffer.push(push((1, 0), (2, 0)))
+    with pytest.raises(errors.ResourceExhaustedError, match="1 of it complete groups"):
+        await buffer.push(push((3, 0), (2, 1)))
+    await buffer.drain()
+    assert stored(buffer) == [(1, 0), (2, 0), (2, 1)]
+
+
+async def test_members_pass_those_who_wait_in_line(world: World) -> None:
+    buffer = await filled(world, "block")
+    waiting = await begun(buffer.push(push((9, 0)), patience()))
+    assert statuses(await buffer.push(push((3, 1)), patience())) == ["stored"]
+    assert not waiting.done()
+    await consume(buffer)
+    await asyncio.wait_for(waiting, 10)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group_size": 0},
+        {"consumers": [{"name": "trainer"}]},
+    ],
+    ids=["size not known", "nobody waits for groups"],
+)
+async def test_what_completes_nothing_is_refused(world: World, changes: dict[str, Any]) -> None:
+    """Groups of no known size would have no bound, and single experiences can leave by themselves."""
+    buffer = await filled(world, "refuse", **changes)
+    with pytest.raises(errors.BufferFullError, match=r"4 \+ 1 exceed max_items = 4"):
+        await buffer.push(push((0, 1)))
+
+
+async def test_a_group_of_tombstones_takes_no_room_and_gives_none(world: World) -> None:
+    """Else what is beyond the limit would have no bound."""
+    buffer = await filled(world, "refuse")
+    await buffer.push(push(dead=[(9, 0)]))
+    with pytest.raises(errors.BufferFullError):
+        await buffer.push(push((9, 1)))
+
+
+@pytest.mark.parametrize("on_full", POLICIES)
+async def test_an_empty_sample_says_that_pushes_are_refused(world: World, on_full: str) -> None:
+    buffer = await filled(world, on_full)
+    _, why = await sampled(buffer)
+    fate = "wait for room" if on_full == "block" else "are refused"
+    words = f"4 experiences of max_items = 4, pushes that complete no open group {fate}"
+    assert (words in why) is (on_full != "evict"), "an open group makes room there"
+    assert (words in buffer.stats().pushes_wait_for) is (on_full != "evict")
+    assert "4 groups incomplete" in why
+    await buffer.push(push((0, 1)))
+    await consume(buffer)
+    assert "the buffer is full" not in (await sampled(buffer))[1]
+
+
+@pytest.mark.parametrize("on_full", ["refuse", "block"])
+async def test_a_full_buffer_of_single_experiences_says_so_too(world: World, on_full: str) -> None:
+    buffer = await world.create(
+        group_by="none",
+        on_full=on_full,
+        max_bytes=2 * SIZE + 9,
+        advantage={"estimator": "reinforce"},
+    )
+    await buffer.push(push((1, 0), (2, 0)))
+    _, why = await sampled(buffer, 3)
+    assert f"{2 * SIZE} bytes of max_bytes = {2 * SIZE + 9}, pushes " in why
+
+
+async def test_a_group_that_can_never_have_room_is_refused_at_once(world: World) -> None:
+    buffer = await world.create(max_items=4, consumers=TRAINER)
+    with pytest.raises(errors.InvalidRequestError, match="group_size = 5 is over max_items = 4"):
+        buffer.check_push(num_tombstones=0, group_size=5)
+    await buffer.push(push((1, 0)))
+    with pytest.raises(errors.InvalidRequestError, match="group_size = 5 is over max_items = 4"):
+        await buffer.seal("2/1", 5)
+
+
+async def test_one_that_never_has_room_keeps_no_neighbour_out(world: World) -> None:
+    buffer = await world.create(group_by="none", max_bytes=3 * SIZE)
+    large = pushed((2, 0), prompt_text="long " * SIZE)
+    both = Push(payloads=[payload((1, 0)), *large.payloads, *large.payloads])
+    found = await buffer.push(both)
+    assert statuses(found) == ["stored", "refused", "refused"]
+    assert f"is over max_bytes = {3 * SIZE} of the buffer, alone" in found[1].message
+    assert stored(buffer) == [(1, 0)]
 
 
 # --- limiters

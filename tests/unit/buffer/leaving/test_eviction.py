@@ -87,6 +87,45 @@ async def test_a_call_looks_at_a_bounded_number_of_what_cannot_leave(
     assert looked[36:] == [1, 2, 3, 4]
 
 
+def grouped(unit: str = "group") -> dict[str, Any]:
+    consumers = [{"name": "trainer", "unit": unit}]
+    return {"group_by": "task", "group_size": 2, "consumers": consumers}
+
+
+async def test_open_groups_leave_last_and_the_oldest_first(world: World) -> None:
+    buffer = await evicting(world, 4, **grouped())
+    await buffer.push(push((1, 0), (2, 0), (3, 0), (3, 1)))
+    await make_room_for(buffer, (4, 0))
+    assert stored(buffer) == [(1, 0), (2, 0), (4, 0)], "what is whole makes room before"
+    await make_room_for(buffer, (5, 0))
+    await make_room_for(buffer, (6, 0), (2, 1))
+    assert stored(buffer) == [(2, 0), (5, 0), (6, 0), (2, 1)], "4 would have been torn after 1"
+    assert dropped(world, buffer, "evicted") == 4
+    (late,) = await buffer.push(push((1, 1)))
+    assert "group '2/1' was dropped" in late.message
+    assert buffer.flow.eviction.num_items == 0
+
+
+async def test_an_open_group_that_somebody_holds_stays(world: World) -> None:
+    buffer = await evicting(world, 2, **grouped("item"))
+    await buffer.push(push((1, 0), (2, 0)))
+    await sample(buffer, 1)
+    await make_room_for(buffer, (3, 0))
+    assert stored(buffer) == [(1, 0), (3, 0)]
+
+
+@pytest.mark.on_disk
+async def test_an_open_group_is_dropped_once_there_is_room_on_the_disk(world: World) -> None:
+    buffer = await evicting(world, 2, **grouped())
+    await buffer.push(push((1, 0), (2, 0)))
+    with full_disk(world), pytest.raises(errors.BufferFullError):
+        await make_room_for(buffer, (3, 0))
+    await settle(buffer, after=1)
+    assert stored(buffer) == [(2, 0)]
+    buffer = await world.restart(buffer)
+    assert [group.row.key for group in buffer.state.contents.groups] == ["2/2"]
+
+
 @pytest.mark.parametrize("end", ["ack", "nack"])
 async def test_what_comes_back_can_be_chosen_at_once(world: World, end: str) -> None:
     """The end of a lease says so: neither a tick nor a second has to pass."""
