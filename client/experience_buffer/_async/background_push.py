@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from experience_buffer._async.primitives import Closing, Condition, Lock, Worker, in_thread
 from experience_buffer._async.reconnecting import AsyncReconnecting
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from experience_buffer.experience import Experience
 
 logger = logging.getLogger("experience_buffer")
+LEAVE_SECONDS: Final = 1.0
+"""How long whoever leaves a writer's block by an error waits for an outcome."""
 
 
 class AsyncBackgroundPush(Closing):
@@ -54,6 +57,8 @@ class AsyncBackgroundPush(Closing):
         """The next request waits for room there."""
         self._call: Any = None
         self._failure: ExperienceBufferError | None = None
+        self._last_error: ExperienceBufferError | None = None
+        """Why the last stream broke; None since a server has answered on another."""
         self._closing = False
         self._done = False
         self._worker: Worker | None = None
@@ -156,36 +161,98 @@ class AsyncBackgroundPush(Closing):
     async def close(self, *, timeout: float | None = None) -> None:
         """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same.
 
+        What ends a block, or calls this in passing as a cancellation, Ctrl-C or an exit does, is neither
+        replaced nor kept waiting for a server that has gone: what is queued is sent as long as the
+        server takes it. What isn't stored then is logged, and noted in the error.
+
         In a process that was forked off it does nothing: what is queued is the other one's.
 
         Args:
             timeout: Seconds for the flush; None: the client's timeout.
         """
-        if self._is_inherited:
+        passing = sys.exc_info()[1]
+        if timeout is None and passing is not None and not isinstance(passing, Exception):
+            await self._close_because(passing, self._client._seconds(None))
+        elif self._begin_close():
+            try:
+                await self.flush(timeout=timeout)
+            finally:
+                await self._end()
+
+    async def _leave(self, error: BaseException) -> None:
+        # What isn't meant to be caught isn't meant to wait either: cancellations, Ctrl-C, exits.
+        is_caught = isinstance(error, Exception)
+        await self._close_because(
+            error, self._client._seconds(None) if is_caught else LEAVE_SECONDS
+        )
+
+    async def _close_because(self, error: BaseException, seconds: float) -> None:
+        """Close it without an error of its own: what it has to say is logged, and noted in this one."""
+        if not self._begin_close():
             return
+        try:
+            await self._send_while_taken(seconds)
+        finally:
+            why = self._failure or self._last_error or self._queue.last_delay
+            await self._end()
+        with self._lock:
+            found, num_pending = self._queue.take_error(), self._queue.counts().num_pending
+        if num_pending:
+            text = f"{num_pending} experiences are not stored: {why or 'there was no time for it'}"
+            logger.error("a writer was closed by %s: %s", type(error).__name__, text)
+            error.add_note(f"a writer was closed by this: {text}")
+        if found is not None:
+            error.add_note(f"of a writer that was closed by this: {found}")
+
+    async def _send_while_taken(self, seconds: float) -> None:
+        """Wait for outcomes as long as some come, and no longer once no server is there."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            mark = self._queue.hurry()
+            self._work.notify_all()
+            num_pending = -1
+            while self._queue.counts().num_pending not in (0, num_pending):
+                num_pending = self._queue.counts().num_pending
+                await self._wait(
+                    lambda: self._is_away or self._queue.is_settled(mark),
+                    min(time.monotonic() + LEAVE_SECONDS, deadline),
+                )
+                if self._is_away or self._failure is not None or time.monotonic() >= deadline:
+                    return
+
+    def _begin_close(self) -> bool:
+        """Take no more experiences; False where that isn't to be done, or was."""
+        if self._is_inherited:
+            return False
         with self._lock:
             if self._closing:
-                return
+                return False
             self._closing = True
-        try:
-            await self.flush(timeout=timeout)
-        finally:
-            with self._lock:
-                self._done = True
-                self._connection += 1
-                call, worker = self._call, self._worker
-                self._work.notify_all()
-            self._ended()
-            if call is not None:
-                call.cancel()
-            if worker is not None:
-                await worker.stop()
+        return True
+
+    async def _end(self) -> None:
+        """End the stream, and the worker."""
+        with self._lock:
+            self._done = True
+            self._connection += 1
+            call, worker = self._call, self._worker
+            self._work.notify_all()
+        self._ended()
+        if call is not None:
+            call.cancel()
+        if worker is not None:
+            await worker.stop()
 
     def _began(self) -> None:
         """The worker was started just now."""
 
     def _ended(self) -> None:
         """It was closed, and the worker is about to be stopped."""
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether no server has answered since the stream broke."""
+        return self._last_error is not None
 
     @property
     def _is_inherited(self) -> bool:
@@ -231,6 +298,7 @@ class AsyncBackgroundPush(Closing):
                 error = await stream.hear(call, self._receive)
                 with self._lock:
                     self._connection += 1
+                    self._last_error = error
                     settled = self._queue.broke(error)
                     self._memory.settled(settled or ())
                     self._queue.rewind()
@@ -299,6 +367,7 @@ class AsyncBackgroundPush(Closing):
             return
         self._memory.answered(message.sequence)
         with self._lock:
+            self._last_error = None
             delay = self._client.options.retry.initial_backoff_seconds
             self._memory.settled(self._queue.answered(message, delay=delay))
             if message.HasField("error") or self._is_short:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import grpc.aio
@@ -89,7 +90,16 @@ class Closing:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *raised: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await (self.close() if error is None else self._leave(error))
+
+    async def _leave(self, error: BaseException) -> None:
+        """Close it because of an error, or of a cancellation, that neither waits nor is replaced."""
         await self.close()
 
     async def close(self) -> None:

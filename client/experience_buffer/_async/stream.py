@@ -181,6 +181,7 @@ class AsyncSampleStream(Closing):
                 await self._client._call(
                     "Nack",
                     number("num_experiences"),
+                    idempotent=False,  # Not tried again here: whoever closes this waits for it.
                     timeout=sample_plan.RETURN_SECONDS,
                     buffer=self._plan.buffer,
                     lease_id=self._dropped[-1],

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from threading import Condition, Lock
+from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 __all__ = ["Answer", "Closing", "Condition", "Lock", "Outbox", "Worker", "in_thread", "read"]
@@ -34,7 +35,19 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._leave(error)
+
+    def _leave(self, error: BaseException) -> None:
+        """Close it because of an error that neither waits nor is replaced."""
         self.close()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ event loop that ends cancels its tasks.
 
 from __future__ import annotations
 
+import sys
 from multiprocessing.util import Finalize
 from typing import Final
 
@@ -27,7 +28,8 @@ class Writer(BackgroundPush):
     used any more.
 
     One that is still open when the process ends by itself is closed then, for which it has 10
-    seconds at most; what is not stored by then is logged as an error.
+    seconds at most, and after Ctrl-C no longer than a server takes what is queued; what is not stored
+    by then is logged as an error.
     """
 
     _at_exit: Finalize | None = None
@@ -42,6 +44,10 @@ class Writer(BackgroundPush):
             self._at_exit.cancel()
 
     def _close_at_exit(self) -> None:
+        ended_by = getattr(sys, "last_value", None)
+        if isinstance(ended_by, KeyboardInterrupt):
+            self._leave(ended_by)
+            return
         try:
             self.close(timeout=min(self._client.timeout, _EXIT_SECONDS))
         except ExperienceBufferError as error:
