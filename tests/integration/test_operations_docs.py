@@ -1,17 +1,14 @@
-"""What docs/operations.md and SECURITY.md name exists: commands, settings, metrics, texts."""
+"""What docs/operations.md and SECURITY.md name exists: settings, metrics, texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 from pydantic import BaseModel
 
 from experience_buffer import Client
-from experience_buffer_server.commands import cli
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.settings.consumer import ConsumerSettings
 from experience_buffer_server.settings.server import Settings
@@ -29,32 +26,6 @@ SECTIONS = {
 def _quoted(text: str) -> list[str]:
     """What stands in backquotes, outside of blocks of code."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.M))
-
-
-def _commands(command: typer.Typer | None = None) -> Iterator[tuple[str, set[str]]]:
-    """Every command with its options."""
-    pending = [("", typer.main.get_command(command or cli.app))]
-    while pending:
-        name, found = pending.pop()
-        inner = getattr(found, "commands", {})
-        pending += [(f"{name} {key}".strip(), value) for key, value in inner.items()]
-        if not inner:
-            yield name, {option for one in found.params for option in one.opts}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_and_their_options_exist(page: Path) -> None:
-    commands = dict(_commands())
-    assert {"serve", "health", "token list"} <= commands.keys()
-    text = page.read_text(encoding="utf-8")
-    shown = re.findall(r"(?<![\w/.-])(?:/[\w/-]+/)?experience-buffer ([a-z][^`\n]*)", text)
-    shown = [line for line in shown if line.split()[0] in {name.split()[0] for name in commands}]
-    unknown = re.findall(r"`experience-buffer (\w+)", text)
-    assert set(unknown) <= {name.split()[0] for name in commands}
-    for line in shown:
-        name = max((one for one in commands if line.startswith(one)), key=len)
-        options = set(re.findall(r"--[a-z][a-z-]*", line))
-        assert options <= commands[name], f"{page.name}: experience-buffer {line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,14 +1,52 @@
-"""The pages: what they link and name exists, and what is said of their length holds."""
+"""The pages: what they link, name and tell to run exists, and what is said of their length holds.
+
+That examples do what the pages say is tested page by page, which `RUN_BY` names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+
+from experience_buffer_server.commands import cli
+from experience_buffer_server.settings.server import load_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "docker" / "README.md"))
+RUN_BY = {
+    "README.md": "integration/test_readme.py",
+    "access.md": "integration/test_access_docs.py",
+    "advantages.md": "unit/advantages/test_docs.py",
+    "client.md": "integration/test_client_docs.py",
+    "datasets.md": "integration/test_datasets_docs.py",
+    "delivery.md": "integration/test_delivery_docs.py",
+    "estimators.md": "unit/advantages/test_docs.py",
+    "experiences.md": "unit/client/test_prompt.py",
+    "packed.md": "unit/client/packed/test_packed.py",
+    "snapshots.md": "integration/test_snapshot_docs.py",
+}
+"""Which test runs the Python of a page."""
+
+
+def _blocks(page: Path) -> list[tuple[str, str]]:
+    """Kind and text of the page's blocks of code."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return [(kind, text) for kind, text in found]
+
+
+def _commands() -> Iterator[tuple[str, set[str]]]:
+    """Every command of the command line with its options."""
+    pending = [("", typer.main.get_command(cli.app))]
+    while pending:
+        name, found = pending.pop()
+        inner = getattr(found, "commands", {})
+        pending += [(f"{name} {key}".strip(), value) for key, value in inner.items()]
+        if not inner:
+            yield name, {option for one in found.params for option in one.opts}
 
 
 def _outside_of_code(page: Path) -> str:
@@ -38,6 +76,51 @@ def test_paths_of_the_project_exist(page: Path) -> None:
     named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text("utf-8"))
     missing = [path for path in named if not (ROOT / path).exists()]
     assert not missing
+
+
+def test_every_example_in_python_is_run() -> None:
+    shown = {
+        page.name for page in PAGES if any(kind in ("python", "pycon") for kind, _ in _blocks(page))
+    }
+    assert shown == RUN_BY.keys()
+    for name, test in RUN_BY.items():
+        assert f'"{name}"' in (ROOT / "tests" / test).read_text("utf-8"), test
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_configuration_loads(page: Path, tmp_path: Path) -> None:
+    configurations = [text for kind, text in _blocks(page) if kind == "toml"]
+    # An access file is no configuration: `test_access_docs.py` reads it.
+    for text in (text for text in configurations if "[[grants]]" not in text):
+        path = tmp_path / "server.toml"
+        path.write_text(text, encoding="utf-8")
+        load_settings(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    commands = dict(_commands())
+    assert {"serve", "health", "token list"} <= commands.keys()
+    text = page.read_text("utf-8")
+    # Inline, or a line of a block; not the name of the project within a sentence.
+    shown = re.findall(r"`experience-buffer ([a-z][^`\n]*)", text)
+    blocks = "".join(code for _, code in _blocks(page))
+    shown += re.findall(r"(?<![\w.-])(?:[.\w]*/)*experience-buffer ([a-z]+\b(?!:).*)", blocks)
+    for line in shown:
+        groups = {name.split()[0] for name in commands}
+        assert line.split()[0] in groups, f"{page.name}: experience-buffer {line}"
+        if line.split()[0] in groups - commands.keys() and len(line.split()) == 1:
+            continue
+        name = max((one for one in commands if line.startswith(one)), key=len)
+        options = set(re.findall(r"--[a-z][a-z-]*", line))
+        assert options <= commands[name], f"{page.name}: experience-buffer {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    shown = re.findall(r"(?:`|^)make ([a-z][a-z-]*)", page.read_text("utf-8"), re.MULTILINE)
+    assert set(shown) <= targets
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

@@ -20,6 +20,7 @@ from experience_buffer_server.buffer.restore import restore
 from experience_buffer_server.buffer.settings_checks import (
     changed_settings,
     check_name,
+    contrast,
     differences,
 )
 from experience_buffer_server.runtime import clock, memory
@@ -172,8 +173,13 @@ class Registry:
         if existing is not None:
             if exist_ok and existing.settings == settings:
                 return existing
-            other = " with other settings; change it with UpdateBuffer" if exist_ok else ""
-            raise errors.AlreadyExistsError(f"buffer {name!r} exists{other}", subject=name)
+            cure = "; take another name, or say with exist_ok that it may be there already"
+            if exist_ok:
+                cure = (
+                    f" with other settings: {contrast(existing.settings, settings)}; create it with "
+                    "the settings that it has, change it with update_buffer, or take another name"
+                )
+            raise errors.AlreadyExistsError(f"buffer {name!r} exists{cure}", subject=name)
         num_buffers = len(self._buffers) + len(self._coming)
         if num_buffers >= self._settings.server.max_buffers:
             self.metrics.call_refused("max_buffers")

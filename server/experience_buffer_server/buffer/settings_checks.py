@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from experience_buffer_server.buffer.buffer import Buffer
 
 _SHOWN_CHARS = 80
+_SHOWN_CONTRASTS = 3
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 MAX_CONFIG_BYTES = 256 * 1024
 """Of one buffer's settings: an operator's estimator may have parameters of any length."""
@@ -106,3 +107,29 @@ def differences(stored: BufferSettings, given: BufferSettings) -> dict[str, Any]
     """
     has, wants = stored.model_dump(), given.model_dump()
     return {key: wants[key] for key in sorted(given.model_fields_set) if wants[key] != has[key]}
+
+
+def contrast(stored: BufferSettings, wanted: BufferSettings) -> str:
+    """Say in words which settings are others; the first few of them."""
+    found = list(_contrasts(stored.model_dump(), wanted.model_dump(), where=""))
+    more = f" and {len(found) - _SHOWN_CONTRASTS} more" if len(found) > _SHOWN_CONTRASTS else ""
+    return ", ".join(found[:_SHOWN_CONTRASTS]) + more
+
+
+def _contrasts(has: Any, wants: Any, *, where: str) -> Iterator[str]:
+    """Each value within `wants` that isn't the one in its place within `has`."""
+    if isinstance(has, dict) and isinstance(wants, dict) and has.keys() == wants.keys():
+        for key in has:
+            yield from _contrasts(has[key], wants[key], where=f"{where}.{key}".lstrip("."))
+    elif isinstance(has, (list, tuple)) and len(has) == len(wants or ()):
+        for index, (one, other) in enumerate(zip(has, wants, strict=True)):
+            yield from _contrasts(one, other, where=f"{where}[{index}]")
+    elif has != wants:
+        yield f"{where} is {_shown(has)}, not {_shown(wants)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], dict):
+        return f"{[each.get('name') for each in value]}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

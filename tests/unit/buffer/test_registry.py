@@ -18,8 +18,10 @@ async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
         await registry.create("a b", settings())
     first = await registry.create("math", settings(group_size=3))
     assert await registry.create("math", settings(group_size=3), exist_ok=True) is first
-    with pytest.raises(errors.AlreadyExistsError, match="with other settings"):
+    with pytest.raises(errors.AlreadyExistsError, match="settings: group_size is 3, not 5; create"):
         await registry.create("math", settings(group_size=5), exist_ok=True)
+    with pytest.raises(errors.AlreadyExistsError, match="with exist_ok that it may be"):
+        await registry.create("math", settings(group_size=3))
     await asyncio.gather(
         registry.update("math", {"group_size": 7}), registry.update("math", {"lease_seconds": 11.0})
     )
