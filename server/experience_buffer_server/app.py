@@ -16,6 +16,7 @@ from experience_buffer_server.buffer.intake.compiled.loading import Loading
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc import server
 from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.health import Pulse
 from experience_buffer_server.rpc.metrics_endpoint import MetricsServer
 from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.memory import calm_collector, loading
@@ -79,8 +80,10 @@ async def serve(settings: Settings) -> int:
             stack.push_async_callback(snapshots.close)
             await snapshots.start()
         backend = Backend(registry, store, server_settings, asyncio.Event(), snapshots)
-        metrics_port = _start_metrics(server_settings, metrics, registry, entrance, stack)
+        pulse = Pulse(backend.draining, loop)
+        metrics_port = _start_metrics(server_settings, metrics, registry, entrance, pulse, stack)
         listening = await server.start(backend, metrics, entrance.guard, entrance.certificates)
+        pulse.has_begun = True
         clock = loop.create_task(_tick(registry))
         following = loop.create_task(entrance.follow())
         calm_collector()
@@ -112,9 +115,10 @@ def _start_metrics(
     metrics: Metrics,
     registry: Registry,
     entrance: Entrance,
+    pulse: Pulse,
     stack: AsyncExitStack,
 ) -> int:
-    """Serve /metrics from threads; returns its port, -1 when it is off."""
+    """Serve /metrics and /health from threads; returns its port, -1 when it is off."""
     metrics.registry.register(
         Gauges(
             lambda: [buffer.stats() for buffer in registry.all()],
@@ -128,6 +132,7 @@ def _start_metrics(
         settings.metrics_port,
         metrics.registry,
         entrance.guard,
+        pulse.is_serving,
         entrance.certificates,
     )
     stack.push_async_callback(asyncio.to_thread, endpoint.close)

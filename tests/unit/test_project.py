@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Collection
 from importlib.metadata import distribution
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from trove_classifiers import classifiers
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = "experience-buffer"
@@ -133,3 +135,12 @@ def test_skips_are_named_at_the_end_of_a_run() -> None:
     options = _pyproject()["tool"]["pytest"]["ini_options"]["addopts"]
     (named,) = [option for option in options if option.startswith("-r")]
     assert set(named[2:]) >= set("fEs")
+
+
+def test_the_classifiers_are_known_and_name_the_pythons() -> None:
+    project = _pyproject()["project"]
+    assert set(project["classifiers"]) <= classifiers
+    named = [c.rpartition(" :: ")[2] for c in project["classifiers"] if "Python :: 3." in c]
+    supported = SpecifierSet(project["requires-python"])
+    assert all(supported.contains(version) for version in named)
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in named

@@ -15,9 +15,7 @@ from experience_buffer_server.commands.output import failed
 from experience_buffer_server.settings.server import ConfigurationError, load_settings
 from experience_buffer_server.store.interface import StoreError
 
-app = typer.Typer(
-    help="The experience buffer server.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(tokens.app, name="token")
 
 
@@ -30,18 +28,29 @@ app.command("compile")(compiling.compile_all)
 
 @app.command()
 def serve(
-    config: Annotated[Path | None, typer.Option(help="A TOML file.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0: a free one [50051].")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the store [./data].")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings.", show_default="none")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0: a free one.", show_default="50051")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the store.", show_default="./data")
+    ] = None,
     memory: Annotated[
         bool | None,
         typer.Option("--memory", help="Store nothing on a disk: nothing survives the server."),
     ] = None,
     metrics_host: Annotated[
-        str | None, typer.Option(help="Address of /metrics [127.0.0.1].")
+        str | None, typer.Option(help="Address of /metrics.", show_default="127.0.0.1")
     ] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="-1: none; 0: free [9464].")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Port of /metrics; -1: none; 0: a free one.", show_default="9464"),
+    ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Allow plain text beyond loopback.")
     ] = None,
@@ -50,7 +59,10 @@ def serve(
         typer.Option("--update-buffers", help="Stored buffers take over the file's settings."),
     ] = None,
 ) -> None:
-    """Run the server until SIGTERM or Ctrl-C."""
+    """Run the server until SIGTERM or Ctrl-C.
+
+    What is given here wins over the environment, and that over the file.
+    """
     # gRPC's own log has a line for each connection that fails: whoever knocks could fill a disk.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import uvloop
@@ -114,10 +126,28 @@ def health(
     raise SystemExit(0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1)
 
 
-@app.command()
-def version() -> None:
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def everything(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """The experience buffer server."""
+
+
+@app.command("version")
+def print_version() -> None:
     """Print the version."""
-    typer.echo(__version__)
+    _print_version(asked=True)
 
 
 def main() -> None:

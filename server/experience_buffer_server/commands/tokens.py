@@ -32,13 +32,20 @@ def new(
         list[str], typer.Option(help="push, sample, operate or metrics; may be repeated.")
     ],
     buffer: Annotated[
-        list[str] | None, typer.Option(help='Name, or beginning and "*"; may be repeated [all].')
+        list[str] | None,
+        typer.Option(help='Name, or beginning and "*"; may be repeated.', show_default="all"),
     ] = None,
     days: Annotated[
-        float | None, typer.Option(min=0.001, max=36_500, help="Days until it expires [never].")
+        float | None,
+        typer.Option(
+            min=0.001, max=36_500, help="Days until it expires.", show_default="it never does"
+        ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="Append the entry to this access file.")
+        Path | None,
+        typer.Option(
+            "--file", help="Append the entry to this access file.", show_default="it is printed"
+        ),
     ] = None,
 ) -> None:
     """Make a token; it is shown once, the file keeps only its digest.

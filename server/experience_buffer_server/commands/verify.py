@@ -22,14 +22,16 @@ _SHOWN: Final = 20
 
 def verify(
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the store [as configured, else ./data].")
+        Path | None,
+        typer.Option(help="Folder of the store.", show_default="as configured, else ./data"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Compare every row and payload of a store with its checksum, and rows with one another.
 
-    It only reads, and a server may be serving the store meanwhile. Exit status 0: nothing is wrong;
-    1: something is; 2: the store can't be opened.
+    It only reads, and a server may be serving the store meanwhile.
+
+    Exit status 0: nothing is wrong; 1: something is; 2: the store can't be opened.
     """
     with reported(status=2, also=OSError):
         report = _check(data or load_settings(None).store.path)

@@ -22,6 +22,29 @@ if TYPE_CHECKING:
 _MAX_NAME = 100
 """Characters of a name, in a message."""
 _Response = health_pb2.HealthCheckResponse
+_PULSE_SECONDS = 3.0
+"""How long the event loop has to answer another thread."""
+
+
+class Pulse:
+    """Whether the server serves, for who asks from a thread. It can be shared between threads."""
+
+    def __init__(self, draining: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_begun = False
+        """Set once the server listens."""
+        self._draining = draining
+        self._loop = loop
+
+    def is_serving(self) -> bool:
+        """Ask the event loop, which does all the work: one that hangs doesn't answer.
+
+        Raises:
+            TimeoutError: It didn't.
+        """
+        return asyncio.run_coroutine_threadsafe(self._ask(), self._loop).result(_PULSE_SECONDS)
+
+    async def _ask(self) -> bool:
+        return self.has_begun and not self._draining.is_set()
 
 
 class HealthServicer:

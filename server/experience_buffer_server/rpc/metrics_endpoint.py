@@ -1,5 +1,7 @@
 """The metrics endpoint: HTTP for Prometheus, under the same rules of access as the gRPC service.
 
+It also answers health checks of those who speak no gRPC.
+
 Each connection has a thread, one request and a bounded time; when too many are open, the oldest is
 closed for the newest, so that slow or silent clients neither block a scrape nor pile up threads.
 """
@@ -38,6 +40,7 @@ _MAX_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 _SHOWN_CHARS = 80
 _METHOD = "metrics"
+_HEALTH = "/health"
 _PLAIN = [("Content-Type", "text/plain; charset=utf-8")]
 
 
@@ -46,6 +49,8 @@ class MetricsServer(ThreadingMixIn, TCPServer):
 
     Args:
         registry: What is shown.
+        guard: Who may see it.
+        is_serving: Whether the server serves, for whoever asks; a TimeoutError: it is stuck.
         certificates: None: plain text.
 
     Raises:
@@ -62,13 +67,19 @@ class MetricsServer(ThreadingMixIn, TCPServer):
         port: int,
         registry: CollectorRegistry,
         guard: Guard,
+        is_serving: Callable[[], bool],
         certificates: Certificates | None,
     ) -> None:
         self._certificates = certificates
         self._lock = threading.Lock()
         self._open: OrderedDict[socket.socket, float] = OrderedDict()
         """Connections and when they have to end, oldest first."""
-        handler = type("Handler", (_Handler,), {"app": make_wsgi_app(registry), "guard": guard})
+        given = {
+            "app": make_wsgi_app(registry),
+            "guard": guard,
+            "is_serving": staticmethod(is_serving),
+        }
+        handler = type("Handler", (_Handler,), given)
         try:
             found: Any = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -143,17 +154,21 @@ class MetricsServer(ThreadingMixIn, TCPServer):
 class _Handler(BaseHTTPRequestHandler):
     app: Callable[[dict[str, Any], Callable[[str, list[tuple[str, str]]], None]], Iterable[bytes]]
     guard: Guard
+    is_serving: Callable[[], bool]
     timeout = _MAX_SECONDS
 
     def do_GET(self) -> None:
-        """Answer with the metrics, to those who may see them."""
+        """Answer with the state of health, or with the metrics, to those who may see them."""
+        path, _, query = self.path.partition("?")
+        if path == _HEALTH:
+            self._tell_health()
+            return
         if self.guard.grants is not None:
             try:
                 self._authorize()
             except RefusedError as refused:
                 self._refuse(refused)
                 return
-        path, _, query = self.path.partition("?")
         accepted = self.headers.get("Accept", "")
         try:
             choose_encoder(accepted)
@@ -177,6 +192,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status, headers = begun[0]
         self._answer(int(status.split()[0]), headers, body)
+
+    def _tell_health(self) -> None:
+        """As grpc.health.v1 does: to everybody, and nothing else."""
+        try:
+            state = "SERVING" if self.is_serving() else "NOT_SERVING"
+        except TimeoutError:
+            state = "NOT_SERVING: the server is too busy to answer"
+        self._answer(200 if state == "SERVING" else 503, _PLAIN, f"{state}\n".encode())
 
     def _authorize(self) -> None:
         values = self.headers.get_all("Authorization", [])

@@ -1,14 +1,22 @@
-"""`experience-buffer serve`: what it refuses before it starts."""
+"""The command line itself: what it says of itself, and what it refuses before it starts."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import pytest
+import typer
 from typer.testing import CliRunner
 
 from experience_buffer_server.commands.cli import app
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_store_is_in_memory_or_in_a_folder(tmp_path: Path) -> None:
@@ -16,6 +24,96 @@ def test_a_store_is_in_memory_or_in_a_folder(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert f"--memory stores nothing in --data {tmp_path / 'kept'}: give one" in result.stderr
     assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+def test_the_version_is_printed(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (0, f"{version('experience-buffer')}\n")
+
+
+def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A command with those below it, by how it is called."""
+    yield names, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, *names, name)
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_help_shows_every_word_that_was_written(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Square brackets, for one, are taken for colours and swallowed."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    result = CliRunner().invoke(app, [*names, "--help"])
+    assert result.exit_code == 0
+    shown = " ".join(result.stdout.replace("│", " ").split())
+    command = ALL[names]
+    assert command.help
+    assert " ".join(command.help.split()) in shown
+    for parameter in command.params:
+        told = getattr(parameter, "help", None)
+        assert told, f"{parameter.name} isn't explained"
+        assert " ".join(told.split()) in shown
+        default = getattr(parameter, "show_default", None)
+        assert not isinstance(default, str) or f"[default: ({default})]" in shown
+
+
+def lacking(*modules: str) -> str:
+    """Code that runs the command as where these modules aren't installed."""
+    return f"""
+import sys
+missing = {modules!r}
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from experience_buffer_server.__main__ import main
+main()
+"""
+
+
+SERVER_ONLY = (
+    *("grpc_health", "grpc_reflection", "lmdb", "msgpack", "numba", "numpy", "prometheus_client"),
+    *("pydantic_settings", "rich", "typer", "uvloop", "xxhash"),
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("serve", SERVER_ONLY),
+        ("health", SERVER_ONLY),
+        ("serve", ("lmdb", "msgpack")),
+        ("serve", ("uvloop",)),
+        ("health", ("grpc_health",)),
+    ],
+)
+def test_where_only_the_client_is_installed_it_says_what_to_install(
+    tmp_path: Path, command: str, missing: tuple[str, ...]
+) -> None:
+    """Also where others have brought some of what the server needs, as many bring typer."""
+    done = subprocess.run(
+        [sys.executable, "-c", lacking(*missing), command],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        env=os.environ | {"EXPERIENCE_BUFFER_SERVER__PORT": "0"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("experience-buffer: the server isn't installed here, only the cl")
+    assert done.stderr.endswith(" is missing; pip install 'experience-buffer[server]'\n")
+    assert not done.stdout
+
+
+def test_the_installed_command_is_the_one_that_can_say_so() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'experience-buffer = "experience_buffer_server.__main__:main"' in text
 
 
 def test_what_is_compiled_beforehand_is_not_compiled_by_servers() -> None:

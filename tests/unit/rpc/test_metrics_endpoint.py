@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -21,9 +22,11 @@ from experience_buffer_server.rpc.metrics_endpoint import MetricsServer
 from experience_buffer_server.settings.server import ConfigurationError
 
 
-def serve(registry: CollectorRegistry, port: int = 0) -> MetricsServer:
+def serve(
+    registry: CollectorRegistry, port: int = 0, is_serving: Callable[[], bool] = lambda: True
+) -> MetricsServer:
     guard = Guard(None, Audit(time.monotonic), shows_certificates=False, count=print)
-    return MetricsServer("127.0.0.1", port, registry, guard, None)
+    return MetricsServer("127.0.0.1", port, registry, guard, is_serving, None)
 
 
 @pytest.fixture
@@ -50,6 +53,32 @@ def test_both_formats_of_prometheus_are_spoken(server: MetricsServer) -> None:
     assert body.endswith("# EOF\n")
     assert kind.startswith("application/openmetrics-text")
     assert read(server, "/metrics?name[]=pears_total")[0] == ""
+
+
+def stuck() -> bool:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    ("is_serving", "status", "words"),
+    [
+        (lambda: True, 200, "SERVING\n"),
+        (lambda: False, 503, "NOT_SERVING\n"),
+        (stuck, 503, "NOT_SERVING: the server is too busy to answer\n"),
+    ],
+)
+def test_health_is_told_to_everybody(
+    is_serving: Callable[[], bool], status: int, words: str
+) -> None:
+    made = serve(CollectorRegistry(), is_serving=is_serving)
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", made.port, timeout=20)
+        connection.request("GET", "/health?from=somebody")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read().decode()) == (status, words)
+        connection.close()
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize("version", ["abc", "1.x", "1..0", "9" * 5000])
