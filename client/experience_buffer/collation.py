@@ -1,9 +1,23 @@
 """What trainers are fed with: collation functions for packed batches and lists of experiences.
 
 Each `*_collate` makes a collation function that can be pickled, so that DataLoader workers can
-use it. It takes a `PackedBatch`, or a sequence of `Experience`, and so it is a `collate_fn` for any
-DataLoader of experiences as well. Names of entries are those of the fields, or of the framework
-that the function is named after.
+use it. It takes a batch, a `PackedBatch`, or a sequence of `Experience`, and makes the same of all of them; so
+it is a `collate_fn` for any DataLoader of experiences as well. Names of entries are those of the
+fields, or of the framework that the function is named after.
+
+Nothing that was pushed is left behind in silence. Beside what each function names, a batch has
+
+- a field that is known to have a value per response token, under its own name where the framework
+  has none for it;
+- `routed_experts`, laid out like `input_ids`, 0 where a token has none;
+- `multi_modal_inputs`, a list of B dicts of tensors, empty ones where an experience has none;
+- the custom fields, under their destinations, shape [B, ...];
+- every other tensor under its name, a list of B tensors as they are, None where there is none;
+- the columns that are asked for.
+
+For verl, lists are NumPy arrays of B objects. An experience that lacks a known field which others
+have, a number that the entry's dtype can't hold, a mask that is neither 0 nor 1: all of these are a
+`ValueError` that names the experience and the field, and `drop` leaves fields out on purpose.
 
 `gather_*` pad one field of a list, `group_by` and the others take lists apart, or into Hugging Face
 datasets and back; `concat` and `split` join and separate batches that are padded already.
@@ -17,12 +31,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
-
-from torch import Tensor
+from operator import index
 
 from experience_buffer._data import framework_collation as framework
-from experience_buffer._data.framework_collation import Collate, Experiences, as_packed
+from experience_buffer._data.collation_input import Experiences
+from experience_buffer._data.framework_collation import Collate
 from experience_buffer._data.gathering import (
     from_hf_datasets,
     gather_action_masks,
@@ -35,8 +48,8 @@ from experience_buffer._data.gathering import (
     to_hf_datasets,
 )
 from experience_buffer._data.trajectories import TrajectoryLayout, concat, split
+from experience_buffer._packed.layable import token_id
 from experience_buffer.errors import InvalidRequestError
-from experience_buffer.packed import PackedBatch
 
 __all__ = [
     "Collate",
@@ -70,33 +83,45 @@ def padded_collate(
     max_response_length: int | None = None,
     fields: Sequence[str] | None = None,
     columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> Collate:
     """Pad prompts on the left and responses on the right, as `PackedBatch.padded` does.
 
     The entries are `input_ids` and `attention_mask`, shape [B, P + R]; `action_mask`, `logprobs`,
-    `advantages` and other fields, shape [B, R, ...].
+    `advantages` and other fields, shape [B, R, ...], in the dtypes of the experiences.
 
     Args:
-        pad_token_id: What fills `input_ids` where no token is: the tokenizer's.
+        pad_token_id: What fills `input_ids` where no token is: the tokenizer's. Where the tokens'
+            dtype can't hold it, they become int64.
         max_prompt_length: P; None for the longest prompt of each batch. With both lengths given,
             all batches have the same shape. A longer prompt or response is an error.
         max_response_length: R; None for the longest response of each batch.
-        fields: Fields of one row per response token, which every experience must have; None for
-            the known ones that all of them have.
-        columns: What to add of each experience: columns such as `"reward"` and `"staleness"`,
-            tensors of shape [B]; `"uid"` and `"group"`, lists of B texts.
+        fields: Fields of one row per response token, which every experience must have, in place of
+            all tensors but `multi_modal_inputs`; None for all that were pushed.
+        columns: What to add of each experience: columns of a packed batch such as `"reward"` and
+            `"staleness"`, tensors of shape [B]; `"uid"`, `"task"`, `"group"`, `"flags"`, and
+            metadata such as `"info"` and `"messages"`, lists of B. What a delivery knows, such as the
+            group, a list of experiences doesn't.
+        drop: Fields to leave out: names of tensors, `"multi_modal_inputs"`, `"custom_fields"`, or
+            destinations of these.
     """
     return partial(
-        _padded,
-        pad_token_id=pad_token_id,
-        max_prompt_length=max_prompt_length,
-        max_response_length=max_response_length,
-        fields=None if fields is None else tuple(fields),
-        columns=tuple(columns),
+        framework.padded,
+        pad_token_id=token_id(pad_token_id),
+        max_prompt_length=_length("max_prompt_length", max_prompt_length),
+        max_response_length=_length("max_response_length", max_response_length),
+        fields=None if fields is None else _names("fields", fields),
+        columns=_names("columns", columns),
+        drop=_names("drop", drop),
     )
 
 
-def varlen_collate(*, fields: Sequence[str] | None = None, columns: Sequence[str] = ()) -> Collate:
+def varlen_collate(
+    *,
+    fields: Sequence[str] | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Collate:
     """Lay experiences behind one another without padding, as `PackedBatch.varlen` does.
 
     The entries are `input_ids` and `position_ids`, shape [N]; `cu_seqlens`, `max_seqlen`,
@@ -105,9 +130,13 @@ def varlen_collate(*, fields: Sequence[str] | None = None, columns: Sequence[str
     Args:
         fields: As for `padded_collate`.
         columns: As for `padded_collate`.
+        drop: As for `padded_collate`.
     """
     return partial(
-        _varlen, fields=None if fields is None else tuple(fields), columns=tuple(columns)
+        framework.varlen,
+        fields=None if fields is None else _names("fields", fields),
+        columns=_names("columns", columns),
+        drop=_names("drop", drop),
     )
 
 
@@ -116,27 +145,35 @@ def verl_collate(
     pad_token_id: int,
     max_prompt_length: int | None = None,
     max_response_length: int | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> Collate:
     """Make what `verl.DataProto.from_single_dict` takes.
 
     The entries are `prompts` [B, P], `responses` and `response_mask` [B, R], `input_ids`,
-    `attention_mask` and `position_ids` [B, P + R], all int64; where all experiences have them,
-    `rollout_log_probs`, `ref_log_prob`, `advantages`, `returns`, `values`, `teacher_logprobs` and
-    `token_level_scores` [B, R]: the rewards per token or else the scalar ones, at the last token;
-    `uid` (of the groups) and `unique_ids`, numpy arrays of B texts. A dpo experience is an error.
+    `attention_mask` and `position_ids` [B, P + R], all int64; where the experiences have them,
+    `rollout_log_probs`, `ref_log_prob`, `advantages`, `returns`, `values`, `teacher_logprobs`,
+    `versions` and `token_level_scores` [B, R]: the rewards per token or else the scalar ones, in
+    float32, at the last token; `uid` (of the task, by which verl's estimators group) and
+    `unique_ids`, NumPy arrays of B texts. A dpo experience is an error. `position_ids` are those of
+    text: a model with a `get_rope_index` makes its own of `multi_modal_inputs`.
 
     Args:
         pad_token_id: As for `padded_collate`.
         max_prompt_length: As for `padded_collate`.
         max_response_length: As for `padded_collate`.
+        columns: As for `padded_collate`.
+        drop: As for `padded_collate`; also `"reward"`.
 
     Source: verl `DataProto`; Trinity-RFT 0.6.0 `to_data_proto`.
     """
     return partial(
         framework.verl,
-        pad_token_id=pad_token_id,
-        max_prompt_length=max_prompt_length,
-        max_response_length=max_response_length,
+        pad_token_id=token_id(pad_token_id),
+        max_prompt_length=_length("max_prompt_length", max_prompt_length),
+        max_response_length=_length("max_response_length", max_response_length),
+        columns=_names("columns", columns),
+        drop=_names("drop", drop),
     )
 
 
@@ -145,11 +182,13 @@ def trl_collate(
     pad_token_id: int,
     max_prompt_length: int | None = None,
     max_completion_length: int | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> Collate:
     """Make the inputs of the loss of TRL's `GRPOTrainer`.
 
     The entries are `prompt_ids` and `prompt_mask` [B, P]; `completion_ids`, `completion_mask`
-    (where a token is) and `tool_mask` (where the model wrote it) [B, R], all int64; where all
+    (where a token is) and `tool_mask` (where the model wrote it) [B, R], all int64; where the
     experiences have them, `old_per_token_logps`, `ref_per_token_logps` and `advantages`, which are
     per token, [B, R]. A dpo experience is an error.
 
@@ -157,32 +196,44 @@ def trl_collate(
         pad_token_id: As for `padded_collate`.
         max_prompt_length: As for `padded_collate`.
         max_completion_length: R; None for the longest response of each batch.
+        columns: As for `padded_collate`.
+        drop: As for `padded_collate`.
 
     Source: TRL `GRPOTrainer`, whose loss takes advantages of shape [B] or [B, R].
     """
     return partial(
         framework.trl,
-        pad_token_id=pad_token_id,
-        max_prompt_length=max_prompt_length,
-        max_response_length=max_completion_length,
+        pad_token_id=token_id(pad_token_id),
+        max_prompt_length=_length("max_prompt_length", max_prompt_length),
+        max_response_length=_length("max_completion_length", max_completion_length),
+        columns=_names("columns", columns),
+        drop=_names("drop", drop),
     )
 
 
-def areal_collate(*, pad_token_id: int = 0) -> Collate:
+def areal_collate(
+    *, pad_token_id: int = 0, columns: Sequence[str] = (), drop: Sequence[str] = ()
+) -> Collate:
     """Make AReaL's trajectories: everything per token, padded on the right.
 
-    The entries are `input_ids`, `attention_mask` (bool) and `loss_mask` [B, S]; where all
+    The entries are `input_ids`, `attention_mask` (bool) and `loss_mask` (int64) [B, S]; where the
     experiences have them, `logprobs`, `advantages`, `returns` and `values` [B, S], 0 on prompts,
-    `versions`, -1 on prompts; `rewards` [B], float32, 0 where there is none. A dpo experience is an
-    error, and so is a field that isn't one number per response token, such as `values` with a
-    bootstrap value.
+    `versions`, int64, -1 on prompts; `rewards` [B], float32. A dpo experience is an error, and so is
+    a field that isn't one number per response token, such as `values` with a bootstrap value.
 
     Args:
         pad_token_id: What fills `input_ids` where no token is.
+        columns: As for `padded_collate`.
+        drop: As for `padded_collate`; also `"reward"`.
 
     Source: AReaL `RLVRWorkflow`, `concat_padded_tensors`.
     """
-    return partial(framework.areal, pad_token_id=pad_token_id)
+    return partial(
+        framework.areal,
+        pad_token_id=token_id(pad_token_id),
+        columns=_names("columns", columns),
+        drop=_names("drop", drop),
+    )
 
 
 def trinity_collate() -> Collate:
@@ -193,33 +244,25 @@ def trinity_collate() -> Collate:
     return framework.trinity
 
 
-def _padded(
-    experiences: Experiences, /, *, columns: Sequence[str], **options: Any
-) -> dict[str, Any]:
-    packed = as_packed(experiences)
-    return _with_columns(packed.padded(**options), packed, columns)
+def _length(name: str, value: int | None) -> int | None:
+    """A length as an int, or None."""
+    if value is None:
+        return None
+    try:
+        number = index(value)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(value, bool):
+        raise InvalidRequestError(
+            f"{name} is {value!r:.80}; give a number of tokens, or None", subject=name
+        )
+    return number
 
 
-def _varlen(
-    experiences: Experiences, /, *, fields: Sequence[str] | None, columns: Sequence[str]
-) -> dict[str, Any]:
-    packed = as_packed(experiences)
-    return _with_columns(packed.varlen(fields), packed, columns)
-
-
-def _with_columns(
-    batch: dict[str, Tensor], packed: PackedBatch, columns: Sequence[str]
-) -> dict[str, Any]:
-    found: dict[str, Any] = dict(batch)
-    for name in columns:
-        if name in found:
-            raise InvalidRequestError(
-                f"column {name!r} has the name of another entry of the batch: leave it out of "
-                "columns, or of fields",
-                subject="columns",
-            )
-        if name in ("uid", "group"):
-            found[name] = packed.uids if name == "uid" else packed.groups
-        else:
-            found[name] = packed.column(name)
-    return found
+def _names(name: str, values: Sequence[str]) -> tuple[str, ...]:
+    """Names as a tuple. One text is a sequence of texts, too, and never meant."""
+    if isinstance(values, str):
+        raise InvalidRequestError(
+            f"{name} is {values!r:.80}; give a list of names: {name}=[{values!r:.80}]", subject=name
+        )
+    return tuple(values)

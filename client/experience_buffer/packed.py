@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from experience_buffer import trxp
-from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.frame import join_frame
+from experience_buffer._codec.payload import read_single
 from experience_buffer._packed import rewriter
 from experience_buffer._packed.row import Facts, PackedRow
 from experience_buffer._packed.select import select
@@ -185,12 +185,12 @@ class PackedBatch:
             IndexError: There are no so many experiences.
             TrxpError: It is damaged.
         """
-        items = trxp.read(self.payload(index))
-        if len(items) != 1:
-            raise trxp_error(f"{len(items)} experiences, not 1", where=f"packed batch, row {index}")
-        if isinstance(items[0], trxp.TrxpError):
-            raise items[0]
-        return items[0].meta
+        return self._item(index).meta
+
+    def _item(self, index: int) -> trxp.Item:
+        index = range(len(self))[index]
+        metadata = self._table.values["meta"][index]
+        return read_single(metadata, self._table.tensors_of(index))
 
     def of(self, index: int) -> Experience:
         """One experience, as `trxp.decode` makes it of its own payload. It shares no memory.
@@ -215,22 +215,30 @@ class PackedBatch:
         """Pad prompts on the left and responses on the right, as `collation.gather_*` does.
 
         Args:
-            pad_token_id: What fills `input_ids` where no token is.
+            pad_token_id: What fills `input_ids` where no token is; they become int64 where the tokens'
+                dtype can't hold it.
             max_prompt_length: P; None for the longest prompt.
             max_response_length: R; None for the longest response, or field if one is longer.
-            fields: Fields of one row per response token, extra tensors included; None for
-                those of `logprobs`, `token_level_reward`, `advantages`, `returns`,
-                `teacher_logprobs`, `values`, `ref_logprobs` and `versions` that every experience
-                has.
+            fields: Fields of one row per response token, extra tensors included; None for those of
+                `logprobs`, `token_level_reward`, `advantages`, `returns`, `teacher_logprobs`,
+                `values`, `ref_logprobs` and `versions` that the experiences have, and for
+                `routed_experts`. Other fields, and `multi_modal_inputs`, are `tensor`'s and
+                `of`'s; `collation.padded_collate` adds them.
 
         Returns:
             `input_ids`, shape [B, P + R]; `attention_mask`, True where a token is, bool, the same
             shape; each field under its name, padded with 0, shape [B, R, ...]. `action_mask` is
             among them unless an experience is dpo's; dtypes are those of the experiences.
+            `routed_experts` are laid out like `input_ids`, shape [B, P + R, layers, top_k], 0 where a
+            token has none.
 
         Raises:
             ValueError: A prompt or response is longer than its maximum; an experience lacks one of
-                `fields`; a field's trailing sizes differ between experiences; the batch is empty.
+                `fields`, or without `fields` one that others have; a field has another number of
+                values than the response has tokens (`values` may have one more; where a prompt was
+                truncated, any may have any number); its trailing sizes differ between experiences, or
+                its dtypes have none in common that holds all values; tokens aren't integers; the batch
+                is empty.
         """
         from experience_buffer._packed import torch_views
 
@@ -258,8 +266,8 @@ class PackedBatch:
             `position_ids`, int64, shape [N], from 0 in each experience; `response_index`, int64,
             shape [T]: where in `input_ids` each response token is; `cu_response_seqlens`, int32,
             shape [B + 1]. Each field under its name, shape [T, ...]; one that hasn't a row for
-            each response token, such as `values` with a bootstrap value, has offsets of its own in
-            `NAME.cu_seqlens`.
+            each response token, such as `values` with a bootstrap value and `routed_experts`, has
+            offsets of its own in `NAME.cu_seqlens`.
 
         Raises:
             ValueError: As for `padded`.

@@ -13,16 +13,16 @@ from experience_buffer import (
     Client,
     ClientOptions,
     DeadlineExceededError,
+    InvalidRequestError,
     LeaseNotFoundError,
     RetryOptions,
     UnavailableError,
     WrongStateError,
     collation,
 )
-from experience_buffer.collation import varlen_collate
+from experience_buffer.collation import padded_collate, varlen_collate
 from experience_buffer.dataset import LeaseTicket
 from tests.integration.dataset_groups import (
-    PADDED,
     SIZE,
     fill,
     groups,
@@ -98,7 +98,8 @@ def test_steps_end_an_iteration_and_the_next_goes_on(client: Client, name: str) 
 def test_padded_batches_equal_what_collate_gathers(client: Client, name: str) -> None:
     fill(client, name, 5)
     found = []
-    for format, make in (("packed", PADDED), ("trxp", PADDED), ("trxp", None)):
+    collate = padded_collate(pad_token_id=7, columns=["uid", "task"])
+    for format, make in (("packed", collate), ("trxp", collate), ("trxp", None)):
         dataset = padded(client, name, 5, format=format, collate=make, stop_after=1, ack="manual")
         [(batch, _)] = dataset
         found.append(batch)
@@ -116,7 +117,12 @@ def test_padded_batches_equal_what_collate_gathers(client: Client, name: str) ->
     for name_, tensor in expected.items():
         assert packed[name_].equal(tensor), name_
         assert trxp[name_].equal(tensor), name_
-    assert packed["group"] == trxp["group"]
+    assert packed["task"] == trxp["task"]
+    dataset = padded(client, name, 5, format="trxp", stop_after=1)
+    with pytest.raises(
+        InvalidRequestError, match=r"doesn't know column 'group', .*format='packed'"
+    ):
+        next(iter(dataset))
 
 
 def test_a_resumed_dataset_repeats_what_the_checkpoint_has_not_learned(

@@ -53,6 +53,25 @@ def read(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Item | Trx
     ]
 
 
+def read_single(metadata: Buffer, tensors: dict[str, TensorView]) -> Item:
+    """Read one experience whose tensors were read before, as a packed batch has them.
+
+    Args:
+        metadata: The metadata section of its payload.
+        tensors: Its tensors by field.
+
+    Raises:
+        TrxpError: The metadata is damaged, or goes with other tensors.
+    """
+    top, is_suspect = pickle_reader.load(bytes(metadata), limits=DEFAULT_LIMITS)
+    keys, metas = _checked_top(top, DEFAULT_LIMITS)
+    if len(metas) != 1:
+        raise trxp_error(f"{len(metas)} experiences, not 1", where="metadata")
+    normaliser = Normaliser(DEFAULT_LIMITS) if is_suspect else None
+    item = read_item(0, metas[0], tensors, keys=keys, normaliser=normaliser)
+    return _sound([item])[0]
+
+
 def split(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     """Cut a payload into single ones, each as its producer would have written it alone.
 

@@ -8,17 +8,24 @@ imported only by the two functions that need it. All functions are thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
+from experience_buffer._packed.exact import exactly, holds
+from experience_buffer._packed.layable import check_ids, token_id
 from experience_buffer._torch import common_dtype, custom_field, custom_field_entry
 from experience_buffer.eid import EID
 from experience_buffer.experience import Experience
+
+_ONE_RESPONSES: Final = tuple(
+    name for name in TENSOR_FIELDS if name not in ("tokens", "chosen", "rejected", "action_mask")
+)
+"""Tensors that belong to a response."""
 
 if TYPE_CHECKING:
     from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]
@@ -27,18 +34,25 @@ if TYPE_CHECKING:
 def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> list[Experience]:
     """Make two single-turn experiences of each dpo one: the chosen response, then the rejected.
 
-    Both keep the batch, task, run and step and get a suffix of their own.
+    Both keep the batch, task, run and step and get a suffix of their own; both get what isn't one
+    response's.
 
     Args:
         experiences: Of type dpo.
 
     Raises:
-        ValueError: An experience has no chosen or no rejected response.
+        ValueError: An experience has no chosen or no rejected response, or a tensor of which nothing
+            says whose of the two it is.
     """
     halves = []
     for experience in experiences:
         if experience.chosen is None or experience.rejected is None:
             raise ValueError(f"{experience.eid} isn't dpo: give it chosen and rejected")
+        for name in (*_ONE_RESPONSES, *experience.extra):
+            if experience.extra.get(name, getattr(experience, name, None)) is not None:
+                raise ValueError(
+                    f"{experience.eid} has {name}, and nothing says of which response; take it out"
+                )
         eid = experience.eid
         for response, messages in (
             (experience.chosen, experience.chosen_messages),
@@ -54,6 +68,9 @@ def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> li
                     metrics=experience.metrics,
                     prompt_text=experience.prompt_text,
                     messages=messages,
+                    tools=experience.tools,
+                    multi_modal_inputs=experience.multi_modal_inputs,
+                    custom_fields=experience.custom_fields,
                 )
             )
     return halves
@@ -75,13 +92,19 @@ def gather_token_ids(
 
     Returns:
         Shape [B, P + R], in the dtype that the experiences' tokens have in common; of integers one
-        that holds all ids.
+        that holds all ids, and `pad_token_id`.
 
     Raises:
-        ValueError: A prompt or response is longer than its maximum, or their dtypes have none in
-            common.
+        ValueError: There are no experiences; a prompt or response is longer than its maximum; tokens
+            aren't integers, or their dtypes have none in common.
     """
+    _check_any(experiences)
+    for experience in experiences:
+        check_ids(experience.tokens, where=partial(_element, experience, "tokens"))
+    pad_token_id = token_id(pad_token_id)
     dtype = reduce(common_dtype, [experience.tokens.dtype for experience in experiences])
+    if not holds(dtype, pad_token_id):
+        dtype = torch.int64
     token_ids = experiences[0].tokens.new_full(
         (len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype
     )
@@ -108,7 +131,7 @@ def gather_attention_masks(
         ValueError: A prompt or response is longer than its maximum.
     """
     masks = torch.zeros(
-        (len(experiences), max_prompt_length + max_response_length), dtype=torch.bool
+        (len(experiences), max_prompt_length + max_response_length), dtype=torch.bool, device="cpu"
     )
     for row, experience in zip(masks, experiences, strict=True):
         start, end = _columns(experience, max_prompt_length, max_response_length)
@@ -147,42 +170,69 @@ def gather_response_attrs(
         pad_value: What to fill with.
 
     Returns:
-        Shape [B, R, ...], in the dtype of the first.
+        Shape [B, R, ...], in the dtype that they have in common.
 
     Raises:
-        ValueError: An experience lacks it, or it is longer than R.
+        ValueError: There are no experiences; one lacks it, or has another shape, or it is longer than
+            R; or the dtype can't hold one of its values, or what to fill with.
     """
+    _check_any(experiences)
     values = _attributes(experiences, attr_name)
-    return torch.stack(
-        [
-            torch.cat(
-                [
-                    value,
-                    values[0].new_full(
-                        (_padding(value, max_response_length), *value.shape[1:]), pad_value
-                    ),
-                ]
-            )
-            for value in values
-        ]
+    dtype = reduce(common_dtype, [value.dtype for value in values])
+    if not holds(dtype, pad_value):
+        raise ValueError(
+            f"pad_value is {pad_value!r}, which {attr_name} of {dtype} can't hold; give another one"
+        )
+    first = values[0]
+    gathered = first.new_full(
+        (len(values), max_response_length, *first.shape[1:]), pad_value, dtype=dtype
     )
+    for row, value, experience in zip(gathered, values, experiences, strict=True):
+        if value.shape[1:] != first.shape[1:]:
+            raise ValueError(
+                f"{attr_name} differs in shape: {list(first.shape)} in {experiences[0].eid}, "
+                f"{list(value.shape)} in {experience.eid}"
+            )
+        if len(value) > max_response_length:
+            raise ValueError(
+                f"{attr_name} of {experience.eid} has {len(value)} response tokens; the batch has "
+                f"room for {max_response_length}"
+            )
+        row[: len(value)] = exactly(
+            value,
+            dtype,
+            where=partial(_element, experience, attr_name),
+            cure="the experiences' dtypes have no other in common: push one dtype",
+        )
+    return gathered
 
 
 def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Tensor]]:
-    """List each multi-modal input of the first experience's keys, one tensor per experience.
+    """List each multi-modal input, one tensor per experience.
 
     Args:
         experiences: B of them.
 
     Raises:
-        ValueError: An experience has no multi-modal inputs.
+        ValueError: There are no experiences, one has no multi-modal inputs, or lacks one that another
+            has. Collation functions lay those out, too: a dict per experience.
     """
+    _check_any(experiences)
     inputs = []
     for experience in experiences:
         if experience.multi_modal_inputs is None:
             raise ValueError(f"{experience.eid} has no multi_modal_inputs")
         inputs.append(experience.multi_modal_inputs)
-    return {key: [each[key] for each in inputs] for key in inputs[0]}
+    keys = list(dict.fromkeys(key for each in inputs for key in each))
+    for experience, each in zip(experiences, inputs, strict=True):
+        if lacking := [key for key in keys if key not in each]:
+            owner = next(other.eid for other in experiences if lacking[0] in _inputs(other))
+            raise ValueError(
+                f"{experience.eid} has no multi_modal_inputs[{lacking[0]!r}], which {owner} has; "
+                "gather those that have the same keys, or take a collation function, whose entry is a "
+                "dict per experience"
+            )
+    return {key: [each[key] for each in inputs] for key in keys}
 
 
 def group_by(
@@ -231,6 +281,20 @@ def from_hf_datasets(dataset: Dataset) -> list[Experience]:
     return [_experience(row) for row in dataset.to_list()]
 
 
+def _check_any(experiences: Sequence[Experience]) -> None:
+    if not experiences:
+        raise ValueError("there are no experiences to gather from; give at least one")
+
+
+def _inputs(experience: Experience) -> Mapping[str, Tensor]:
+    return experience.multi_modal_inputs or {}
+
+
+def _element(experience: Experience, name: str, place: list[int]) -> str:
+    """Name an element of an experience's tensor, for errors."""
+    return f"{experience.eid}: {name}{place}"
+
+
 def _columns(
     experience: Experience, max_prompt_length: int, max_response_length: int
 ) -> tuple[int, int]:
@@ -257,14 +321,6 @@ def _attributes(experiences: Sequence[Experience], name: str) -> list[Tensor]:
     return values
 
 
-def _padding(value: Tensor, max_response_length: int) -> int:
-    if len(value) > max_response_length:
-        raise ValueError(
-            f"{len(value)} response tokens; the batch has room for {max_response_length}"
-        )
-    return max_response_length - len(value)
-
-
 def _row(experience: Experience) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(experience, name) for name in META_FIELDS}
     # A column has one type, and a batch or task may be a number here and text there.
@@ -289,9 +345,15 @@ def _experience(row: dict[str, Any]) -> Experience:
         inputs = given["multi_modal_inputs"]
         given["multi_modal_inputs"] = {k: v for k, v in inputs.items() if v is not None}
     extra = {
-        name: torch.tensor(value)
+        name: _tensor(value)
         for name, value in (row.get("extra") or {}).items()
         if value is not None
     }
     fields = list(map(custom_field, row.get("custom_fields") or ()))
     return Experience(extra=extra, custom_fields=fields, **given)
+
+
+def _tensor(value: Any) -> Tensor:
+    """What a list of numbers becomes whatever the default device and dtype: float32, or int64."""
+    found = torch.tensor(value, device="cpu")
+    return found.float() if found.is_floating_point() else found

@@ -10,6 +10,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
+from experience_buffer._packed.exact import holds
+
 Field: TypeAlias = Tensor | list[Any]
 _MASK: Final = "attention_mask"
 
@@ -163,6 +165,10 @@ def _join(name: str, values: list[Field], layout: TrajectoryLayout, pad_value: f
         )
     if inner == 1:
         return torch.cat(tensors)
+    if not holds(first.dtype, pad_value):
+        raise ValueError(
+            f"pad_values has {pad_value!r} for {name!r}, which {first.dtype} can't hold; give another"
+        )
     joined = first.new_full((layout.num_rows, layout.width, *first.shape[2:]), pad_value)
     for tensor, (start, stop) in zip(tensors, _bounds(layout), strict=True):
         joined[start:stop, : tensor.shape[1]] = tensor

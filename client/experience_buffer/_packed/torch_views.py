@@ -6,33 +6,32 @@ response, T the number of response tokens of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from experience_buffer._packed.join import Joined, column, joined_field, lacking, uid_of
-from experience_buffer._packed.table import Table
-
-RESPONSE_FIELDS: Final = (
-    "action_mask",
-    "logprobs",
-    "token_level_reward",
-    "advantages",
-    "returns",
-    "teacher_logprobs",
-    "values",
-    "ref_logprobs",
-    "versions",
+from experience_buffer._packed.join import Joined, column, element_of, joined_field, uid_of
+from experience_buffer._packed.layable import (
+    ROUTES,
+    beside,
+    check_ids,
+    check_lengths,
+    check_routes,
+    names_of,
+    token_id,
 )
-"""Fields with one row per response token that batches hold unless told otherwise."""
+from experience_buffer._packed.table import Table
+from experience_buffer._torch import tensor
+
 _LONG: Final = 4096
 """Width from which a copy per experience is faster than one masked copy of all."""
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class _Layout:
+class Padding:
     """Where experiences' rows go in a padded tensor, shape [B, width]. Rows are copied bit for bit.
 
     Bits are copied whatever the dtype: so any dtype goes, and a NaN stays the NaN it was.
@@ -54,8 +53,7 @@ class _Layout:
         """Put rows that lie behind one another where they belong, and a value elsewhere."""
         shape = (len(self.lengths), self.width, *flat.shape[1:])
         padded = flat.new_full(shape, pad_value)
-        bits = _BITS[flat.element_size()]
-        out, values = padded.view(bits), flat.view(bits)
+        out, values = bits_of(padded), bits_of(flat)
         if self.width < _LONG:
             mask = self.mask()
             out.masked_scatter_(mask.view(*mask.shape, *(1 for _ in shape[2:])), values)
@@ -66,38 +64,52 @@ class _Layout:
         return padded
 
 
+def bits_of(values: Tensor) -> Tensor:
+    """A view of values that every operation knows, which torch's unsigned integers and others aren't."""
+    return values.view(_BITS[values.element_size()])
+
+
 def padded(
     table: Table,
     *,
     pad_token_id: int,
-    max_prompt_length: int | None,
-    max_response_length: int | None,
-    fields: Sequence[str] | None,
+    max_prompt_length: int | None = None,
+    max_response_length: int | None = None,
+    fields: Sequence[str] | None = None,
+    drop: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """Do what `PackedBatch.padded` says."""
+    """Do what `PackedBatch.padded` says, without the known fields that are named in `drop`."""
+    pad_token_id = token_id(pad_token_id)
     tokens, prompts = _tokens(table)
-    joined = {name: joined_field(table, name) for name in _names(table, fields)}
+    joined = {name: joined_field(table, name) for name in names_of(table, fields, drop)}
     responses = tokens.lengths - prompts
+    routes = joined.pop(ROUTES, None)
+    check_lengths(table, joined, responses)
     num_prompt = _maximum("prompt", max_prompt_length, [("tokens", prompts)], table)
     lengths = [("tokens", responses), *((name, each.lengths) for name, each in joined.items())]
     num_response = _maximum("response", max_response_length, lengths, table)
-    whole = _Layout(num_prompt - prompts, tokens.lengths, num_prompt + num_response)
+    whole = Padding(num_prompt - prompts, tokens.lengths, num_prompt + num_response)
     batch = {
-        "input_ids": whole.filled(tokens.flat, pad_token_id),
+        "input_ids": whole.filled(beside(tokens.flat, pad_token_id), pad_token_id),
         "attention_mask": whole.mask(),
     }
-    layouts: list[_Layout] = []
+    if routes is not None:
+        check_routes(table, routes, tokens.lengths)
+        batch[ROUTES] = Padding(whole.starts, routes.lengths, whole.width).filled(routes.flat, 0)
+    layouts: list[Padding] = []
     for name, each in joined.items():
         layout = next((known for known in layouts if known.lengths.equal(each.lengths)), None)
         if layout is None:
-            layout = _Layout(torch.zeros_like(each.lengths), each.lengths, num_response)
+            layout = Padding(torch.zeros_like(each.lengths), each.lengths, num_response)
             layouts.append(layout)
         _add(batch, name, layout.filled(each.flat, 0))
     return batch
 
 
-def varlen(table: Table, *, fields: Sequence[str] | None) -> dict[str, Tensor]:
-    """Do what `PackedBatch.varlen` says."""
+def varlen(
+    table: Table, *, fields: Sequence[str] | None = None, drop: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Do what `PackedBatch.varlen` says, without the known fields that are named in `drop`."""
     tokens, prompts = _tokens(table)
     cu_seqlens = _cumulated(tokens.lengths)
     position_ids = torch.arange(len(tokens.flat), device="cpu")
@@ -114,9 +126,11 @@ def varlen(table: Table, *, fields: Sequence[str] | None) -> dict[str, Tensor]:
         "response_index": response_index,
         "cu_response_seqlens": _cumulated(responses),
     }
-    for name in _names(table, fields):
+    for name in names_of(table, fields, drop):
         joined = joined_field(table, name)
         _add(batch, name, joined.flat)
+        if name == ROUTES:
+            check_routes(table, joined, tokens.lengths)
         if not joined.lengths.equal(responses):
             _add(batch, f"{name}.cu_seqlens", _cumulated(joined.lengths))
     return batch
@@ -126,6 +140,10 @@ def _tokens(table: Table) -> tuple[Joined, Tensor]:
     """The tokens of all experiences, shape [N], and how many of each are the prompt's, shape [B]."""
     if not table.num_rows:
         raise ValueError("the batch is empty; there is nothing to lay out")
+    for form in table.fields.get("tokens", ()):
+        if len(form.view.shape) == 1:  # What has other shapes is refused with them.
+            lengths = tensor(form.offsets_view).diff()
+            check_ids(tensor(form.view), where=partial(element_of, table, "tokens", lengths))
     joined = joined_field(table, "tokens")
     prompts = column(table, "prompt_length")
     if joined.flat.dim() != 1:
@@ -138,16 +156,6 @@ def _tokens(table: Table) -> tuple[Joined, Tensor]:
             f"{int(prompts[index])}"
         )
     return joined, prompts
-
-
-def _names(table: Table, fields: Sequence[str] | None) -> list[str]:
-    """The fields to lay out: those asked for, or what every experience has; always the mask."""
-    wanted = RESPONSE_FIELDS if fields is None else dict.fromkeys(("action_mask", *fields))
-    return [
-        name
-        for name in wanted
-        if (fields is not None and name in fields) or lacking(table, name) is None
-    ]
 
 
 def _add(batch: dict[str, Tensor], name: str, value: Tensor) -> None:

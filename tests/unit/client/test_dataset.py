@@ -99,8 +99,9 @@ def test_selected_rows_are_laid_out_like_a_batch_of_them() -> None:
     rows = [PackedRow(uid=name, payload=SINGLES[name], tensors={}) for name in names]
     batch = parsed(rows)
     indices = [7, 2, 5]
-    chosen = PackedBatch(select(batch._table, indices)).padded(pad_token_id=3)
-    wanted = parsed([rows[index] for index in indices]).padded(pad_token_id=3)
+    options: dict[str, Any] = {"pad_token_id": 3, "fields": ["logprobs"]}
+    chosen = PackedBatch(select(batch._table, indices)).padded(**options)
+    wanted = parsed([rows[index] for index in indices]).padded(**options)
     assert chosen.keys() == wanted.keys()
     assert all(chosen[name].equal(wanted[name]) for name in wanted)
     chosen["input_ids"].fill_(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experience_buffer import EID, Experience, InvalidRequestError, collation
-from experience_buffer._data.framework_collation import as_packed
+from experience_buffer._data.collation_input import as_packed
 from experience_buffer.collation import (
     areal_collate,
     padded_collate,
@@ -62,13 +62,13 @@ def test_padded_has_the_lengths_that_are_given(given: Any) -> None:
 
 def test_columns_are_added(given: Any) -> None:
     for make in (
-        padded_collate(pad_token_id=0, columns=["reward", "uid", "group"], fields=["logprobs"]),
-        varlen_collate(columns=["reward", "uid", "group"], fields=["logprobs"]),
+        padded_collate(pad_token_id=0, columns=["reward", "uid", "task"], fields=["logprobs"]),
+        varlen_collate(columns=["reward", "uid", "task"], fields=["logprobs"]),
     ):
         batch = make(given)
         assert batch["reward"].tolist() == [1 / 7, 2 / 7, 3 / 7, 4 / 7]
         assert batch["uid"] == [each.eid.uid for each in EXPERIENCES]
-        assert batch["group"] == ["2/0", "2/0", "2/1", "2/1"]
+        assert batch["task"] == ["2/0", "2/0", "2/1", "2/1"]
         assert "advantages" not in batch
     with pytest.raises(InvalidRequestError, match="'logprobs' has the name of another entry"):
         padded_collate(pad_token_id=0, columns=["logprobs"])(given)
@@ -92,14 +92,15 @@ def test_verl_is_what_trinity_makes_for_verl(given: Any) -> None:
     assert batch["returns"].equal(gathered("returns"))
     assert batch["uid"].tolist() == [each.eid.tid for each in EXPERIENCES]
     assert batch["unique_ids"].tolist() == [each.eid.uid for each in EXPERIENCES]
-    assert not {"logprobs", "action_mask", "ref_log_prob", "versions"} & set(batch)
+    assert batch["versions"].equal(gathered("versions"))
+    assert not {"logprobs", "action_mask", "ref_log_prob"} & set(batch)
     for row, each in zip(batch["token_level_scores"], EXPERIENCES, strict=True):
         last = len(each.tokens) - each.prompt_length - 1
         assert row.nonzero().flatten().tolist() == [last]
         assert row[last] == torch.tensor(each.reward)
 
 
-def test_verl_takes_rewards_per_token_first_and_none_where_some_lack_them() -> None:
+def test_verl_takes_rewards_per_token_first_and_names_who_has_none() -> None:
     rewards = [experience(run, token_level_reward=torch.rand(7 - 2 * run)) for run in range(3)]
     batch = verl_collate(pad_token_id=0)(rewards)
     assert batch["token_level_scores"].equal(
@@ -107,7 +108,13 @@ def test_verl_takes_rewards_per_token_first_and_none_where_some_lack_them() -> N
     )
     lacking = experience(1)
     lacking.reward = None
-    assert "token_level_scores" not in verl_collate(pad_token_id=0)([experience(0), lacking])
+    with pytest.raises(ValueError, match=r"2/0/1/0/c0de: reward is None, but 1 of the 2 exp"):
+        verl_collate(pad_token_id=0)([experience(0), lacking])
+    for make, members in (
+        (verl_collate(pad_token_id=0, drop=["reward"]), [experience(0), lacking]),
+        (verl_collate(pad_token_id=0), [lacking]),
+    ):
+        assert "token_level_scores" not in make(members)
 
 
 def test_trl_has_the_inputs_of_its_loss() -> None:
@@ -125,7 +132,9 @@ def test_trl_has_the_inputs_of_its_loss() -> None:
     assert batch["old_per_token_logps"].equal(gathered("logprobs"))
     assert batch["advantages"].equal(gathered("advantages"))
     assert batch["ref_per_token_logps"].sum() == -0.5 * (7 + 5 + 3 + 1)
-    assert len(batch) == 8
+    assert batch["returns"].equal(gathered("returns"))
+    assert batch["versions"].equal(gathered("versions"))
+    assert len(batch) == 10
 
 
 def after(num_prompt: int, value: int, response: torch.Tensor | None) -> torch.Tensor:

@@ -99,6 +99,64 @@ def test_multi_modal_inputs_are_listed(experiences: list[Experience]) -> None:
         collation.gather_multi_modal_inputs([Experience(tokens=[1, 2], prompt_length=1)])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_multi_modal_input_that_one_lacks_is_named(order: int) -> None:
+    members = [
+        Experience(
+            eid=EID(0, 0, run, suffix="a"),
+            tokens=[1, 2],
+            prompt_length=1,
+            multi_modal_inputs={key: torch.ones(2) for key in ("pixels", "grid")[: 2 - run]},
+        )
+        for run in range(2)
+    ]
+    reason = r"0/0/1/0/a has no multi_modal_inputs\['grid'\], which 0/0/0/0/a has"
+    with pytest.raises(ValueError, match=reason):
+        collation.gather_multi_modal_inputs(members[::order])
+
+
+def short(run: int, **fields: Any) -> Experience:
+    return Experience(
+        eid=EID(0, 0, run, suffix="a"), tokens=torch.arange(3 + run), prompt_length=1, **fields
+    )
+
+
+def test_gathering_loses_nothing() -> None:
+    mixed = [
+        short(0, extra={"versions": torch.tensor([1, 2])}),
+        short(1, extra={"versions": torch.tensor([0.5, 1, 2])}),
+    ]
+    found = collation.gather_response_attrs(mixed, "versions", 3)
+    assert found.tolist() == [[1, 2, 0], [0.5, 1, 2]]
+    assert found.dtype == torch.float32
+    mixed[0].extra["versions"] = torch.tensor([1, 2**24 + 1])
+    with pytest.raises(ValueError, match=r"0/0/0/0/a: versions\[1\] is 16777217, which float32"):
+        collation.gather_response_attrs(mixed, "versions", 3)
+    mixed[0].extra["versions"] = torch.ones(2, 2)
+    with pytest.raises(
+        ValueError, match=r"differs in shape: \[2, 2\] in 0/0/0/0/a, \[3\] in 0/0/1"
+    ):
+        collation.gather_response_attrs(mixed, "versions", 3)
+    small = [short(run, extra={"x": torch.ones(2 + run, dtype=torch.uint8)}) for run in range(2)]
+    for pad in (-1, 0.5, 256):
+        with pytest.raises(ValueError, match=f"pad_value is {pad}, which x of torch.uint8"):
+            collation.gather_response_attrs(small, "x", 3, pad)
+    floats = [short(0)]
+    floats[0].tokens = torch.tensor([1.0, 1.5, 2.0])
+    with pytest.raises(ValueError, match=r"0/0/0/0/a: tokens\[0\] is 1.0, of torch.float32"):
+        collation.gather_token_ids(floats, 1, 2, 0)
+    with pytest.raises(ValueError, match="pad_token_id is None"):
+        collation.gather_token_ids([short(0)], 1, 2, None)  # type: ignore[arg-type]
+    gathers: list[Any] = [
+        lambda: collation.gather_token_ids([], 1, 2, 0),
+        lambda: collation.gather_response_attrs([], "logprobs", 2),
+        lambda: collation.gather_multi_modal_inputs([]),
+    ]
+    for gather in gathers:
+        with pytest.raises(ValueError, match="there are no experiences to gather from"):
+            gather()
+
+
 def test_groups(experiences: list[Experience]) -> None:
     sizes = {
         key: {group: len(found) for group, found in collation.group_by(experiences, key).items()}
@@ -134,6 +192,19 @@ def test_dpo_is_split_into_two_single_turns() -> None:
     assert len({chosen.eid.uid, rejected.eid.uid, pair.eid.uid}) == 3
     with pytest.raises(ValueError, match="isn't dpo"):
         collation.split_dpo_experience_to_single_turn([chosen])
+    pair.custom_fields = [CustomField("weight", "weight", torch.float32)]
+    pair.multi_modal_inputs = {"pixels": torch.ones(2)}
+    pair.tools = [{"name": "search"}]
+    for half in collation.split_dpo_experience_to_single_turn([pair]):
+        assert half.custom_fields == pair.custom_fields
+        assert half.multi_modal_inputs is not None
+        assert half.multi_modal_inputs["pixels"].equal(torch.ones(2))
+        assert half.tools == pair.tools
+    pair.extra["values"] = torch.ones(2)
+    with pytest.raises(
+        ValueError, match="1/2/3/5/a has values, and nothing says of which response"
+    ):
+        collation.split_dpo_experience_to_single_turn([pair])
 
 
 def test_hugging_face_datasets_round_trip() -> None:
@@ -285,6 +356,13 @@ def test_bad_arguments_of_concat() -> None:
     trajectory = {"attention_mask": torch.ones(1, 3), "rewards": torch.ones(1)}
     with pytest.raises(ValueError, match="pad_values names \\['rewards'\\]"):
         collation.concat([trajectory], pad_values={"rewards": 1})
+    ids = [
+        {"attention_mask": torch.ones(1, w), "ids": torch.ones(1, w, dtype=torch.uint8)}
+        for w in (2, 3)
+    ]
+    for pad in (-1, 0.5, 151_643):
+        with pytest.raises(ValueError, match=f"pad_values has {pad} for 'ids', which torch.uint8"):
+            collation.concat(ids, pad_values={"ids": pad})
 
 
 @pytest.mark.parametrize("case", golden_cases("light_replay_buffer"))

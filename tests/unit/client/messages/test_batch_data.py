@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import Client, PackedBatch, trxp
-from experience_buffer._messages.batch_data import LazyPacked, LazyPayloads
+from experience_buffer import PackedBatch, trxp
 from experience_buffer._sync.batch import Batch
 from experience_buffer.packed import PackedRow
+from tests.unit.client.delivered import delivered
 from tests.unit.client.packed import packed_rows
 from tests.unit.client.packed.packed_rows import SINGLES, view
 
@@ -21,39 +21,15 @@ NAMES = list(SINGLES)[:7]
 EXPECTED = [trxp.decode(SINGLES[name])[0].serialize() for name in NAMES]
 
 
+ROWS = [PackedRow(uid=name, payload=SINGLES[name], tensors={}) for name in NAMES]
+
+
 def packed() -> PackedBatch:
-    rows = [PackedRow(uid=name, payload=SINGLES[name], tensors={}) for name in NAMES]
-    return packed_rows.parsed(rows)
+    return packed_rows.parsed(ROWS)
 
 
 def batch(format: str, **given: Any) -> Batch:
-    """The same experiences in one of the two formats."""
-    is_packed = format == "packed"
-    rows = [PackedRow(uid=name, payload=SINGLES[name], tensors={}) for name in NAMES]
-    fields: dict[str, Any] = {
-        "client": Client("127.0.0.1:1"),
-        "buffer": "math",
-        "consumer": "trainer",
-        "lease_id": 11,
-        "expire_time": math.inf,
-        "rank": None,
-        "world_size": 0,
-        "uids": () if is_packed else tuple(NAMES),
-        "groups": (),
-        "content": LazyPayloads(() if is_packed else [SINGLES[name] for name in NAMES]),
-        "num_deliveries": (),
-        "staleness": (),
-        "flags": (),
-        "probabilities": (),
-        "times_sampled": (),
-        "generations": (),
-        "columns": LazyPacked(packed_rows.packed(rows)) if is_packed else None,
-        "num_bytes": 1,
-        "num_units": len(NAMES),
-        "shortfall": "",
-        "policy_version": None,
-    }
-    return Batch(**{**fields, **given})
+    return delivered(ROWS, format, **given)
 
 
 def serialized(experiences: Any) -> list[bytes]:

@@ -162,7 +162,7 @@ def test_varlen_copies_no_field() -> None:
     assert not again.tensor("logprobs").any()
 
 
-def test_fields_that_some_lack_are_left_out_unless_asked_for() -> None:
+def test_fields_that_some_lack_are_named() -> None:
     tokens = view("I32", (3,))
     values = view("F32", (3,))
     many = [
@@ -170,13 +170,15 @@ def test_fields_that_some_lack_are_left_out_unless_asked_for() -> None:
         row(2, {"tokens": tokens, "values": values, "mine": values}),
     ]
     batch = rows_of.parsed(many)
-    padded = batch.padded()
+    padded = batch.padded(fields=["values"])
     # The bootstrap value makes room for itself.
     assert list(padded) == ["input_ids", "attention_mask", "action_mask", "values"]
     assert padded["values"].shape == padded["action_mask"].shape == (2, 3)
-    assert batch.varlen()["values.cu_seqlens"].tolist() == [0, 3, 6]
+    assert batch.varlen(["values"])["values.cu_seqlens"].tolist() == [0, 3, 6]
     assert "mine" in batch.padded(fields=["mine"])
     for lay_out in (batch.padded, batch.varlen):
+        with pytest.raises(ValueError, match="5/000002 has no returns, which 1 of the 2 exp"):
+            lay_out()
         with pytest.raises(ValueError, match="2/3/2/5/000002 has no returns"):
             lay_out(fields=["returns"])
         with pytest.raises(ValueError, match="2/3/1/5/000001 has no nothing"):
@@ -213,9 +215,25 @@ TOKENS = {"tokens": view("I32", (7,)), "logprobs": view("F32", (5,))}
         (
             {"returns": view("F32", (6,))},
             {"max_response_length": 5},
-            "2/3/2/5/000002: returns has 6 response tokens",
+            "2/3/2/5/000002: returns has 6 values, but the response has 5 tokens",
         ),
-        ({"returns": view("F32", (5, 2))}, {}, r"returns differs in shape .*\['\*'\], \['\*', 2\]"),
+        ({"returns": view("F32", (4,))}, {}, "2/3/2/5/000002: returns has 4 values"),
+        (
+            {"values": view("F32", (6,))},
+            {"max_response_length": 5, "fields": ["values"]},
+            "2/3/1/5/000001 has no values",
+        ),
+        ({"mine": view("F32", (9,))}, {"fields": ["mine"]}, "2/3/1/5/000001 has no mine"),
+        (
+            {"routed_experts": view("U8", (6, 2, 2))},
+            {},
+            "2/3/1/5/000001 has no routed_experts, which 1 of the 2 experiences have",
+        ),
+        (
+            {"returns": view("F32", (5, 2))},
+            {},
+            r"returns differs in shape .*\['\*'\] in 2/3/1/5/000001, \['\*', 2\] in 2/3/2/5/000002",
+        ),
         ({"returns": view("F32", ())}, {}, "returns is a scalar"),
         ({"returns": view("F32", (5, 0))}, {}, "returns has rows of no elements"),
         ({"returns": view("F8_E5M2", (5,))}, {}, "no common dtype"),

@@ -1,0 +1,134 @@
+"""Which fields of a packed batch are laid out, and whether they can be. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from operator import index as as_index
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from experience_buffer._packed.exact import exactly, holds
+from experience_buffer._packed.join import (
+    Joined,
+    is_prompt_cut,
+    lacking,
+    num_having,
+    uid_of,
+)
+from experience_buffer._packed.table import Table
+from experience_buffer.errors import InvalidRequestError
+
+RESPONSE_FIELDS: Final = (
+    "action_mask",
+    "logprobs",
+    "token_level_reward",
+    "advantages",
+    "returns",
+    "teacher_logprobs",
+    "values",
+    "ref_logprobs",
+    "versions",
+)
+"""Fields with one row per response token that batches hold unless told otherwise."""
+ROUTES: Final = "routed_experts"
+"""The field with a row for each token but the last, of prompt and response."""
+
+
+def names_of(table: Table, fields: Sequence[str] | None, drop: Collection[str]) -> list[str]:
+    """The fields to lay out: those asked for, or the known ones; always the mask.
+
+    Raises:
+        ValueError: Some experiences have a known field and others don't.
+    """
+    if fields is not None:
+        has_mask = lacking(table, "action_mask") is None
+        return [*dict.fromkeys((*(("action_mask",) if has_mask else ()), *fields))]
+    names = []
+    for name in (*RESPONSE_FIELDS, ROUTES):
+        if name in drop:
+            continue
+        index = lacking(table, name)
+        if index is None:
+            names.append(name)
+        elif num_having(table, name):
+            raise ValueError(
+                f"{uid_of(table, index)} has no {name}, which {num_having(table, name)} of the "
+                f"{table.num_rows} experiences have; push it with all of them, or leave it out: "
+                f"fields=[...] without it, or drop=[{name!r}] of a collation function"
+            )
+    return names
+
+
+def check_ids(tokens: Tensor, *, where: Callable[[list[int]], str]) -> None:
+    """Check that token ids are integers, and below 2**63.
+
+    Args:
+        tokens: Of one dimension.
+        where: Names the one at an index, for the error.
+    """
+    dtype = tokens.dtype
+    if dtype in (torch.int32, torch.int64) or not len(tokens):
+        return
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise ValueError(
+            f"{where([0])} is {tokens[0].item()}, of {dtype}; token ids are integers: push int32 or "
+            "int64"
+        )
+    exactly(tokens, torch.int64, where=where, cure="token ids are below 2**63")
+
+
+def token_id(value: int) -> int:
+    """A padding id as an int; torch's and NumPy's integers are taken, too.
+
+    Raises:
+        InvalidRequestError: It is something else, such as the None of a tokenizer without one.
+    """
+    try:
+        number = as_index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not -(2**63) <= number < 2**63:
+        raise InvalidRequestError(
+            f"pad_token_id is {value!r:.80}; give a token id, such as the tokenizer's pad_token_id, or "
+            "its eos_token_id where it has none",
+            subject="pad_token_id",
+        )
+    return number
+
+
+def beside(tokens: Tensor, pad_token_id: int) -> Tensor:
+    """The tokens in a dtype that holds what they are padded with, too."""
+    return tokens if holds(tokens.dtype, pad_token_id) else tokens.long()
+
+
+def check_lengths(table: Table, joined: dict[str, Joined], responses: Tensor) -> None:
+    """Check that known fields have a value for each response token, or as it may be, one more.
+
+    Where a prompt was truncated there is no telling how many they are.
+    """
+    is_cut = is_prompt_cut(table)
+    for name, each in joined.items():
+        if name not in RESPONSE_FIELDS or each.lengths.equal(responses):
+            continue
+        is_odd = (each.lengths != responses) & ~is_cut
+        if name == "values":  # With the bootstrap value last.
+            is_odd &= each.lengths != responses + 1
+        if is_odd.any():
+            index = int(is_odd.nonzero()[0])
+            raise ValueError(
+                f"{uid_of(table, index)}: {name} has {int(each.lengths[index])} values, but the "
+                f"response has {int(responses[index])} tokens"
+            )
+
+
+def check_routes(table: Table, routes: Joined, lengths: Tensor) -> None:
+    """Check that no experience has routes of more tokens than it has."""
+    is_odd = routes.lengths > lengths
+    if is_odd.any():
+        index = int(is_odd.nonzero()[0])
+        raise ValueError(
+            f"{uid_of(table, index)}: {ROUTES} has {int(routes.lengths[index])} rows for "
+            f"{int(lengths[index])} tokens; give one for each token but the last"
+        )
