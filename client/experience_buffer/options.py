@@ -24,6 +24,7 @@ __all__ = [
     "GroupBy",
     "LatePolicy",
     "MissingFieldPolicy",
+    "MissingVersionPolicy",
     "Parameter",
     "Retention",
     "RetryOptions",
@@ -46,6 +47,8 @@ FullPolicy: TypeAlias = Literal["refuse", "evict", "block"]
 """What happens to a push that finds the buffer full."""
 FuturePolicy: TypeAlias = Literal["hold", "refuse", "deliver"]
 """What happens to an experience of a policy version newer than the published one."""
+MissingVersionPolicy: TypeAlias = Literal["refuse", "deliver"]
+"""What happens to an experience without policy version where staleness is judged by versions."""
 Parameter: TypeAlias = bool | int | float | str
 """A parameter of an advantage estimator; integers up to 2**53 are exact."""
 
@@ -237,6 +240,10 @@ class BufferConfig:
         on_future_version: What happens to experiences of a policy version that isn't published yet,
             as after a rollback: "hold" keeps them until it is, "refuse" when pushed, "deliver" like
             any other.
+        on_missing_version: What happens to experiences that don't say which policy version made
+            them, where a consumer's staleness is judged by it (`max_lag`, `max_version_span`):
+            "refuse" when pushed, and those that were stored before are held for `annotate`;
+            "deliver" as if they were fresh.
         pacing: Admission of new tasks; None: all are admitted.
     """
 
@@ -261,6 +268,7 @@ class BufferConfig:
     max_pending_bytes: int | None = field(default=None, kw_only=True)
     retention: Retention | None = field(default=None, kw_only=True)
     on_future_version: FuturePolicy | None = field(default=None, kw_only=True)
+    on_missing_version: MissingVersionPolicy | None = field(default=None, kw_only=True)
     pacing: Pacing | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -294,4 +302,5 @@ class BufferChanges(TypedDict, total=False):
     max_pending_bytes: int
     retention: Retention | None
     on_future_version: FuturePolicy
+    on_missing_version: MissingVersionPolicy
     pacing: Pacing | None

@@ -43,8 +43,8 @@ class PushOutcome:
         status: "stored", "duplicate" (stored before, with the same content) or "refused".
         reason: Why it was refused: "invalid" (damaged, or of an identity, a value or a shape that
             can't be), "conflict" (its uid has other content), "late" (its group is closed),
-            "missing_field" (the estimator needs it), "group_size" (contradicts an earlier one),
-            "future_version" (of a policy version that isn't published yet); empty when it wasn't.
+            "missing_field" (the estimator, or a window of versions, needs it), "group_size"
+            (contradicts an earlier one), "future_version" (of a policy version that isn't published yet); empty when it wasn't.
         message: What was wrong, where, and what to do; empty when stored.
     """
 

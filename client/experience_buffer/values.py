@@ -46,8 +46,8 @@ ExperienceState: TypeAlias = Literal[
     "retained",
 ]
 """Where an experience is on its way. "waiting_for_fields": it or its group lacks what the estimator
-needs; "held": its policy version isn't published yet; "retained": every consumer has consumed it,
-and it is kept because a step may be rewound."""
+needs; "held": its policy version isn't published yet, or isn't known where a window needs it; "retained":
+every consumer has consumed it, and it is kept because a step may be rewound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ExperienceSummary:
         sid: Step key, "batch/task/step".
         state: Where it is on its way: "waiting_for_group", "waiting_for_fields" (it or its group
             lacks what the estimator needs), "computing" (its advantages), "held" (its policy
-            version isn't published yet), "ready", "leased", "retained" (every consumer has consumed
+            version isn't published yet, or isn't known where a window needs it), "ready", "leased", "retained" (every consumer has consumed
             it, and it is kept because a step may be rewound), "quarantined", or "tombstone".
         reward: Its scalar reward; None where it has none.
         response_tokens: Tokens of its response.
@@ -277,7 +277,7 @@ class ConsumerStats:
         num_redelivered_units: Offered again after an expiry or nack since the server started.
         num_quarantined_units: Came back without an ack too often and aren't offered; see
             `release_quarantined`.
-        num_held_units: Of policy versions that aren't published yet.
+        num_held_units: Of policy versions that aren't published yet, or aren't known.
         num_stale_units: Left out because they were too stale, since the server started.
         num_retained_experiences: Acknowledged deliveries of experiences that a rewind would make
             available again.

@@ -19,6 +19,7 @@ from experience_buffer import (
     Experience,
     GroupNotFoundError,
     PushRefusedError,
+    Staleness,
     Tombstone,
 )
 from tests.integration.server import Server
@@ -96,3 +97,43 @@ def test_one_text_of_two_tasks_is_two_groups(client: Client) -> None:
     with pytest.raises(GroupNotFoundError, match=r"'3/openai%2Fgsm8k' is here"):
         client.seal_group("3/openai/gsm8k", buffer=buffer)
     client.seal_group(EID(3, "openai/gsm8k").tid, buffer=buffer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({}, "info['model_version'] is missing"),
+        ({"info": {"model_versoin": 3}}, "did you mean it by info['model_versoin']?"),
+        ({"info": {"model_version": "3"}}, "info['model_version'] is '3'; a policy version is a"),
+        ({"info": {"model_version": 3.5}}, "info['model_version'] is 3.5; a policy version is a"),
+        ({"info": {"model_version": True}}, "info['model_version'] is True; a policy version is"),
+        ({"info": {"model_version": -3}}, "info['model_version'] is -3, and the staleness of"),
+        ({"versions": [-1, -1]}, "no token has a version of 0 or more"),
+    ],
+)
+def test_what_says_no_version_is_not_fresh(
+    client: Client, fields: dict[str, Any], what: str
+) -> None:
+    window = ConsumerConfig("trainer", staleness=Staleness(max_lag=2))
+    buffer = create(client, consumers=(window,))
+    client.publish_policy_version(9, buffer=buffer)
+    for (message,) in refusals(client, [rollout(0, 0, **fields)], buffer):
+        assert what in message
+    assert not client.sample(1, buffer=buffer, timeout=0)
+
+
+def test_what_was_stored_before_a_window_is_held_for_its_version(client: Client) -> None:
+    buffer = create(client, consumers=(ConsumerConfig("trainer"),))
+    old = rollout(0, 0)
+    client.push([old], buffer=buffer)
+    window = ConsumerConfig("trainer", staleness=Staleness(max_lag=2))
+    client.update_buffer(buffer, consumers=(window,))
+    client.publish_policy_version(9, buffer=buffer)
+    batch = client.sample(1, buffer=buffer, timeout=0)
+    assert "1 held because no policy version is known" in batch.shortfall
+    (summary,) = client.list(buffer=buffer)
+    assert summary.state == "held"
+    assert "max_lag = 2" in summary.message
+    client.annotate({old.eid.uid: {"info": {"model_version": 8}}}, buffer=buffer)
+    batch = client.sample(1, buffer=buffer)
+    assert batch.staleness == (1,)

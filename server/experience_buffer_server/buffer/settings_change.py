@@ -108,7 +108,10 @@ class SettingsChanges:
         if new.retention != old.retention:
             flow.retention.settings_changed()
         flow.push_room.look()
-        if new.on_future_version != old.on_future_version:
+        if (new.on_future_version, new.on_missing_version) != (
+            old.on_future_version,
+            old.on_missing_version,
+        ):
             self._flow.offers.release_held(None)
 
     def _add_consumers(self, settings: BufferSettings, names: Collection[str]) -> None:

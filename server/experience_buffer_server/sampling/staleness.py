@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+UNKNOWN_VERSION: Final = 2**63
+"""Above every policy version: what a unit waits for while its own isn't known."""
 
 Reason = Literal["", "lag", "span", "age"]
 

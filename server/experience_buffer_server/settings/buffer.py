@@ -120,6 +120,9 @@ class BufferSettings(Section):
     """What leaves by its age or its policy version; None: nothing."""
     on_future_version: Literal["hold", "refuse", "deliver"] = "hold"
     """What happens to experiences of a policy version that isn't published yet."""
+    on_missing_version: Literal["refuse", "deliver"] = "refuse"
+    """What happens to an experience without policy version where a consumer's staleness is judged by
+    versions: it is refused, and held if it was stored before; or it counts as fresh."""
     pacing: PacingSettings | None = None
     """Admission of new tasks; None: all are admitted."""
 
@@ -231,6 +234,19 @@ class BufferSettings(Section):
                 f"limiter.min_diff = {limiter.min_diff:g} lets nothing be sampled before "
                 f"{limiter.plan.first_sample()} {units} are stored, over max_items = {most}"
             )
+        return ""
+
+    @cached_property
+    def version_window(self) -> str:
+        """What can't be judged of an experience without policy version, in words.
+
+        Empty: nothing, or such an experience counts as fresh.
+        """
+        if self.on_missing_version == "deliver":
+            return ""
+        for consumer in self.consumers:
+            if consumer.staleness is not None and consumer.staleness.window:
+                return f"the staleness of consumer {consumer.name!r} ({consumer.staleness.window})"
         return ""
 
     @property

@@ -97,6 +97,14 @@ class StalenessSettings(Section):
     on_stale: Literal["drop", "keep", "mark"] = "drop"
     """What is too stale when it would be delivered is removed, passed over, or delivered marked."""
 
+    @property
+    def window(self) -> str:
+        """The bound that policy versions are judged by, as it is set; empty: none is."""
+        for name in ("max_lag", "max_version_span"):
+            if (bound := getattr(self, name)) is not None:
+                return f"{name} = {bound}"
+        return ""
+
 
 class PacingSettings(Section):
     """Admission of new tasks by what the trainer can still use in time."""

@@ -192,14 +192,16 @@ async def test_what_was_used_up_is_not_passed_over_when_more_is_allowed(world: W
     limiter = {"samples_per_insert": 2, "min_diff": 0, "max_diff": 100}
     actor: dict[str, Any] = {"name": "actor", "replay": True, "limiter": limiter}
     actor["staleness"] = {"max_lag": 1, "on_stale": "keep"}
-    buffer = await world.create(consumers=[actor | {"max_times_sampled": 2}, "critic"])
+    lenient: dict[str, Any] = {"on_missing_version": "deliver"}
+    buffer = await world.create(consumers=[actor | {"max_times_sampled": 2}, "critic"], **lenient)
     await buffer.push(push((0, 0), (0, 1)))
     for _ in range(2):
         await consume(buffer, 2, "actor")
     await buffer.push(Push(payloads=[payload([(1, 0, 3)])]))
     buffer.row.policy_version = 9
     assert (await sampled(buffer, 1, "actor"))[0] is None
-    await buffer.change_settings(settings(consumers=[actor | {"max_times_sampled": 4}, "critic"]))
+    consumers = [actor | {"max_times_sampled": 4}, "critic"]
+    await buffer.change_settings(settings(consumers=consumers, **lenient))
     await buffer.drain()
     counts = buffer.state.consumers["actor"].counts()
     assert (counts.inserts, counts.deletes, counts.samples) == (2, 0, 4)

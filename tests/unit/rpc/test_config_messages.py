@@ -59,6 +59,7 @@ FULL: dict[str, Any] = {
     "retention": {"max_age_seconds": 41.5, "max_lag": 43},
     "remover": {"kind": "staleness", "decay": 0.125},
     "on_future_version": "refuse",
+    "on_missing_version": "deliver",
     "pacing": {"consumer": "critic", "max_staleness": 2, "batch_size": 5, "max_running": 29},
 }
 ENUMS = [name for name, field in FIELDS.items() if field.enum_type is not None]

@@ -18,9 +18,9 @@ from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.entries import Entry, age_of, value_of
 from experience_buffer_server.sampling.choice import Choice
 from experience_buffer_server.sampling.limiter import can_sample
-from experience_buffer_server.sampling.staleness import Reason, why_stale
+from experience_buffer_server.sampling.staleness import UNKNOWN_VERSION, Reason, why_stale
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.settings.consumer import StalenessSettings
+from experience_buffer_server.settings.consumer import ConsumerSettings, StalenessSettings
 
 _ENVELOPE_BYTES = 192
 """What travels with an experience besides payload, uid and group key, at most."""
@@ -211,7 +211,7 @@ def is_fresh(state: BufferState, consumer: Consumer, units: Sequence[Unit], now:
         entries = state.contents.members_of(settings, unit.key)
         if not entries:
             continue
-        if awaited_version(state, entries) is not None:
+        if awaited_version(state, settings, entries) is not None:
             return False
         is_stale = bool(_why_stale(state, staleness, entries, now))
         if is_stale and staleness.on_stale != "mark":
@@ -220,8 +220,17 @@ def is_fresh(state: BufferState, consumer: Consumer, units: Sequence[Unit], now:
     return True
 
 
-def awaited_version(state: BufferState, entries: Sequence[Entry]) -> int | None:
+def awaited_version(
+    state: BufferState, settings: ConsumerSettings, entries: Sequence[Entry]
+) -> int | None:
     """The policy version that a unit waits for; None where it waits for none."""
+    if (
+        settings.staleness is not None
+        and settings.staleness.window
+        and state.settings.on_missing_version == "refuse"
+        and any(entry.record.min_version is None for entry in entries)
+    ):
+        return UNKNOWN_VERSION
     published = state.row.policy_version
     if published is None:
         return None
@@ -257,7 +266,7 @@ def _look(
     if not entries:
         consumer.ready.remove(choice.key)
         return None
-    version = awaited_version(state, entries)
+    version = awaited_version(state, settings, entries)
     if version is not None:
         consumer.ready.remove(choice.key)
         consumer.held[choice.key] = version

@@ -15,6 +15,7 @@ from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.entries import Entry, Group, key_of, value_of
 from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.sampling.leases import Lease
+from experience_buffer_server.sampling.staleness import UNKNOWN_VERSION
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.consumer import ConsumerSettings
 
@@ -133,7 +134,7 @@ class Offers:
         selector = consumer.settings.selector
         for key, entries in units:
             consumer.finished.discard(key)
-            version = awaited_version(self._state, entries)
+            version = awaited_version(self._state, consumer.settings, entries)
             if version is not None:
                 consumer.held[key] = version
             else:
@@ -141,24 +142,26 @@ class Offers:
         self.line.serve(consumer)
 
     def revalue(self, entries: Sequence[Entry]) -> None:
-        """What entries are chosen by has changed."""
+        """What entries are chosen by, or judged by, has changed."""
         for consumer in self._state.consumers.values():
             for key in {key_of(consumer.settings, entry) for entry in entries}:
                 if key in consumer.ready:
                     consumer.ready.update(key, self._value(consumer.settings, key))
+                elif consumer.held.get(key) == UNKNOWN_VERSION:
+                    self._release(consumer, [key])
 
     def release_held(self, published: int | None) -> None:
         """Offer what waited for a policy version that is published now; None: all, to be judged anew."""
         for consumer in self._state.consumers.values():
-            due = [
-                key
-                for key, version in consumer.held.items()
-                if published is None or version <= published
-            ]
-            for key in due:
-                del consumer.held[key]
-            consumer.unfit = (0, "")
-            self._make_ready(consumer, due)
+            held = consumer.held.items()
+            self._release(consumer, [k for k, v in held if published is None or v <= published])
+
+    def _release(self, consumer: Consumer, keys: Sequence[int]) -> None:
+        """Let units be chosen, and judged anew then."""
+        for key in keys:
+            del consumer.held[key]
+        consumer.unfit = (0, "")
+        self._make_ready(consumer, keys)
 
     def change_consumer(self, settings: ConsumerSettings) -> bool:
         """Tune a consumer that keeps its place; True if its limiter is to count anew, and then serve."""
@@ -166,7 +169,10 @@ class Offers:
         if consumer.settings == settings:
             return False
         counts_anew = consumer.settings.samples_per_insert != settings.samples_per_insert
+        is_judged_anew = consumer.settings.staleness != settings.staleness
         consumer.take_on(settings, ((key, self._value(settings, key)) for key in consumer.ready))
+        if is_judged_anew:
+            self._release(consumer, list(consumer.held))
         if not counts_anew:
             self.line.serve(consumer)
         return counts_anew

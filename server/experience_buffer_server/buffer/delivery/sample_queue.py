@@ -33,7 +33,7 @@ from experience_buffer_server.buffer.state.consumers import (
 )
 from experience_buffer_server.buffer.state.entries import Entry, key_of
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.sampling.staleness import Reason
+from experience_buffer_server.sampling.staleness import UNKNOWN_VERSION, Reason
 from experience_buffer_server.sampling.units import Unit
 
 
@@ -261,9 +261,7 @@ class Line:
             texts.append(wait.words or words)
         if consumer.num_leased:
             texts.append(f"{consumer.num_leased} leased and not acknowledged")
-        if consumer.held:
-            newest = min(consumer.held.values())
-            texts.append(f"{len(consumer.held)} held until policy version {newest} is published")
+        texts += _held(consumer)
         if consumer.num_stale:
             texts.append(f"{consumer.num_stale} were too stale and left out")
         if consumer.quarantined:
@@ -306,3 +304,15 @@ def _result(waiter: Waiter) -> Taken:
         return waiter.taken.result()
     waiter.taken.cancel()
     return Taken([])
+
+
+def _held(consumer: Consumer) -> list[str]:
+    """What held units wait for, in words."""
+    versions = [version for version in consumer.held.values() if version != UNKNOWN_VERSION]
+    num_unknown = len(consumer.held) - len(versions)
+    texts = []
+    if versions:
+        texts.append(f"{len(versions)} held until policy version {min(versions)} is published")
+    if num_unknown:
+        texts.append(f"{num_unknown} held because {consumer.why_unversioned}")
+    return texts

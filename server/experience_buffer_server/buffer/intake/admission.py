@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import xxhash
 
 from experience_buffer import trxp
@@ -25,6 +24,12 @@ from experience_buffer_server.advantages.experience_inputs import (
     input_fields,
     input_problem,
     response_tokens,
+)
+from experience_buffer_server.buffer.intake.policy_versions import (
+    explain_unversioned,
+    is_begun_by_nobody,
+    is_future,
+    policy_versions,
 )
 from experience_buffer_server.buffer.state.entries import (
     MAX_NOTE,
@@ -82,9 +87,11 @@ def admit(
     unusable = _check_inputs(item, fields, settings)
     if unusable is not None:
         return unusable
-    versions = _policy_versions(item)
+    versions = policy_versions(item)
     if isinstance(versions, str):
         return Refusal(Reason.INVALID, versions, uid)
+    if (window := settings.version_window) and (versions[0] is None or is_begun_by_nobody(item)):
+        return Refusal(Reason.MISSING_FIELD, explain_unversioned(item, window), uid)
     if settings.on_future_version == "refuse" and is_future(versions[1], published):
         return Refusal(
             Reason.FUTURE_VERSION,
@@ -238,52 +245,12 @@ def check_reward(reward: Any) -> str:
     return f"reward is {problem}; send a finite number or a tombstone"
 
 
-def _policy_versions(item: Item) -> tuple[int | None, int | None] | str:
-    """Lowest and highest policy version, from per-token versions or from `info`."""
-    tensor = item.tensors.get("versions")
-    if tensor is not None:
-        return tensor_versions(tensor)
-    info = info_of(item)
-    start = info.get("version_start", info.get("model_version"))
-    end = info.get("version_end", start)
-    if type(start) is int and type(end) is int and 0 <= start <= end < 2**63:
-        return start, end
-    for name, value in (("version_start", start), ("version_end", end)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            return f"info: policy version {name} is {shown(value)}; an integer is expected"
-        if value is not None and not -(2**63) <= value < 2**63:
-            return f"info: policy version {name} is {shown(value)}; 64 bits are expected"
-    known = [value for value in (start, end) if value is not None and value >= 0]
-    return (min(known), max(known)) if known else (None, None)
-
-
-def is_future(version: int | None, published: int | None) -> bool:
-    """Whether a policy version is newer than the published one."""
-    return version is not None and published is not None and version > published
-
-
 def check_priority(value: Any) -> float | str:
     """The priority that a value of `info` is, or what is wrong with it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         return f"info: priority is {shown(value)}; a finite number of at least 0 is expected"
     # An integer may be beyond all floats.
     return float(min(value, MAX_PRIORITY))
-
-
-_INTEGER_CODES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
-
-
-def tensor_versions(tensor: TensorView) -> tuple[int | None, int | None] | str:
-    """Lowest and highest version of any token; those below 0 are unknown."""
-    code = _INTEGER_CODES.get(tensor.dtype)
-    if code is None:
-        return f"versions has dtype {tensor.dtype}; an integer dtype is expected"
-    # A response has thousands: as Python's numbers they take longer than everything else here.
-    values = np.frombuffer(tensor.data, dtype=code)
-    highest = int(values.max()) if len(values) else -1
-    if highest < 0:
-        return None, None
-    return int(values.min(where=values >= 0, initial=highest)), highest
 
 
 class Compiled(Protocol):

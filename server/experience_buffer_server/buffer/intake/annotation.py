@@ -68,7 +68,9 @@ def admit_annotated(
     if problem := annotation.problem or _conflict(item, annotation):
         return problem
     # What it still lacks may come later.
-    patient = settings.model_copy(update={"on_missing_field": "wait"})
+    patient = settings.model_copy(
+        update={"on_missing_field": "wait", "on_missing_version": "deliver"}
+    )
     admitted = admit(_annotated(item, annotation), patient)
     if isinstance(admitted, Refusal):
         return admitted.message

@@ -162,15 +162,15 @@ class Waiter:
 class Consumer:
     """One consumer of one buffer. Not thread-safe.
 
-    A unit is in one of four places: `ready`, `held` (its policy version isn't published), `out`
-    (taken or leased), `quarantined`; or it isn't this consumer's any more.
+    A unit is in one of four places: `ready`, `held` (its policy version isn't published, or known),
+    `out` (taken or leased), `quarantined`; or it isn't this consumer's any more.
     """
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.settings = settings
         self.ready: Selector = settings.selector.make()
         self.held: dict[int, int] = {}
-        """Units by number, with the version that they wait for."""
+        """Units by number, with the version that they wait for; see `staleness.UNKNOWN_VERSION`."""
         self.out: dict[int, Unit] = {}
         self.quarantined: dict[int, str] = {}
         """Units by number, with the reason."""
@@ -204,6 +204,15 @@ class Consumer:
     def name(self) -> str:
         """Its name."""
         return self.settings.name
+
+    @property
+    def why_unversioned(self) -> str:
+        """Why units without a policy version are held, and what to do."""
+        window = "" if self.settings.staleness is None else self.settings.staleness.window
+        return (
+            f"no policy version is known, by which staleness.{window} is judged; annotate it "
+            '(info={"model_version": N}, or versions), or set on_missing_version = "deliver"'
+        )
 
     def has(self, key: int) -> bool:
         """Whether the unit is its, wherever it is."""

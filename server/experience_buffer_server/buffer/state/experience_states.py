@@ -7,6 +7,7 @@ from enum import StrEnum
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.entries import Entry, key_of
+from experience_buffer_server.sampling.staleness import UNKNOWN_VERSION
 
 
 class ExperienceState(StrEnum):
@@ -60,7 +61,10 @@ def kept_from(state: BufferState, entry: Entry) -> str:
         if key in consumer.quarantined:
             return consumer.quarantined[key]
         if key in consumer.held:
-            return f"waits for policy version {consumer.held[key]} to be published"
+            version = consumer.held[key]
+            if version == UNKNOWN_VERSION:
+                return consumer.why_unversioned
+            return f"waits for policy version {version} to be published"
     if entry.missing:
         return f"waits for {', '.join(entry.missing)}"
     if _waits_for_group_fields(state, entry) and entry.group is not None:

@@ -69,7 +69,7 @@ def test_recorded_payloads_are_admitted_as_their_canonical_selves(name: str) -> 
         ({"action_mask": torch.ones(6)}, "action_mask has 6 values .* leave a response of 7"),
         ({"reward": float("inf")}, "reward is inf; send a finite number or a tombstone"),
         ({}, r"values has shape \[9\]"),
-        ({"info": {"model_version": "x"}}, "policy version version_start is 'x'"),
+        ({"info": {"model_version": "x"}}, r"info\['model_version'\] is 'x'"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -178,7 +178,7 @@ async def test_a_raw_consumer_gets_what_waits_and_may_annotate_what_it_holds(wor
         ({"tensors": {"tokens": values()["values"]}}, "tensor tokens was pushed and stays"),
         ({"tensors": {"advantages": values()["values"]}}, "advantages is computed by the server"),
         ({"tensors": {"multi_modal_inputs:x": values()["values"]}}, "images can't be annotated"),
-        ({"info": {"model_version": 1.5}}, "policy version version_start is 1.5; an integer"),
+        ({"info": {"model_version": 1.5}}, "info['model_version'] is 1.5; a policy version"),
         ({"problem": "safetensors: too short"}, "safetensors: too short"),
     ],
 )

@@ -64,6 +64,7 @@ FULL = BufferConfig(
     retention=Retention(max_age_seconds=107.5, max_lag=109),
     remover=Selector("prioritized", exponent=0.5),
     on_future_version="deliver",
+    on_missing_version="deliver",
     pacing=Pacing(consumer="actor", max_staleness=83, batch_size=89, max_running=97),
 )
 

@@ -207,6 +207,7 @@ def test_impossible_options_are_refused(make: Any) -> None:
         (consumer_options.SampleFormat, types_pb2.SampleFormat),
         (options.FullPolicy, config_pb2.FullPolicy),
         (options.FuturePolicy, config_pb2.FuturePolicy),
+        (options.MissingVersionPolicy, config_pb2.MissingVersionPolicy),
         (outcomes.PushStatus, types_pb2.PushStatus),
         (outcomes.RefusalReason, types_pb2.RefusalReason),
         (outcomes.AnnotateRefusalReason, types_pb2.AnnotateRefusal),

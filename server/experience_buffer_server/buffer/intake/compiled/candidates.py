@@ -20,11 +20,10 @@ from experience_buffer_server.advantages.plan.specs import COLUMNS
 from experience_buffer_server.buffer.intake.admission import (
     check_priority,
     check_reward,
-    is_future,
-    tensor_versions,
 )
 from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.scan import Scanner
+from experience_buffer_server.buffer.intake.policy_versions import is_future, tensor_versions
 from experience_buffer_server.buffer.state.entries import ORDINARY, Candidate, check_uid
 from experience_buffer_server.runtime.memory_arena import Buffer
 from experience_buffer_server.settings.buffer import BufferSettings
@@ -98,11 +97,12 @@ class CompiledReader:
         may_lack = settings.on_missing_field == "wait" and settings.on_bad_reward != "tombstone"
         needs = None if may_lack else settings.advantage.needs
         newest = published if settings.on_future_version == "refuse" else None
+        may_lack_version = not settings.version_window
         spans = work[ws.SPANS_TABLE : work[ws.SPAN]].tolist()
         found = []
         for fact in self._facts[:num_items].tolist():
             candidate = self._candidate(head, payload, fact, spans, needs, newest, is_lent=is_lent)
-            if candidate is None:
+            if candidate is None or (candidate.min_version is None and not may_lack_version):
                 return None
             found.append(candidate)
         return found

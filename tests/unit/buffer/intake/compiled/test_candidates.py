@@ -238,6 +238,7 @@ def test_fields(fields: dict[str, Any], known: bool) -> None:
         {"advantage": {"estimator": "gae"}, "on_missing_field": "wait"},
         {"on_future_version": "refuse"},
         {"on_bad_reward": "tombstone"},
+        {"consumers": [{"name": "trainer", "staleness": {"max_lag": 2}}]},
     ],
 )
 @pytest.mark.parametrize("published", [None, 2, 3])
@@ -249,6 +250,8 @@ def test_what_the_settings_refuse_is_left(settings: dict[str, Any], published: i
         experience(reward=math.nan),
         experience(extra={"values": torch.zeros(4)}, info={"version_start": 2}),
         experience(extra={"versions": torch.tensor([3, 3, 2])}),
+        experience(extra={"versions": torch.tensor([-1, -1, -1])}),
+        experience(info={"model_versoin": 3}),
     ):
         payload = trxp.encode([one_of])
         found = read(payload, settings=kind, published=published)
