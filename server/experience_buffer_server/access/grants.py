@@ -151,7 +151,7 @@ def read_entries(text: str) -> tuple[GrantSettings, ...]:
     try:
         return AccessFile.model_validate(tomllib.loads(text)).grants
     except ValidationError as error:
-        raise ConfigurationError(explain(error)) from error
+        raise ConfigurationError(explain(error, of=AccessFile)) from error
     except (ValueError, RecursionError) as error:
         # Not TOMLDecodeError alone: numbers of too many digits, and dates that there aren't.
         raise ConfigurationError(str(error)) from error

@@ -47,7 +47,9 @@ def checked_settings(values: Mapping[str, object]) -> BufferSettings:
     try:
         settings = BufferSettings.model_validate(values)
     except ValidationError as error:
-        raise errors.InvalidRequestError(explain(error), subject="config") from error
+        raise errors.InvalidRequestError(
+            explain(error, of=BufferSettings), subject="config"
+        ) from error
     if problem := settings.impossible():
         raise errors.InvalidRequestError(problem, subject="config")
     check_size(len(settings.model_dump_json()))

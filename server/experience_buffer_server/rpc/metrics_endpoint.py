@@ -9,6 +9,7 @@ closed for the newest, so that slow or silent clients neither block a scrape nor
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import socket
@@ -87,8 +88,11 @@ class MetricsServer(ThreadingMixIn, TCPServer):
             self.address_family, _, _, _, place = found[0]
             super().__init__(place, handler)
         except OSError as error:
+            is_taken = error.errno == errno.EADDRINUSE
+            cure = ", by another server perhaps; give another port (0: a free one, -1: no metrics)"
             raise ConfigurationError(
                 f"server.metrics_port: can't listen on {host}:{port}: {error.strerror}"
+                f"{cure if is_taken else ''}"
             ) from error
         self.port: int = self.server_address[1]
         self._serving = threading.Thread(

@@ -94,7 +94,8 @@ async def start(
     except RuntimeError as error:
         raise ConfigurationError(
             f"server.host, server.port: can't listen on {address}: the address must be one of "
-            "this machine, and the port free"
+            "this machine, and the port free, which it isn't where another server runs; port 0 is "
+            "a free one"
         ) from error
     await server.start()
     if not settings.host.startswith(UNIX_SCHEME):

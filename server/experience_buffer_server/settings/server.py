@@ -5,10 +5,12 @@ Unknown keys are errors, and every error names the key. Nothing is read at impor
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_settings import (
@@ -248,7 +250,7 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
             changed = type(current).model_validate(current.model_dump() | given)
             settings = settings.model_copy(update={section: changed})
     except ValidationError as error:
-        raise ConfigurationError(explain(error)) from error
+        raise ConfigurationError(explain(error, of=Settings)) from error
     except SettingsError as error:
         raise ConfigurationError(
             f"environment: {error}; give JSON, or one variable per key"
@@ -256,18 +258,41 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
     return settings
 
 
-def explain(error: ValidationError) -> str:
-    """One line per wrong key: its path, what is wrong, and the value it has."""
+def explain(error: ValidationError, *, of: type[BaseModel] | None = None) -> str:
+    """One line per wrong key: its path, what is wrong, and the value it has.
+
+    Args:
+        error: What was raised.
+        of: The table that was read: of an unknown key the nearest one that it knows is named, too.
+    """
     lines = []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"]) or "configuration"
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
-            message = "unknown key"
+            known = [] if of is None else _keys_beside(of, detail["loc"])
+            near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+            message = f"unknown key; did you mean {near[0]}?" if near else "unknown key"
         elif not isinstance(detail["input"], dict | BaseModel):
             message += f" (got {_shown(detail['input'])})"
         lines.append(f"{key}: {message}")
     return "; ".join(lines)
+
+
+def _keys_beside(table: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """The keys that a table has where a path into it ends; a name or number leads to what it is of."""
+    for part in path[:-1]:
+        field = table.model_fields.get(str(part))
+        if field is not None:
+            table = next(_tables(field.annotation), table)
+    return list(table.model_fields)
+
+
+def _tables(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _tables(part)
 
 
 def _shown(value: object) -> str:

@@ -39,8 +39,8 @@ TRAINER = {"name": "trainer", "unit": "group"}
             "'max_running': 0}, not None",
         ),
         (
-            {"group_size": 2, "lease_seconds": 3.0, "max_items": 5, "max_bytes": 7},
-            {"group_size": 11, "lease_seconds": 13.0, "max_items": 17, "max_bytes": 19},
+            {"group_size": 2, "lease_seconds": 3.0, "max_items": 5, "max_bytes": 7_001},
+            {"group_size": 11, "lease_seconds": 13.0, "max_items": 17, "max_bytes": 19_001},
             "group_size is 2, not 11, lease_seconds is 3.0, not 13.0, max_items is 5, not 17 "
             "and 1 more",
         ),

@@ -147,5 +147,5 @@ def test_a_scrape_that_fails_is_logged_and_ends_no_server(caplog: pytest.LogCapt
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"can't listen on 127.0.0.1:{port}: Address"):
+        with pytest.raises(ConfigurationError, match=f":{port}: Address .*another port"):
             serve(CollectorRegistry(), port)

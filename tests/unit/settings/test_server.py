@@ -56,8 +56,15 @@ def test_the_command_line_wins_over_the_environment_over_the_file(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[server]\nprt = 1", "server.prt: unknown key"),
-        ("[sever]\nport = 1", "sever: unknown key"),
+        ("[server]\nprt = 1", r"server.prt: unknown key; did you mean port\?$"),
+        ("[server]\nxyz = 1", "server.xyz: unknown key$"),
+        ("[sever]\nport = 1", r"sever: unknown key; did you mean server\?"),
+        ("[buffers.m]\ngroupsize = 2", r"buffers.m.groupsize: .* mean group_size\?"),
+        ("[buffers.m.pacing]\nbatchsize = 2", r"pacing.batchsize: .* mean batch_size\?"),
+        (
+            "[[buffers.m.consumers]]\nname = 'a'\nlimiter = { minsize = 2 }",
+            r"consumers.0.limiter.minsize: unknown key; did you mean min_size\?",
+        ),
         ("[server]\nport = 70000", "server.port: .*65535.*got 70000"),
         ("[server]\nport = 'x'", "server.port: .*got 'x'"),
         ("[server]\nkeepalive_seconds = 1e9", "server.keepalive_seconds: .*86400"),
