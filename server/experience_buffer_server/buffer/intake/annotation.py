@@ -18,7 +18,7 @@ from experience_buffer_server.buffer.intake.admission import admit
 from experience_buffer_server.buffer.state.entries import Candidate, Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
 
-_REPLACEABLE = frozenset(advantages.INPUT_FIELDS) | {"versions"}
+REPLACEABLE = frozenset(advantages.INPUT_FIELDS) | {"versions"}
 """Tensors that an annotation may put in place of pushed ones; others only where there is none."""
 
 
@@ -99,10 +99,10 @@ def _conflict(item: Item, annotation: Annotation) -> str:
             return f"tensor {name!r}: a plain field name is expected; images can't be annotated"
         if name in ("advantages", "returns"):
             return f"{name} is computed by the server; annotate what it is computed from"
-        if name in item.tensors and name not in _REPLACEABLE:
+        if name in item.tensors and name not in REPLACEABLE:
             return (
                 f"tensor {name} was pushed and stays as it is; only "
-                f"{', '.join(sorted(_REPLACEABLE))} can be replaced"
+                f"{', '.join(sorted(REPLACEABLE))} can be replaced"
             )
     return ""
 
@@ -118,6 +118,6 @@ def _annotated(item: Item, annotation: Annotation) -> Item:
     if annotation.info or stale:
         kept = {name: value for name, value in info.items() if name not in stale}
         meta["info"] = {**kept, **annotation.info}
-    replaced = annotation.info.keys() & _REPLACEABLE
+    replaced = annotation.info.keys() & REPLACEABLE
     tensors = {name: view for name, view in item.tensors.items() if name not in replaced}
     return Item(item.index, item.eid, meta, {**tensors, **annotation.tensors}, item.keys)

@@ -17,6 +17,7 @@ from experience_buffer.errors import InvalidRequestError
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.buffer.intake.admission import PayloadReader, entomb
 from experience_buffer_server.buffer.intake.placement import Forecast, forecast
+from experience_buffer_server.buffer.intake.repeats import Repeats, difference_of
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
 from experience_buffer_server.buffer.state.group_keys import group_key, key_problem
@@ -94,6 +95,7 @@ class Reading:
         self._state = state
         self._payloads = payloads
         self._max_items = state.limits.max_push_items
+        self._repeats = Repeats(state)
 
     async def admit(self, push: Push, turn: Turn) -> Admitted:
         """Read a push, a slice at a time.
@@ -115,6 +117,13 @@ class Reading:
                 await turn.pause()
         if self._state.store.reads_wait:
             await self._have_remembered(candidates)
+        by_uid = self._state.contents.by_uid
+        for candidate in candidates:
+            # Of what is new, nothing is asked but this.
+            if by_uid(candidate.uid) is None or isinstance(candidate, Refusal):
+                continue
+            if await self._repeats.look(candidate) and turn.is_long:
+                await turn.pause()
         return Admitted(candidates, settings, published)
 
     async def _have_remembered(self, candidates: Iterable[Candidate | Refusal]) -> None:
@@ -211,7 +220,7 @@ class Reading:
         uids = [candidate.uid for candidate in candidates if isinstance(candidate, Candidate)]
         remembered = iter(self._state.store.recall(self._state.id, "uid", uids))
         most_bytes = self._state.settings.max_bytes
-        in_this_push: dict[str, tuple[int, bytes]] = {}
+        in_this_push: dict[str, tuple[int, Candidate]] = {}
         outcomes: list[Outcome | None] = []
         repeats: dict[int, int] = {}
         fresh: list[tuple[int, Candidate]] = []
@@ -222,32 +231,39 @@ class Reading:
                 outcomes.append(refused)
                 continue
             entry, past = self._state.contents.by_uid(uid), next(remembered)
-            known = entry.record.digest if entry else past
-            first, first_digest = in_this_push.setdefault(uid, (index, candidate.digest))
-            is_repeat = known is None and first != index
-            if is_repeat:
-                known = first_digest
-            if known is None and len(candidate.payload) > most_bytes:
+            first, first_candidate = in_this_push.setdefault(uid, (index, candidate))
+            if entry is not None:
+                differs = self._repeats.difference(entry, candidate)
+                outcomes.append(_repeated(uid, "is stored", differs))
+            elif past is not None:
+                is_same = past == candidate.digest
+                differs = "" if is_same else "other bytes, whose fields are not kept"
+                outcomes.append(_repeated(uid, "was consumed", differs))
+            elif first != index:
+                differs = difference_of(first_candidate, candidate)
+                outcomes.append(_repeated(uid, "is in this push", differs))
+                if not differs:
+                    repeats[index] = first
+            elif len(candidate.payload) > most_bytes:
                 message = (
                     f"uid {uid!r}: its payload of {len(candidate.payload)} bytes is over max_bytes = "
                     f"{most_bytes} of the buffer, alone; shorten it, or raise max_bytes"
                 )
                 outcomes.append(Outcome(uid, PushStatus.REFUSED, Reason.INVALID, message))
-            elif known is None:
+            else:
                 outcomes.append(None)
                 fresh.append((index, candidate))
-            elif known == candidate.digest:
-                outcomes.append(Outcome(uid, PushStatus.DUPLICATE))
-                if is_repeat:
-                    repeats[index] = first
-            else:
-                where = "is stored" if entry else "was consumed" if past else "is in this push"
-                message = (
-                    f"uid {uid!r} {where} with other content; give the experience its own suffix"
-                )
-                conflict = Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message)
-                outcomes.append(conflict)
         return outcomes, repeats, fresh
+
+
+def _repeated(uid: str, where: str, differs: str) -> Outcome:
+    """What becomes of what is known already: a duplicate, or a conflict that says what differs."""
+    if not differs:
+        return Outcome(uid, PushStatus.DUPLICATE)
+    message = (
+        f"uid {uid!r} {where} with other content ({differs}); give the experience its own suffix"
+    )
+    return Outcome(uid, PushStatus.REFUSED, Reason.CONFLICT, message)
 
 
 def _without_tombstone(candidate: Candidate | Refusal | None) -> Candidate | Refusal | None:
