@@ -5,6 +5,7 @@ No I/O and no third-party import lives here.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass, field
 
@@ -46,7 +47,8 @@ class EID:
         task: The task within the batch.
         run: The rollout of the task.
         step: The step within the run.
-        suffix: What tells apart experiences of one step: 6 random hex digits unless given.
+        suffix: What tells apart experiences of one step: 6 random hex digits unless given, so the
+            same experience made again is another one; see `fixed` and `Experience.fix_suffix`.
     """
 
     batch: int | str = ""
@@ -54,6 +56,23 @@ class EID:
     run: int = 0
     step: int = 0
     suffix: str = field(default_factory=_random_suffix)
+
+    @classmethod
+    def fixed(cls, batch: int | str, task: int | str, run: int = 0, step: int = 0) -> EID:
+        """Make an identity whose suffix follows from the other four parts: the same each time.
+
+        For experiences of which there is one per step: made and pushed again, by a notebook's cell or a
+        worker that starts again, it is a duplicate, or a conflict where it says something else.
+        `Experience.fix_suffix` is for those that the four don't tell apart.
+
+        Args:
+            batch: Number or name of the batch.
+            task: The task within the batch.
+            run: The rollout of the task.
+            step: The step within the run.
+        """
+        named = f"{batch}/{task_in_key(task)}/{run}/{step}".encode("utf-8", "surrogatepass")
+        return cls(batch, task, run, step, hashlib.blake2b(named, digest_size=3).hexdigest())
 
     @property
     def uid(self) -> str:

@@ -7,7 +7,7 @@ bytes is `trxp`'s business; how several become a batch is `collation`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from experience_buffer._codec.limits import DEFAULT_LIMITS
@@ -17,6 +17,7 @@ from experience_buffer._fields import optional_tensor as _optional
 from experience_buffer._fields import tensor as _tensor
 from experience_buffer._prompt import tokens_and_prompt
 from experience_buffer.eid import EID
+from experience_buffer.errors import TrxpError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EID", "CustomField", "Experience"]
 __dir__ = __all__.copy
+
+_SUFFIX_DIGITS = 12
 
 
 @dataclass(init=False, eq=False)
@@ -223,6 +226,25 @@ class Experience:
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is given twice: as an argument, and in extra or info")
                 setattr(self, name, value)
+
+    def fix_suffix(self) -> Experience:
+        """Derive the suffix of `eid` from the content, and return the experience itself.
+
+        Content is all but the identity. What is made again with the same content, and the same batch,
+        task, run and step, has the same uid then: pushed again it is a duplicate. Call it last: what is
+        changed afterwards is other content under the same uid.
+
+        Raises:
+            TrxpError: It holds what TRXP can't.
+        """
+        from experience_buffer._codec import content, payload
+
+        (item,) = payload.read(self.serialize())
+        if isinstance(item, TrxpError):
+            raise item
+        suffix = content.digest(item).hex()[:_SUFFIX_DIGITS]
+        self.eid = replace(self.eid, suffix=suffix)
+        return self
 
     def serialize(self) -> bytes:
         """Write this experience as a TRXP payload.

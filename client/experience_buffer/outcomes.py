@@ -78,6 +78,16 @@ class PushResult:
         return sum(outcome.status == "duplicate" for outcome in self.outcomes)
 
     @property
+    def stored(self) -> tuple[PushOutcome, ...]:
+        """Items that are new."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "stored")
+
+    @property
+    def duplicates(self) -> tuple[PushOutcome, ...]:
+        """Items that were there already, or were consumed, with the same content."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "duplicate")
+
+    @property
     def refused(self) -> tuple[PushOutcome, ...]:
         """Items that are not stored."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "refused")

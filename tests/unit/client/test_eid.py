@@ -32,6 +32,17 @@ def test_numbers_and_texts_share_a_uid_but_are_not_equal() -> None:
     assert number != text
 
 
+def test_a_fixed_one_is_the_same_each_time() -> None:
+    eid = EID.fixed(0, 7, 2, 1)
+    assert eid == EID.fixed(0, 7, 2, 1)
+    assert (eid.batch, eid.task, eid.run, eid.step) == (0, 7, 2, 1)
+    assert re.fullmatch("[0-9a-f]{6}", eid.suffix)
+    assert eid.uid == EID.fixed("0", "7", 2, 1).uid, "a number is the same as its text"
+    others = [EID.fixed(1, 7, 2, 1), EID.fixed(0, 7, 2), EID.fixed(0, 7, 1, 1)]
+    assert len({eid.suffix, *(other.suffix for other in others)}) == 4
+    assert EID.fixed("0/a", "b").suffix != EID.fixed("0", "a/b").suffix
+
+
 def test_it_can_be_filled_in_later() -> None:
     eid = EID(suffix="x")
     eid.batch, eid.task, eid.run, eid.step = 2, 3, 5, 7
