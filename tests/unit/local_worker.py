@@ -21,7 +21,7 @@ class LocalWorker:
         self._reader = reader
         self._thread = ThreadPoolExecutor(1)
         self.gone = False
-        self.greeting = {"device": "cpu", "note": ""}
+        self.greeting = {"name": "cpu", "note": "", "is_compiling": False}
 
     async def request(self, message: Any) -> Any:
         if self.gone:

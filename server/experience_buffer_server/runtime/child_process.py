@@ -56,6 +56,7 @@ class Child:
         self._writer = writer
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._limit_seconds = math.inf
+        self._patience_time = -math.inf
         self._clock: asyncio.TimerHandle | None = None
         """Runs while the child is at work on a request."""
         self._is_overdue = False
@@ -115,6 +116,10 @@ class Child:
         """The child's process id."""
         return self._process.pid
 
+    def be_patient(self, seconds: float) -> None:
+        """Kill it for no request before so many seconds from now, whatever its limit."""
+        self._patience_time = asyncio.get_running_loop().time() + seconds
+
     async def request(self, message: Any) -> Any:
         """Send a message and wait for its answer.
 
@@ -152,7 +157,8 @@ class Child:
             self._clock = None
         if self._unanswered and self._limit_seconds != math.inf:
             loop = asyncio.get_running_loop()
-            self._clock = loop.call_later(self._limit_seconds, self._give_up)
+            end = max(loop.time() + self._limit_seconds, self._patience_time)
+            self._clock = loop.call_at(end, self._give_up)
 
     def _give_up(self) -> None:
         self._is_overdue = True

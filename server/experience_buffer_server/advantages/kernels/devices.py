@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from experience_buffer_server.advantages.arrays.batch import Batch
 from experience_buffer_server.advantages.arrays.token_types import KlTerm, TokenStages
 
+from . import cpu_kernels
 from .cpu_tokens import CpuTokens, Precision
 
 _TORCH_PREFIX = "torch:"
@@ -55,6 +56,8 @@ class Device:
     """As `token_stages` takes it."""
     note: str = ""
     """What an operator may want to know of the choice; mostly nothing."""
+    is_compiling: bool = False
+    """Its loops aren't kept on this machine: launches may wait for some of them."""
 
 
 def find_device(name: str, *, threads: int) -> Device:
@@ -76,7 +79,7 @@ def find_device(name: str, *, threads: int) -> Device:
     if device.name == "cpu":
         stages = token_stages(_SAMPLE, device="cpu", threads=threads, precision="float32")
         stages.fetch(stages.spread(_SAMPLE.rewards), None)
-        return device
+        return replace(device, is_compiling=not cpu_kernels.spread.stats.cache_hits)  # type: ignore[attr-defined]
     try:
         _use(device.name, threads=threads)
     except DeviceError as error:

@@ -40,6 +40,8 @@ _READ_AT_ONCE = 256
 """Experiences whose results are read at a time: about a millisecond."""
 _RESTART_SECONDS = 1.0
 """Between attempts to start a worker that can't start."""
+_COMPILING_SECONDS = 30.0
+"""For so long a launch isn't taken for one that never ends where its loops are being compiled."""
 _NO_WORKER = "the advantage worker can't start, whole groups wait: %s"
 _MAX_ATTEMPTS = 2
 """A job that was alone in a launch that killed the worker this often is quarantined."""
@@ -337,8 +339,10 @@ class Computer:
             self._start_time = None
         self._trouble = ""
         said = child.greeting
+        if said["is_compiling"]:
+            child.be_patient(_COMPILING_SECONDS)
         seconds = round(time.monotonic() - begun, 1)
-        _log.info("computing advantages", extra={"device": said["device"], "seconds": seconds})
+        _log.info("computing advantages", extra={"device": said["name"], "seconds": seconds})
         if said["note"]:
             _log.info("advantages are computed on the CPU: %s", said["note"])
         return child

@@ -6,6 +6,7 @@ float32 bytes. It keeps no state: a new worker continues where a dead one stoppe
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import hashlib
@@ -278,7 +279,7 @@ def main() -> None:
     # objects again and again for nothing.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    parent.ready({"device": device.name, "note": device.note})
+    parent.ready(dataclasses.asdict(device))
     # A torch device has nothing left to compile.
     with _warming(int(threads)) if device.name == "cpu" else nullcontext():
         while (request := parent.receive()) is not None:

@@ -61,6 +61,20 @@ async def test_jobs_of_a_gone_worker_are_computed_by_the_next(world: World, end:
     assert not any(entry.quarantine for entry in buffer.state.contents)
 
 
+async def test_a_worker_that_compiles_is_not_taken_for_one_that_never_ends(world: World) -> None:
+    buffer, child = await idle_worker(world)
+    child._limit_seconds = 0.05
+    child.be_patient(600.0)
+    os.kill(child.pid, signal.SIGSTOP)
+    await buffer.push(push((1, 0), (1, 1)))
+    await until(lambda: child._clock is not None)
+    assert child._clock is not None
+    assert child._clock.when() - asyncio.get_running_loop().time() > 500
+    os.kill(child.pid, signal.SIGCONT)
+    await until(lambda: not buffer.flow.computing.num_jobs)
+    assert not child.gone
+
+
 async def test_a_worker_that_cannot_start_is_not_the_fault_of_the_groups(world: World) -> None:
     world.computer._settings = ComputeSection(device="no such device")
     buffer = await world.computing(push((0, 0), (0, 1)), **RLOO)
