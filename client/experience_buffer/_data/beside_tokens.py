@@ -16,6 +16,7 @@ from torch import Tensor
 from experience_buffer import _torch
 from experience_buffer._codec.item import META_FIELDS, MULTI_MODAL_PREFIX, Item
 from experience_buffer._packed.exact import exactly
+from experience_buffer.eid import EID
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.experience import CustomField
 from experience_buffer.packed import PackedBatch
@@ -216,6 +217,6 @@ def tasks(packed: PackedBatch) -> list[str]:
     for index, uid in enumerate(packed.uids):
         parts = uid.split("/")
         # Five parts are those of the identity. Texts that hold a slash make more of them.
-        tid = "/".join(parts[:2]) if len(parts) == 5 else packed._item(index).eid.tid
-        found.append(tid)
+        eid = EID(*parts[:2]) if len(parts) == 5 else packed._item(index).eid
+        found.append(eid.tid)
     return found

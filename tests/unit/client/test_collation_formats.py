@@ -211,6 +211,7 @@ def test_verl_groups_by_task_whatever_the_buffer_groups_by() -> None:
         EID("a/b", "c", 0),
         EID("a", "b/c", 0, 3, "x/0/0/y"),
         EID(),
+        EID("a", "b%2Fc", 0),
     ]
     members = [Experience(eid=eid, tokens=[1, 2, 3], prompt_length=1, reward=1.0) for eid in tasks]
     for form in FORMS.values():
