@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from experience_buffer._data import loader as _loader
 from experience_buffer._data import token_budget as _token_budget
 from experience_buffer._data.dataset_feed import Feed, LeasedBatch, LeaseTicket
 from experience_buffer._messages import timeline
@@ -31,7 +32,7 @@ class ExperienceDataset(IterableDataset[Any]):
     """Batches of one consumer, without end or for a number of steps.
 
     Iterate over it, or give it to a `DataLoader` with `batch_size=None`: its batches are whole
-    already. It can be pickled. Nothing is connected before the first batch is asked for, and then
+    already, and a loader that puts several together is refused. It can be pickled. Nothing is connected before the first batch is asked for, and then
     in the process that asks. One thread at a time uses it.
 
     With `ack="auto"` it yields what `collate` returns, and a batch is acknowledged, with `step`,
@@ -115,8 +116,8 @@ class ExperienceDataset(IterableDataset[Any]):
         self.step = 0
         """The training step of the batch that is trained on, with which it is acknowledged. Counts
         delivered batches; set it where steps take several of them."""
-        self._can_travel = collate is not None or format == "trxp"
         self._token_budget, self._stop_after = token_budget, stop_after
+        self._num_iterations = 0
         self._is_auto = ack == "auto"
         options: dict[str, Any] = {
             "batch_size": batch_size,
@@ -148,8 +149,12 @@ class ExperienceDataset(IterableDataset[Any]):
         """Iterate over batches, or micro-batches.
 
         Raises:
-            InvalidRequestError: In a DataLoader worker, for a combination that workers can't have.
+            InvalidRequestError: For a DataLoader that asks for more than it hands out, with a
+                `batch_size` or by reading ahead; in its worker, for a combination that workers can't
+                have; or, with `ack="auto"`, by an iteration that is asked on after another one has
+                begun.
         """
+        _loader.check(is_auto=self._is_auto)
         worker = get_worker_info()
         if worker is not None:
             self._check_workers(worker.num_workers)
@@ -161,7 +166,16 @@ class ExperienceDataset(IterableDataset[Any]):
 
     def _iterate(self) -> Iterator[Any]:
         num_steps, num_closings = 0, self._feed.num_closings
+        self._num_iterations += 1
+        number = self._num_iterations
         while self._feed.num_closings == num_closings:
+            if self._is_auto and self._num_iterations != number:
+                raise InvalidRequestError(
+                    "another iteration over this dataset has begun, whose batch would be "
+                    "acknowledged untrained by going on with this one: iterate once at a time, or "
+                    "give ack='manual'",
+                    subject="ack",
+                )
             self._settle()
             if num_steps == self._stop_after:
                 return
@@ -280,11 +294,6 @@ class ExperienceDataset(IterableDataset[Any]):
             problem = (
                 "stop_after, since a worker that ends gives back what isn't acknowledged yet; leave "
                 "it out and count steps where you iterate"
-            )
-        elif not self._can_travel:
-            problem = (
-                "format='packed' without collate, since a PackedBatch doesn't travel between "
-                "processes; give a collation function"
             )
         elif num_workers > 1 and self.world_size > 1:
             problem = (

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from experience_buffer import (
@@ -33,6 +34,8 @@ from tests.integration.dataset_groups import (
 )
 from tests.integration.plain import NUM_PROMPT
 from tests.integration.server import MakeServer, eventually
+
+COLLATE = padded_collate(pad_token_id=7, columns=["uid", "task"])
 
 # --- one process
 
@@ -95,11 +98,97 @@ def test_steps_end_an_iteration_and_the_next_goes_on(client: Client, name: str) 
     assert list(padded(client, name, stop_after=0)) == []
 
 
+def test_a_loader_that_makes_batches_acknowledges_nothing(client: Client, name: str) -> None:
+    keys = fill(client, name, 3)
+    dataset = padded(client, name)
+    loaders: list[dict[str, Any]] = [{}, {"batch_size": 2}]
+    for options in loaders:
+        with pytest.raises(InvalidRequestError, match="batch_size=None"):
+            next(iter(DataLoader(dataset, **options)))
+    assert left(client, name) == keys
+    assert retained(client, name) == 0
+
+
+def test_loaders_keep_order_and_acks(client: Client, name: str) -> None:
+    keys = fill(client, name, 8)
+    dataset = padded(client, name, stop_after=2)
+    plain = DataLoader(dataset, batch_size=None)
+    shape: Any = groups
+    shaped = DataLoader(dataset, batch_size=None, collate_fn=shape, worker_init_fn=print)
+    assert [groups(batch) for batch in plain] == [[key] for key in keys[:2]]
+    assert retained(client, name) == 2
+    assert list(shaped) == [[key] for key in keys[2:4]]
+    batches = iter(plain)
+    assert groups(next(batches)) == [keys[4]]
+    assert retained(client, name) == 4, "it is being trained on"
+    assert dataset.state_dict()["step"] == 4
+    assert retained(client, name) == 5
+    with pytest.raises(TypeError):
+        len(plain)
+    dataset.close()
+    manual = padded(client, name, ack="manual", prefetch=1)
+    pairs: Any = DataLoader(manual, batch_size=2, collate_fn=list)
+    for leased in itertools.islice(pairs, 1):
+        assert [groups(data) for data, _ in leased] == [[key] for key in keys[5:7]]
+        for _, ticket in leased:
+            manual.ack(ticket, step=5)
+    assert retained(client, name) == 7
+    manual.close()
+
+
+def test_memory_is_pinned_where_there_is_a_device(client: Client, name: str) -> None:
+    keys = fill(client, name, 2)
+    loader = DataLoader(padded(client, name, stop_after=1), batch_size=None, pin_memory=True)
+    if torch.accelerator.is_available():
+        [batch] = loader
+        assert batch["input_ids"].is_pinned()
+    else:
+        with pytest.warns(UserWarning, match="no accelerator is found"):
+            [batch] = loader
+    assert groups(batch) == keys[:1]
+
+
+def test_an_older_iteration_ends_when_another_has_begun(client: Client, name: str) -> None:
+    keys = fill(client, name, 5)
+    dataset = padded(client, name)
+    older, newer = iter(dataset), iter(dataset)
+    assert groups(next(older)) == keys[:1]
+    assert groups(next(newer)) == keys[1:2]
+    with pytest.raises(InvalidRequestError, match="another iteration over this dataset has begun"):
+        next(older)
+    assert retained(client, name) == 1
+    assert groups(next(newer)) == keys[2:3]
+    dataset.close()
+    manual = padded(client, name, ack="manual", prefetch=1)
+    older, newer = iter(manual), iter(manual)
+    assert [groups(next(each).data) for each in (older, newer, older)] == [
+        [key] for key in keys[2:5]
+    ]
+    manual.close()
+
+
+def test_torchs_default_device_changes_no_batch(client: Client, name: str) -> None:
+    fill(client, name, 2)
+    options: dict[str, Any]
+    for options in ({}, {"format": "trxp"}, {"format": "trxp", "token_budget": 20}):
+        dataset = padded(client, name, stop_after=1, ack="manual", collate=COLLATE, **options)
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float64)
+        try:
+            batches = [batch for batch, _ in dataset]
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+        assert {batch["input_ids"].device.type for batch in batches} == {"cpu"}
+        assert {batch["logprobs"].dtype for batch in batches} == {torch.float32}
+        dataset.close()
+        eventually(lambda: len(left(client, name)) == 2, "the batch to come back")
+
+
 def test_padded_batches_equal_what_collate_gathers(client: Client, name: str) -> None:
     fill(client, name, 5)
     found = []
-    collate = padded_collate(pad_token_id=7, columns=["uid", "task"])
-    for format, make in (("packed", collate), ("trxp", collate), ("trxp", None)):
+    for format, make in (("packed", COLLATE), ("trxp", COLLATE), ("trxp", None)):
         dataset = padded(client, name, 5, format=format, collate=make, stop_after=1, ack="manual")
         [(batch, _)] = dataset
         found.append(batch)

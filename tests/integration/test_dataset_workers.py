@@ -69,9 +69,9 @@ def test_workers_share_the_batches_and_the_trainer_acknowledges(
 def test_experiences_travel_from_workers(client: Client, name: str) -> None:
     fill(client, name, 5)
     options: dict[str, Any]
-    for options in ({"format": "trxp"}, {"collate": trinity_collate()}):
+    for options in ({"format": "trxp"}, {"format": "packed"}, {"collate": trinity_collate()}):
         dataset = ExperienceDataset(client, buffer=name, batch_size=1, ack="manual", **options)
-        loader = loading(dataset, prefetch_factor=1)
+        loader = loading(dataset, prefetch_factor=1, timeout=60)
         batches = iter(loader)
         experiences, ticket = next(batches)
         assert len({each.eid.tid for each in experiences}) == 1
@@ -183,7 +183,6 @@ def test_a_worker_that_dies_gives_its_leases_back(client: Client, name: str) -> 
     [
         ({"ack": "auto"}, 1, "ack='auto'"),
         ({"stop_after": 5}, 1, "stop_after"),
-        ({"collate": None}, 1, "without collate"),
         ({"world_size": 2, "batch_size": 2}, 2, "world_size = 2 with 2 workers"),
         ({"token_budget": 50}, 2, "token_budget with 2 workers"),
     ],

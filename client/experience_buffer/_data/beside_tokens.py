@@ -217,6 +217,6 @@ def tasks(packed: PackedBatch) -> list[str]:
     for index, uid in enumerate(packed.uids):
         parts = uid.split("/")
         # Five parts are those of the identity. Texts that hold a slash make more of them.
-        eid = EID(*parts[:2]) if len(parts) == 5 else packed._item(index).eid
+        eid = EID(parts[0], parts[1]) if len(parts) == 5 else packed._item(index).eid
         found.append(eid.tid)
     return found
